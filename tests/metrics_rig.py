@@ -8,7 +8,7 @@ from typing import Any, Final
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 
-from libs.policy.verdict.limits import VerdictLimits
+from libs.policy.verdict.state import VerdictLimits
 from libs.runtime.clock import Clock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
@@ -17,13 +17,12 @@ from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
 from services.metrics.http.login import Door
 from services.metrics.http.routes import make_api
-from services.metrics.live import TICK_NS, tick_forever
-from services.metrics.past_status import StatusRecorder, record_status
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.status.api import status_now
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.stream import Hub, TickWriter
+from services.metrics.status.past import StatusRecorder, record_status
+from services.metrics.status.report import status_now
+from services.metrics.stream import TICK_NS, Hub, TickWriter, tick_forever
 
 MS_NS: Final = 1_000_000
 LAG_NS: Final = 4 * TICK_NS

@@ -1,13 +1,15 @@
-"""Administration of the broker: listing topics and partitions, and creating missing topics."""
+"""Administration of the broker: topics and partitions, missing topics, and a group's committed offsets."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import structlog
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
+from aiokafka.structs import OffsetAndMetadata
 
 from libs.bus.clients import BrokerAway
 from libs.contracts.topics import SEGMENT_BYTES, Topic
@@ -47,7 +49,6 @@ async def make_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], clust
 
 
 def topic_settings(topic: Topic, copies: int) -> dict[str, str]:
-    """Return the settings with which a topic is created."""
     settings = {"retention.ms": str(topic.retention_ms), "segment.bytes": str(SEGMENT_BYTES)}
     return settings | ({IN_SYNC_SETTING: str(IN_SYNC)} if copies >= REPLICATION else {})
 
@@ -113,3 +114,34 @@ async def _described(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluste
     """Return the descriptions of the topics that exist. All are listed, since naming one may create it."""
     wanted = {topic.name(cluster) for topic in topics}
     return [entry for entry in await admin.describe_topics() if entry["topic"] in wanted and entry["partitions"]]
+
+
+NONE = OffsetAndMetadata(-1, "")
+"""The committed offset of a partition that nobody has worked on."""
+# The state that a coordinator reports for a group it does not have, once it has read everything committed.
+_DEAD = "Dead"
+
+
+async def committed_offsets(
+    admin: AIOKafkaAdminClient, group: str, partitions: Sequence[TopicPartition]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return what is committed of each of `partitions`, or NONE. Raises BrokerAway while the coordinator does not
+    answer.
+
+    A coordinator that is still reading commits refuses the group as a whole, and so may one that has no such group.
+    aiokafka ignores both and returns no partitions. To take that for "nothing is committed" would make all work
+    begin again.
+    """
+    found = await admin.list_consumer_group_offsets(group, partitions=list(partitions))
+    if partitions and not found and await _is_unknown(admin, group):
+        return dict.fromkeys(partitions, NONE)
+    if silent := [partition for partition in partitions if partition not in found]:
+        raise BrokerAway(f"the coordinator of {group} does not tell how far {len(silent)} partitions are")
+    return {each: OffsetAndMetadata(found[each].offset, found[each].metadata or "") for each in partitions}
+
+
+async def _is_unknown(admin: AIOKafkaAdminClient, group: str) -> bool:
+    """Return whether the coordinator is certain that the group does not exist."""
+    answers = await admin.describe_consumer_groups([group])
+    states = [(code, state) for answer in answers for code, _name, state, *_ in answer.groups]
+    return states == [(0, _DEAD)]

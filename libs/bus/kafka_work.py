@@ -8,9 +8,10 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from google.protobuf.message import Message
 
-from libs.bus.broker import named_partitions, partitions
+from libs.bus.broker import committed_offsets, named_partitions, partitions
 from libs.bus.clients import (
     CONNECTION_ERRORS,
+    Brokers,
     open_admin,
     open_consumer,
     open_member,
@@ -19,9 +20,7 @@ from libs.bus.clients import (
 )
 from libs.bus.codec import SCHEMA_HEADER, SkippedRecords, encode
 from libs.bus.lanes import LANE_ERRORS, Lanes
-from libs.bus.offsets import committed_offsets
 from libs.bus.port import Record
-from libs.bus.security import Brokers
 from libs.bus.subscription import Subscription
 from libs.bus.work import Handle
 from libs.contracts.errors import BrokerUnavailable, TopicNotFound

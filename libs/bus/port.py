@@ -2,13 +2,17 @@
 one.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from google.protobuf.message import Message
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+from libs.contracts import metric_names as names
 from libs.contracts.topics import Topic
 
 TAKEN_OVER_NS: Final = 10_000_000_000
@@ -127,3 +131,27 @@ class LiveBus(Bus, Protocol):
     def back_reader(self) -> AbstractAsyncContextManager[BackReader]:
         """Open a reader for skipped records, with a connection of its own. Raises as `BackReader` does."""
         ...
+
+
+class BusCollector(Collector):
+    """A collector that reads `Bus.stats` at each scrape."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the records published, dropped, skipped, and waiting to be sent."""
+        stats = self._bus.stats()
+        yield CounterMetricFamily(names.BUS_PUBLISHED_TOTAL, "Records given to the bus.", stats.published)
+        yield CounterMetricFamily(
+            names.BUS_DROPPED_TOTAL, "Records given up because the buffer was full.", stats.dropped
+        )
+        skipped = CounterMetricFamily(
+            names.BUS_SKIPPED_TOTAL,
+            "Records skipped as unreadable, or for the field that is out of its range.",
+            labels=("topic", "reason"),
+        )
+        for labels, count in sorted(stats.skipped.items()):
+            skipped.add_metric(labels, count)
+        yield skipped
+        yield GaugeMetricFamily(names.BUS_BUFFERED_RECORDS, "Records that the broker has not taken.", stats.buffered)

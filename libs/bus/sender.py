@@ -9,10 +9,8 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import InvalidTopicError, MessageSizeTooLargeError, RecordListTooLargeError
 
 from libs.bus.broker import make_topics
-from libs.bus.buffer import Buffer, Outgoing
-from libs.bus.clients import CONNECTION_ERRORS, REQUEST_TIMEOUT_MS, BrokerAway, open_admin, open_producer
-from libs.bus.codec import SCHEMA_HEADER
-from libs.bus.security import Brokers
+from libs.bus.clients import CONNECTION_ERRORS, REQUEST_TIMEOUT_MS, BrokerAway, Brokers, open_admin, open_producer
+from libs.bus.codec import SCHEMA_HEADER, Buffer, Outgoing
 from libs.contracts.topics import Topic
 from libs.runtime.backoff import Backoff
 

@@ -12,12 +12,11 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from libs.bus.broker import partitions
-from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, at_once, gather, open_admin, open_consumer
+from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, Brokers, at_once, gather, open_admin, open_consumer
 from libs.bus.codec import SkippedRecords, to_record
 from libs.bus.port import TAKEN_OVER_NS, Gap, Record, Wanted
-from libs.bus.security import Brokers
 from libs.contracts.topics import Topic
-from libs.policy.metrics.behind import Behind
+from libs.policy.reading import Behind
 from libs.runtime.backoff import Backoff
 
 log = structlog.get_logger()
@@ -234,7 +233,6 @@ class Subscription:
     async def _first_offsets(
         self, consumer: AIOKafkaConsumer, new: Sequence[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Return the first offsets of partitions that are new to this subscription."""
         if self._from_start:
             beginning: Mapping[TopicPartition, int] = await consumer.beginning_offsets(new)
             return beginning

@@ -12,9 +12,6 @@ from google.protobuf.message import Message
 from libs.bus.port import Record
 from libs.contracts.topics import Topic
 
-# The default limit of a broker for the metadata beside an offset.
-MAX_NOTE_CHARS = 4096
-
 
 @dataclass(frozen=True, slots=True)
 class Raw:

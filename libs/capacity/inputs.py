@@ -10,8 +10,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.demand.history import Mix, dispersion_of, hour_peaks
 from libs.demand.report import ModelDemand
 from libs.lab.traces.request import Trace
-from libs.policy.capacity.phase_work import WorkerKind
-from libs.policy.capacity.plan import Phase
+from libs.policy.capacity import Phase, WorkerKind
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel

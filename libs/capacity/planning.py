@@ -1,8 +1,11 @@
 """The capacity plan of a model: GPUs per pool and hour, shortages of the present ones, and the cost."""
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
 from math import floor, inf, log
 from pathlib import Path
 from typing import Any, Final
@@ -10,28 +13,63 @@ from typing import Any, Final
 import numpy as np
 
 from libs.capacity.inputs import HOUR_S, PlanInput, input_from_json
-from libs.capacity.measure import Bench, PlanTraffic, gap_cv, made_lengths, worker_kind
-from libs.capacity.tables import kept_tables
+from libs.capacity.measure import SIZES, Bench, PlanTraffic, gap_cv, made_lengths
 from libs.contracts.errors import InvalidRequest
-from libs.demand.outlook import DemandOutlook, make_outlook
+from libs.demand.report import DemandOutlook, make_outlook
 from libs.lab.hardware import Hardware, resolve
 from libs.lab.slo import SloSpec, parse_slo
-from libs.lab.study import quiet
+from libs.lab.study import Note, quiet
 from libs.perfmodel.profiles import Profile
-from libs.policy.capacity.paths import sample_paths
-from libs.policy.capacity.phase_work import WorkerKind
-from libs.policy.capacity.plan import (
+from libs.policy.capacity import (
     PHASES,
     CapacityPlan,
     Phase,
     PoolHour,
+    PoolTable,
+    WorkerKind,
     first_shortages,
     gpu_hours,
     make_plan,
     runs_short,
+    sample_paths,
 )
-from libs.policy.capacity.table import PoolTable
 from libs.policy.forecast.history import Floats
+
+# The version of the measurement and its format; a new one invalidates all tables.
+LAYOUT: Final = 2
+MOST_FILES: Final = 200
+
+
+def kept_tables(bench: Bench, folder: Path | None, note: Note = lambda line: None) -> dict[Phase, PoolTable]:
+    """Return tables from the folder, or measure and store them; a folder of None stores nothing.
+
+    Raise InvalidRequest if the SLO cannot be met.
+    """
+    path = None if folder is None else folder / f"{fingerprint(bench)}.json"
+    if path is not None and path.is_file():
+        with suppress(ValueError, KeyError, TypeError, OSError):
+            row = json.loads(path.read_text())
+            return {phase: PoolTable(tuple(row[phase]["workers"]), tuple(row[phase]["work"])) for phase in PHASES}
+    tables = bench.tables(note)
+    if path is not None and folder is not None:
+        with suppress(OSError):  # a table that cannot be stored is measured again
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({phase: asdict(table) for phase, table in tables.items()}))
+            for old in sorted(folder.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-MOST_FILES]:
+                old.unlink()
+    return tables
+
+
+def fingerprint(bench: Bench) -> str:
+    """Return a hash of everything that a table depends on."""
+    profile = bench.hardware.profile
+    what = [
+        LAYOUT, SIZES, asdict(profile.step_time), profile.kv_bytes_per_token, profile.kv_memory_bytes, profile.gpus,
+        bench.hardware.chunk_tokens, bench.hardware.link_gbps, bench.slo.text, bench.max_sequences, bench.objective,
+        bench.seed, bench.traffic.cv, list(bench.traffic.lengths),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
+
 
 PATHS: Final = 500
 # A larger plan is checked at a part of its size, with work and workers reduced alike.
@@ -44,7 +82,6 @@ KV_BYTES: Final = 131_072
 MAX_SEQUENCES: Final = 256
 # Tables are made for mean lengths on this grid. Work is counted exactly; only its bursts differ within a step.
 GRID: Final = 1.25
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,10 +337,6 @@ def _by_clock(at_s: float | None, speed: float) -> float | None:
 def _round(value: float) -> float:
     # Round to the nearest power of `GRID`.
     return float(f"{GRID ** round(log(value) / log(GRID)):.4g}") if value > 0 else 1.0
-
-
-def hardware_kind(hardware: Hardware) -> WorkerKind:
-    return worker_kind(hardware, hardware.max_sequences or MAX_SEQUENCES)
 
 
 def make_plan_row(

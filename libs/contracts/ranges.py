@@ -163,7 +163,6 @@ READ_RARELY: Final = {
 }  # fmt: skip
 
 _PREFIX: Final = "fulcrum."
-_UNSIGNED_64: Final = (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64)
 _FLOATS: Final = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
 
 

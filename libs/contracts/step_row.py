@@ -58,7 +58,6 @@ def step_rows(steps: StepColumns) -> list[StepRow]:
 
 
 def step_count(steps: StepColumns) -> int:
-    """Return the number of steps in the columns."""
     return len(steps.start_unix_ns) // ENTRY_BYTES
 
 

@@ -37,8 +37,7 @@ from libs.policy.gateway.placement import Partner
 from libs.policy.gateway.view import Binding, WorkerView, rooms, serves_decode
 from libs.policy.queue.expiry import WaitBounds
 from libs.policy.queue.queues import Queue
-from libs.runtime.clock import Clock
-from libs.runtime.scheduler import Call, Scheduler
+from libs.runtime.clock import Call, Clock, Scheduler
 
 log = structlog.get_logger()
 

@@ -8,8 +8,7 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
-from libs.contracts.errors import quoted
-from libs.contracts.http_errors import WrongHost
+from libs.contracts.errors import WrongHost, quoted
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.net.access import is_loopback
 

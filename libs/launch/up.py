@@ -31,7 +31,7 @@ from libs.launch.report import Reporter, StatusLine
 from libs.launch.settings import LaunchSettings
 from libs.launch.suite import Suite
 from libs.model.fetch import Helper, Model, resolve_model, size_bytes
-from libs.runtime.http.listen import bind
+from libs.runtime.http.serve import bind
 from libs.runtime.net.ports import LOOPBACK
 
 TOKEN_BYTES = 24

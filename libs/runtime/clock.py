@@ -1,9 +1,12 @@
-"""Injected time in Unix nanoseconds that never step back within a process: monotonic time, held to the wall clock."""
+"""Injected time that never steps back, held to the wall clock, and delayed calls by the event loop or a simulation."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
+
+from libs.runtime.tasks import TaskOwner
 
 # Smaller differences between a process's time and the wall clock are left alone.
 STEP_NS: Final = 500_000_000
@@ -61,3 +64,39 @@ class SystemClock:
             behind = ahead_ns >= STEP_NS or (self._slewed_to_ns is not None and ahead_ns > 0)
             self._slewed_to_ns = steady_ns if behind else None
             return self._offset_ns + steady_ns
+
+
+Call = Callable[[], object]
+
+
+class Scheduler(Protocol):
+    """Runs calls later, one after the other."""
+
+    def soon(self, call: Call) -> None:
+        """Run a call once all events of this moment have been processed."""
+        ...
+
+    def at(self, unix_ns: int, call: Call) -> None:
+        """Run a call at `unix_ns` or later."""
+        ...
+
+
+class LoopScheduler:
+    """The running event loop. A timed call that fails stops the owner's service, and is dropped with the owner."""
+
+    def __init__(self, clock: Clock, tasks: TaskOwner, name: str) -> None:
+        self._clock = clock
+        self._tasks = tasks
+        self._name = name
+
+    def soon(self, call: Call) -> None:
+        """Run a call in the next turn of the loop."""
+        asyncio.get_running_loop().call_soon(call)
+
+    def at(self, unix_ns: int, call: Call) -> None:
+        """Run a call at `unix_ns`, or as soon after it as the loop can."""
+        self._tasks.spawn(self._name, self._wait(unix_ns, call))
+
+    async def _wait(self, unix_ns: int, call: Call) -> None:
+        await asyncio.sleep(max(unix_ns - self._clock.now_ns(), 0) / 1e9)
+        call()

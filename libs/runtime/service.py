@@ -20,9 +20,9 @@ from libs.contracts.errors import StartupError
 from libs.contracts.foreign_text import masked, masked_values, plain_values
 from libs.runtime import status
 from libs.runtime.clock import Clock, SystemClock
-from libs.runtime.net.sockets import raise_open_files
+from libs.runtime.linux import LOOP_SLICE_NS, USUAL_SLICE_NS, ask_slice
+from libs.runtime.net.ports import raise_open_files
 from libs.runtime.settings import SettingsT, load_settings
-from libs.runtime.slices import LOOP_SLICE_NS, USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
 
 

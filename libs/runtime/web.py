@@ -1,9 +1,10 @@
-"""Common routes of the control plane's HTTP services: health, readiness, Prometheus, and errors in one shape."""
+"""Common routes of the control plane's HTTP services (health, readiness, Prometheus, errors), and their client port."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, Protocol
 
+import httpx
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -14,8 +15,7 @@ from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
 from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError, InvalidRequest
-from libs.runtime.http.semantics import HttpSemantics
-from libs.runtime.media import check_json
+from libs.runtime.http.semantics import HttpSemantics, check_json
 
 _REFUSED: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request's fault: the error names the parameter and says what is allowed."}
@@ -112,3 +112,13 @@ async def _exposed(metrics: Collector) -> bytes:
 def error_response(error: FulcrumError) -> JSONResponse:
     """Return the error with its HTTP status and headers, in the shape of OpenAI's API."""
     return JSONResponse(error.http_body, status_code=error.http_status, headers=error.http_headers)
+
+
+class MakeClient(Protocol):
+    """The constructor `httpx.AsyncClient`, or one for another network."""
+
+    def __call__(
+        self, *, timeout: float, headers: dict[str, str] | None = None, trust_env: bool = True
+    ) -> httpx.AsyncClient:
+        """Return a new client, to be used as a context."""
+        ...

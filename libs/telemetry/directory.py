@@ -6,10 +6,21 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker
-from libs.telemetry.listing import LISTED_FOR_NS, LOAD_NS, RELIST_NS, Listed, Listing, Loads, listed_of, loads_of
-from libs.telemetry.worker.facts import WorkerFacts, facts_of, reported_compute
-from libs.telemetry.worker.steps import FULL_SHARE, RunningStep
-from libs.telemetry.worker.timeline import Timeline
+from libs.telemetry.steps import FULL_SHARE, RunningStep
+from libs.telemetry.timeline import Timeline
+from libs.telemetry.workers import (
+    LISTED_FOR_NS,
+    LOAD_NS,
+    RELIST_NS,
+    Listed,
+    Listing,
+    Loads,
+    WorkerFacts,
+    facts_of,
+    listed_of,
+    loads_of,
+    reported_compute,
+)
 
 LISTED_NS: Final = 300 * 1_000_000_000
 """The time for which a worker stays listed, and lowers coverage, after it fell silent while others still report. It

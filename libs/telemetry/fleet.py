@@ -1,7 +1,9 @@
-"""The timelines of all workers, bounded in number."""
+"""The timelines of all workers, bounded in number, and the history of windows that follows them. Time is passed in."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import compress, islice
 from typing import Final
 
 import numpy as np
@@ -9,20 +11,24 @@ import numpy as np
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, StepBatch
 from libs.contracts.step_row import ENTRY_BYTES
 from libs.perfmodel.utilisation import Effort
-from libs.policy.metrics.kv_links import KvLink
+from libs.policy.kv_links import KvLink
+from libs.telemetry.columns import (
+    NEVER,
+    WINDOW_NS,
+    Followed,
+    Ints,
+    PrefillShares,
+    StepBatchColumns,
+    WindowAccumulator,
+    lay,
+)
 from libs.telemetry.directory import Relayed, WorkerDirectory, relayed_of
-from libs.telemetry.nodes.hardware import NodeGpus
-from libs.telemetry.nodes.kv_links import Peer
-from libs.telemetry.nodes.node_stats import Clocks, NodeStats
-from libs.telemetry.windows.accumulator import NEVER, WINDOW_NS, WindowAccumulator
-from libs.telemetry.windows.cells import NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells
-from libs.telemetry.worker.batch_columns import Followed, Ints, PrefillShares, StepBatchColumns, lay
-from libs.telemetry.worker.phase_time import PhaseTime
-from libs.telemetry.worker.steps import COUNTS, RunningStep
-from libs.telemetry.worker.timeline import MAX_STEPS, BatchOutcome, Timeline
+from libs.telemetry.nodes import Clocks, NodeGpus, NodeStats, Peer
+from libs.telemetry.rollups import MAX_WORKERS, NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells, RollUps
+from libs.telemetry.steps import COUNTS, PhaseTime, RunningStep
+from libs.telemetry.timeline import MAX_STEPS, BatchOutcome, Timeline
+from libs.telemetry.workers import Listing, Members, member_of
 
-MAX_WORKERS: Final = 4096
-"""The most workers that are tracked; the one that has been silent longest is dropped."""
 MAX_FLEET_STEPS: Final = 1_250_000
 """The bound on steps of all workers, 90 MB with what the steps computed.
 
@@ -87,10 +93,7 @@ class FleetTelemetry:
         return BatchOutcome.COUNTED
 
     def add_late(self, batch: StepBatch, now_ns: int) -> BatchOutcome:
-        """Record a batch that was skipped when it was new.
-
-        It updates neither clock offsets nor the set of workers that report now.
-        """
+        """Record a batch that was skipped when it was new, without effect on clock offsets and who reports now."""
         if batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS:
             return self._count(BatchOutcome.MALFORMED)
         taken = self._sort_in_time(batch, batch.worker_id)
@@ -100,10 +103,7 @@ class FleetTelemetry:
         return self._count(taken)
 
     def add_late_transfers(self, batch: StepBatch) -> None:
-        """Count the hand-offs of a late batch.
-
-        Those of an earlier incarnation of the worker count as well, although its time is void.
-        """
+        """Count the hand-offs of a late batch, also of an incarnation whose time is void."""
         if batch.worker_id not in self.directory.relayed:
             self._nodes.note_transfers([batch])
 
@@ -119,10 +119,7 @@ class FleetTelemetry:
         return self._nodes.kv_bytes
 
     def kv_links(self, now_ns: int) -> list[KvLink]:
-        """Return the recent KV speeds between workers that have not left.
-
-        Only links whose receiver's telemetry this process reads are included.
-        """
+        """Return the recent KV speeds between workers that have not left, if this process reads the receiver."""
         self.settle()
         there = (each for each in self.directory.listing(now_ns).workers if not each.left)
         peers = {each.worker_id: Peer(each.model, each.node, self._incarnation_of(each.worker_id)) for each in there}
@@ -187,11 +184,7 @@ class FleetTelemetry:
         return self._windows(worker_id, low_ns, high_ns)
 
     def starved_ns(self, worker_id: str, low_ns: int, high_ns: int) -> int:
-        """Return the idle nanoseconds in [low, high) in which all KV that was awaited was still being computed
-        elsewhere.
-
-        The result is 0 for a worker that another process reads.
-        """
+        """Return the idle ns in [low, high) in which all awaited KV was still being computed; 0 as in `dummy_ns`."""
         self.settle()
         timeline = self.directory.timelines.get(worker_id)
         return timeline.starved_ns(low_ns, high_ns) if timeline else 0
@@ -244,10 +237,7 @@ class FleetTelemetry:
         return timeline.efforts_from_ns if timeline else None
 
     def last_step_end_ns(self, worker_id: str) -> int:
-        """Return the end of a worker's last finished step.
-
-        Without a finished step it is the worker's start, and 0 for an unknown worker.
-        """
+        """Return the end of a worker's last finished step, else the worker's start; 0 for an unknown worker."""
         self.settle()
         known = self.directory.newest(worker_id)
         return known.last_step_end_ns if known else 0
@@ -387,3 +377,124 @@ class FleetTelemetry:
             self.directory.came_or_went()
         self._newest.forget(worker_id)
         self._taken_over_ns.pop(worker_id, None)
+
+
+MAX_REVISED: Final = 65_536
+"""The most windows, of one worker each, that wait to be revised. Further ones stay as they were and are counted."""
+
+MAX_FRESH: Final = 20
+"""The most windows that one call writes for the first time. After a pause the rest follows call by call, since one
+window takes 15 ms for 1,000 workers.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenWindow:
+    """A window of the first tier that has just been written."""
+
+    start_ns: int
+    workers: Cells
+    revised: bool
+    """Whether the window was written before; `workers` then holds only those whose time changed."""
+
+
+class History:
+    """The writer that turns a fleet's telemetry into roll-ups, window by window."""
+
+    def __init__(self, fleet: FleetTelemetry, rollups: RollUps, members: Members, *, shared: bool = False) -> None:
+        """Attach to `fleet`. With `shared`, others write into the same roll-ups and cover more of the time before a
+        worker moved here.
+        """
+        self._shared = shared
+        self._fleet = fleet
+        fleet.on_change = self._note
+        self._rollups = rollups
+        self._members = members
+        self._window_ns = rollups.tiers[0].window_ns
+        self._kept_ns = self._window_ns * rollups.tiers[0].windows
+        self._written_to_ns: int | None = None
+        self._resumed_ns = 0
+        self._listing: Listing | None = None
+        """The listing that the members were last computed for."""
+        self._filled_to_ns = 0
+        """End of the filled windows; those that begin earlier may hold more than the fleet does."""
+        self._revised: dict[int, set[str]] = defaultdict(set)
+        self._waiting = 0
+        self.unrevised_windows = 0
+        """How many windows late telemetry changed without being revised, as `MAX_REVISED` were waiting."""
+
+    @property
+    def written_to_ns(self) -> int | None:
+        """End of the newest written window; None before the first one."""
+        return self._written_to_ns
+
+    @property
+    def resumed_ns(self) -> int:
+        """Time before which windows are final; 0 if the history was not resumed."""
+        return self._resumed_ns
+
+    def resume(self, written_to_ns: int) -> None:
+        """Continue at `written_to_ns`. Windows before it are complete in the roll-ups and are no longer revised."""
+        self._written_to_ns = self._resumed_ns = written_to_ns
+
+    @property
+    def filled_ns(self) -> int:
+        """Length of the windows that `fill` takes."""
+        return self._rollups.tiers[1].window_ns
+
+    def fill(self, start_ns: int, worker_ids: Sequence[str], known: FleetTelemetry) -> bool:
+        """Take workers' time in a window of the second tier from another fleet, where it covers no less than is known
+        here.
+
+        Return False for a window that is no longer kept. One that is not written yet is left to `advance`.
+        """
+        end_ns = start_ns + self.filled_ns
+        if self._written_to_ns is None or end_ns > self._written_to_ns:
+            return True
+        self._filled_to_ns = max(self._filled_to_ns, end_ns)
+        starts = range(start_ns, end_ns, self._window_ns)
+        return self._rollups.fill(
+            start_ns, [known.cells(worker_ids, low_ns, low_ns + self._window_ns) for low_ns in starts]
+        )
+
+    def _note(self, worker_ids: Sequence[str], lows_ns: Ints, highs_ns: Ints) -> None:
+        """Schedule the written windows that overlap each worker's changed time [low, high) for revision."""
+        if self._written_to_ns is None:
+            return
+        low_ns = max(self._written_to_ns - self._kept_ns, self._resumed_ns, int(lows_ns.min()))
+        high_ns = min(self._written_to_ns, int(highs_ns.max()))
+        for start_ns in range(low_ns // self._window_ns * self._window_ns, high_ns, self._window_ns):
+            touched = (lows_ns < start_ns + self._window_ns) & (highs_ns > max(start_ns, low_ns))
+            if touched.any():
+                self._revise(start_ns, compress(worker_ids, touched.tolist()))
+
+    def _revise(self, start_ns: int, worker_ids: Iterable[str]) -> None:
+        waiting, room = self._revised[start_ns], MAX_REVISED - self._waiting
+        new = set(worker_ids).difference(waiting)
+        self.unrevised_windows += max(len(new) - room, 0)
+        waiting.update(islice(new, room))
+        self._waiting += min(len(new), room)
+
+    def advance(self, end_ns: int) -> list[WrittenWindow]:
+        """Write all changed windows and all that end by `end_ns`; return them, revised windows first."""
+        self._fleet.settle()
+        end_ns -= end_ns % self._window_ns
+        written_to_ns = end_ns - self._window_ns if self._written_to_ns is None else self._written_to_ns
+        revised, self._revised, self._waiting = self._revised, defaultdict(set), 0
+        written = [self._write(start_ns, sorted(revised[start_ns]), revised=True) for start_ns in sorted(revised)]
+        # After a pause, windows older than the tier reaches are skipped.
+        from_ns = max(written_to_ns, end_ns - self._kept_ns)
+        fresh = range(from_ns, min(end_ns, from_ns + MAX_FRESH * self._window_ns), self._window_ns)
+        if fresh:
+            listing = self._fleet.directory.listing(end_ns)
+            if listing is not self._listing:
+                self._members.enter(map(member_of, listing.workers))
+                self._listing = listing
+            written += [self._write(start_ns, listing.own_ids, revised=False) for start_ns in fresh]
+        self._written_to_ns = max(written_to_ns, fresh.stop)
+        return written
+
+    def _write(self, start_ns: int, worker_ids: Sequence[str], *, revised: bool) -> WrittenWindow:
+        known = self._fleet.cells(worker_ids, start_ns, start_ns + self._window_ns)
+        fuller = self._shared or start_ns < self._filled_to_ns
+        return WrittenWindow(start_ns, self._rollups.enter(start_ns, known, fuller=fuller), revised)

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, LoadWindow, StepBatch, WorkerStepTime
-from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.history import WrittenWindow
-from libs.telemetry.windows.cells import DECODE, PREFILL
+from libs.telemetry.fleet import FleetTelemetry, WrittenWindow
+from libs.telemetry.rollups import DECODE, PREFILL
 
 WINDOW_NS: Final = 100_000_000
 """Length of the windows in a message."""

@@ -1,10 +1,13 @@
-"""Queue lengths from the latest report of each gateway. The number of gateways is bounded, and silent ones are
-dropped.
-"""
+"""Queue lengths and rates of arrivals from the reports of gateways, bounded in number. Silent gateways are dropped."""
 
+from collections import Counter, deque
 from collections.abc import Iterable
+from itertools import pairwise
+from math import sqrt
 from typing import Final, NamedTuple
 
+from libs.contracts.classes import BATCH_CLASS
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 
 SILENT_NS: Final = 2_000_000_000
@@ -113,3 +116,193 @@ def _by_model(queues: Iterable[ModelQueue]) -> dict[str, ModelBacklog]:
     for queue in queues:
         found[queue.model] = found.get(queue.model, ModelBacklog()).plus(queue)
     return {model: waiting for model, waiting in found.items() if any(waiting)}
+
+
+# A few requests a second say little about their rate within two seconds: twelve requests are off by a third in every
+# other sample. A rate of arrivals therefore averages up to four spans. It reaches back as long as each older span
+# agrees statistically with all newer ones. A gateway with a full queue refuses before it knows a prompt's length, so
+# nothing but its counts shows these requests. A retried request counts once.
+SPAN_NS: Final = 2_500_000_000
+"""The shortest time that a rate averages. Nothing is assumed to have come before a gateway's first message."""
+MOST_SPANS: Final = 4
+ALIKE: Final = 2.5
+"""The most standard errors by which an older span may differ from the newer ones. A lower bound would take chance for
+change.
+"""
+ALIKE_SHARE: Final = 0.05
+"""The share of the newer rate by which an older span may always differ, whatever the standard error."""
+WHOLE: Final = 0.8
+"""The fraction of an older span for which a gateway must have reported."""
+BURST_NS: Final = 600_000_000
+BURST_SHARE: Final = 0.6
+"""The share of two spans' tokens that makes a burst when it came within `BURST_NS`. Bursts do not count in a rate, as
+they predict nothing. Measured on a single span, two requests a second would pass for a burst in every other sample.
+"""
+MAX_SAMPLES: Final = 256
+"""The most samples of one gateway, twice what it reports in all spans at ten messages a second."""
+
+_Sample = tuple[int, dict[str, int]]
+_Count = tuple[int, int]
+"""A pair of a time in ns and the tokens that have come up to then."""
+
+
+class Rate(NamedTuple):
+    """A rate in tokens a second with its standard error."""
+
+    tokens_per_s: float = 0.0
+    error: float = 0.0
+
+
+class _Gateway:
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.heard_ns = 0
+        self.samples: deque[_Sample] = deque(maxlen=MAX_SAMPLES)
+
+
+class ArrivalRates:
+    """Token counts of all gateways over time. The gateway that has been silent longest is dropped when there are too
+    many.
+    """
+
+    def __init__(self) -> None:
+        self._gateways: dict[str, _Gateway] = {}
+
+    def take(self, message: GatewayQueues, now_ns: int) -> None:
+        """Record a message received at `now_ns`. A gateway that restarted counts from zero again."""
+        key, reported_ns = message.gateway_id, message.told_unix_ns
+        known = self._gateways.pop(key, None)
+        if message.last:
+            return
+        if known is None or known.incarnation < message.incarnation:
+            known = _Gateway(message.incarnation)
+        if len(self._gateways) >= MAX_GATEWAYS:
+            del self._gateways[next(iter(self._gateways))]
+        self._gateways[key] = known
+        if known.incarnation > message.incarnation or (known.samples and known.samples[-1][0] >= reported_ns):
+            return
+        known.heard_ns = now_ns
+        counted = {each.model: each.arrived_tokens for each in message.queues[:MAX_MODELS]}
+        known.samples.append((reported_ns, counted))
+        # One sample from before the spans stays, so that the oldest span is complete.
+        while len(known.samples) > 2 and known.samples[1][0] <= reported_ns - MOST_SPANS * SPAN_NS:
+            known.samples.popleft()
+
+    def rate(self, model: str, now_ns: int) -> Rate:
+        """Return the rate over all gateways that still report.
+
+        A model's first requests count from its gateway's last message without any.
+        """
+        rates = [_rate(each.samples, model) for each in self._gateways.values() if each.heard_ns > now_ns - SILENT_NS]
+        return Rate(sum(each.tokens_per_s for each in rates), sqrt(sum(each.error**2 for each in rates)))
+
+
+def _rate(samples: "deque[_Sample]", model: str) -> Rate:
+    if len(samples) < 2:
+        return Rate()
+    counted = [(reported_ns, counts.get(model, 0)) for reported_ns, counts in samples]
+    last_ns = counted[-1][0]
+    parts = [
+        _part(counted, last_ns - SPAN_NS * (number + 1), last_ns - SPAN_NS * number) for number in range(MOST_SPANS)
+    ]
+    tokens = [part[-1][1] - part[0][1] if len(part) > 1 else 0 for part in parts]
+    came, whole = _lasting(parts[0], sum(tokens[:2]))
+    rate, spans = came * 1e9 / max(parts[0][-1][0] - parts[0][0][0], SPAN_NS), 1
+    for number in range(1, MOST_SPANS):
+        part = parts[number]
+        if not whole or len(part) < 2 or part[-1][0] - part[0][0] < WHOLE * SPAN_NS:
+            break
+        older, whole = _lasting(part, sum(tokens[number - 1 : number + 1]))
+        older_rate = older * 1e9 / (part[-1][0] - part[0][0])
+        error = sqrt(_variance(counted, part[0][0]) * (1 / spans + 1) * 1e9 / SPAN_NS)
+        if not whole or not older or abs(older_rate - rate) > max(ALIKE * error, ALIKE_SHARE * rate):
+            break
+        rate, spans = (rate * spans + older_rate) / (spans + 1), spans + 1
+    return Rate(rate, sqrt(_variance(counted, last_ns - spans * SPAN_NS) * 1e9 / (spans * SPAN_NS)))
+
+
+def _part(counted: list[_Count], begin_ns: int, end_ns: int) -> list[_Count]:
+    """Return the samples of a span, starting with the last one before it or else the first there is.
+
+    Fewer than two samples mean that nothing is known about the span.
+    """
+    upto = [each for each in counted if each[0] <= end_ns]
+    first = max((number for number, each in enumerate(upto) if each[0] <= begin_ns), default=0)
+    return upto[first:]
+
+
+def _lasting(part: list[_Count], beside: int) -> tuple[int, bool]:
+    """Return the tokens outside a burst, and whether there was no burst; `beside` is the count of two spans."""
+    came = max(part[-1][1] - part[0][1], 0)
+    burst = _largest_burst(part)
+    return (came - burst, False) if burst > BURST_SHARE * max(beside, came) else (came, True)
+
+
+def _variance(counted: list[_Count], begin_ns: int) -> float:
+    """Estimate the variance of the tokens that come in a second from the differences of neighbouring messages.
+
+    A single change of the rate adds little to it.
+    """
+    came = [(after[1] - before[1]) for before, after in pairwise(counted) if after[0] > begin_ns]
+    seconds = (counted[-1][0] - max(begin_ns, counted[0][0])) / 1e9
+    return sum((after - before) ** 2 for before, after in pairwise(came)) / 2 / seconds if seconds > 0 else 0.0
+
+
+def _largest_burst(counted: list[_Count]) -> int:
+    """Return the most tokens that came within `BURST_NS`, or between two messages that are further apart."""
+    most = begin = 0
+    for end in range(1, len(counted)):
+        while begin < end - 1 and counted[end][0] - counted[begin][0] > BURST_NS:
+            begin += 1
+        most = max(most, counted[end][1] - counted[begin][1])
+    return most
+
+
+REFUSAL_SPAN_NS: Final = 4_000_000_000
+"""The time that a rate averages, twice the interval between messages."""
+REFUSAL_SILENT_NS: Final = 10_000_000_000
+"""The silence after which a gateway no longer counts."""
+
+
+class RefusalCounts:
+    """Counts of all gateways over the last span. The gateway that has been silent longest is dropped when there are
+    too many.
+    """
+
+    def __init__(self) -> None:
+        self._gateways: dict[tuple[str, int], deque[tuple[int, Counter[str]]]] = {}
+
+    def take(self, message: DemandTotals) -> None:
+        """Record a gateway's counts since its start."""
+        key = (message.gateway_id, message.incarnation)
+        samples = self._gateways.pop(key, deque())
+        if message.last:
+            return
+        if len(self._gateways) >= MAX_GATEWAYS:
+            del self._gateways[next(iter(self._gateways))]
+        self._gateways[key] = samples
+        told_ns = message.told_unix_ns
+        if samples and samples[-1][0] >= told_ns:
+            return
+        refused = Counter[str]()
+        for each in message.counts:
+            if each.service_class != BATCH_CLASS:
+                refused[each.model] += each.queue_full
+        samples.append((told_ns, refused))
+        while len(samples) > 2 and samples[1][0] <= told_ns - REFUSAL_SPAN_NS:
+            samples.popleft()
+
+    def per_s(self, model: str, now_ns: int) -> float:
+        """Return the refused requests per second of one model."""
+        rate = 0.0
+        for samples in self._gateways.values():
+            if len(samples) < 2 or samples[-1][0] <= now_ns - REFUSAL_SILENT_NS:
+                continue
+            (first_ns, first), (last_ns, last) = samples[0], samples[-1]
+            rate += max(last[model] - first[model], 0) * 1e9 / (last_ns - first_ns)
+        return rate
+
+    def total_per_s(self, now_ns: int) -> float:
+        """Return the refused requests per second of all models."""
+        models = {model for samples in self._gateways.values() for model in samples[-1][1]}
+        return sum(self.per_s(model, now_ns) for model in models)

@@ -5,7 +5,7 @@ import os
 import platform
 from typing import Final
 
-from libs.runtime.slices import ATTRIBUTES
+from libs.runtime.linux import ATTRIBUTES
 
 _CALLS: Final = {"x86_64": 315, "aarch64": 275}
 """Numbers of sched_getattr."""

@@ -4,7 +4,7 @@ import asyncio
 
 import structlog
 
-from libs.contracts.pairing import unpaired
+from libs.contracts.protocol import unpaired
 from libs.stores.registry.port import Registry, RegistryDown
 from libs.worker.host import WorkerHost
 

@@ -3,8 +3,8 @@
 import asyncio
 from typing import TypeVar
 
+from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaBus
-from libs.bus.security import brokers_of
 from libs.engine.factory import make_engine
 from libs.engine.port import Engine, EngineIdentity
 from libs.engine.vllm.other_nodes import follow

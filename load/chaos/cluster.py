@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from libs.actuators.port import Actuator
-from libs.bus.buffer import Outgoing
+from libs.bus.codec import Outgoing
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb

@@ -27,7 +27,7 @@ from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
 from load.chaos.stores import Stores
 from services.gateway.batch.run import BatchPorts
-from services.metrics.status.api import status_now
+from services.metrics.status.report import status_now
 
 T = TypeVar("T")
 GATEWAY: Final = "g0"

@@ -27,7 +27,7 @@ from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest,
 from libs.perfmodel.learner import StepKind
 from libs.policy.step_time import split_step_ns
 from libs.runtime.clock import SystemClock
-from libs.telemetry.worker.phase_time import PhaseTime
+from libs.telemetry.steps import PhaseTime
 from libs.testing.engines.engine import DirectFetcher, EventReader
 from libs.testing.engines.phase_account import PhaseAccount
 from libs.testing.engines.real_model import real_model_folder

@@ -22,10 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from libs.cli.console import plain_table
-from libs.forecast.backtest import HORIZONS_S, BacktestForecasts, make_plan, run, score
-from libs.forecast.baselines import light_baselines
-from libs.forecast.heavy import heavy_baselines
-from libs.forecast.score import inside
+from libs.forecast.backtest import HORIZONS_S, BacktestForecasts, inside, make_plan, run, score
+from libs.forecast.baselines import heavy_baselines, light_baselines
 from libs.policy.forecast.history import SERIES, DemandHistory, history_from_rates
 from libs.policy.forecast.model import DemandForecaster
 from load.forecast.suite import CHANGED, CHANGED_DAY, DAY, STEP_S, suite

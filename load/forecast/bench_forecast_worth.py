@@ -25,14 +25,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from libs.capacity.measure import Bench, PlanTraffic, made_lengths
-from libs.capacity.planning import CHECKED_S, MOST_CHECKED_REQUESTS, part_of
-from libs.capacity.tables import kept_tables
+from libs.capacity.planning import CHECKED_S, MOST_CHECKED_REQUESTS, kept_tables, part_of
 from libs.forecast.demand_file import read_demand
 from libs.lab.hardware import resolve
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet
 from libs.lab.traces.read import read_trace
-from libs.policy.capacity.plan import PHASES, Phase
+from libs.policy.capacity import PHASES, Phase
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats
 from libs.policy.forecast.model import DemandForecaster
 from libs.runtime.paths import cache_dir

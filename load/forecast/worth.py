@@ -19,10 +19,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.forecast.heavy import PROPHET_WINDOW, prophet_ahead
+from libs.forecast.baselines import PROPHET_WINDOW, prophet_ahead
 from libs.lab.rivals.dynamo_planner import MAX_REPLICA_CHANGE
 from libs.lab.rivals.dynamo_predictors import Constant, Kalman, Predictor
-from libs.policy.capacity.plan import PHASES, Phase, Whole
+from libs.policy.capacity import PHASES, Phase, Whole
 from libs.policy.forecast.history import Floats
 
 START_MIN: Final = 5

@@ -141,9 +141,9 @@ def _constructor(node: ast.ClassDef, fields: list[_Field]) -> list[str]:
 
 ROOT: Final = Path(__file__).parents[2]
 # Globs. Not the rest of libs/engine, which the lab does not load, nor what libs/lab does before and after a run,
-# nor decisions about roles (libs/policy/planner, libs/policy/pressure), which are arithmetic on arrays.
+# nor decisions about roles (libs/policy/planner, libs/policy/pressure.py), which are arithmetic on arrays.
 MODULES: Final = (
-    "libs/policy/*.py",
+    *(f"libs/policy/{name}.py" for name in ("batch", "ratios", "roles", "speed", "step_time")),
     "libs/policy/gateway/*.py",
     "libs/policy/queue/*.py",
     "libs/policy/worker/*.py",

@@ -26,30 +26,27 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, Req
 from libs.contracts.step_row import StepRow, step_columns
 from libs.contracts.topics import STEPS, WINDOWS, Topic
 from libs.keys.change_guard import ChangeGuard
-from libs.policy.metrics.shares import Shares
+from libs.policy.reading import Shares
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.service import collect_seldom
 from libs.runtime.tasks import TaskOwner
 from libs.telemetry.fleet import MAX_FLEET_STEPS
-from libs.telemetry.members import Member
-from libs.telemetry.windows.rollups import KeptWindow, Written
-from libs.telemetry.worker.phase_time import PhaseTime
-from libs.telemetry.worker.split import prefill_shares
-from libs.telemetry.worker.timeline import MAX_STEPS
+from libs.telemetry.rollups import KeptWindow, Written
+from libs.telemetry.steps import PhaseTime, prefill_shares
+from libs.telemetry.timeline import MAX_STEPS
+from libs.telemetry.workers import Member
 from libs.testing.wait import until
 from libs.testing.workers.hosts import RecordingBus
 from load.metrics.synthetic_fleet import synthetic_fleet
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
 from services.metrics.http.routes import make_api
-from services.metrics.live import TICK_NS, tick_forever
-from services.metrics.prometheus import RequestMetrics
-from services.metrics.requests.log import MAX_REQUESTS
+from services.metrics.requests import MAX_REQUESTS, RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
-from services.metrics.stream import Hub, TickWriter
+from services.metrics.stream import TICK_NS, Hub, TickWriter, tick_forever
 
 STEP_NS: Final = 16_000_000
 MS_NS: Final = 1_000_000

@@ -23,7 +23,7 @@ from typing import Any, Final
 import httpx
 import psutil
 
-from libs.policy.planner.pay_back import LEAST_PAY_BACK_NS
+from libs.policy.planner.role_planning import LEAST_PAY_BACK_NS
 from libs.runtime.tasks import TaskOwner
 from libs.testing.suites.processes import kill, pid_of
 from libs.testing.suites.suite import RunningSuite, running_suite

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from libs.policy.pressure.splits import KV_FILL
+from libs.policy.pressure import KV_FILL
 from load.verdict.situations import Device, Planted
 
 WITHIN_S: Final = 3.0

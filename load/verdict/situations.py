@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from libs.perfmodel.profiles import profile
-from libs.policy.pressure.pools import least_pressed
-from libs.policy.pressure.splits import KV_FILL, WorkerProfile, Workload, most_decodes
+from libs.policy.pressure import KV_FILL, WorkerProfile, Workload, most_decodes
 from libs.policy.step_time import StepTimeModel
+from libs.policy.verdict.state import least_pressed
 
 WORKERS: Final = 8
 CHUNK_TOKENS: Final = 512

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaBus
 from libs.bus.kafka_work import KafkaWork
-from libs.bus.security import brokers_of
 from libs.contracts.errors import StartupError
 from libs.filestore.local import LocalFiles
 from libs.filestore.port import FileStore
@@ -15,7 +15,7 @@ from libs.keys.follow import follow_keys, start_keys
 from libs.keys.place import open_keys
 from libs.runtime import status
 from libs.runtime.http import bind
-from libs.runtime.memory import give_memory_back
+from libs.runtime.linux import give_memory_back
 from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
 from libs.stores.catalogue.redis import RedisCatalogue

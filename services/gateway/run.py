@@ -13,8 +13,7 @@ from random import SystemRandom
 from fastapi import APIRouter
 from starlette.types import ASGIApp
 
-from libs.bus.collector import BusCollector
-from libs.bus.port import Bus
+from libs.bus.port import Bus, BusCollector
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.contracts.protocol import OLDEST, PROTOCOL
 from libs.contracts.topics import AUDIT
@@ -32,9 +31,8 @@ from libs.policy.gateway.effects import Attempt
 from libs.policy.gateway.routing import POLICIES
 from libs.policy.gateway.view import serves
 from libs.policy.queue.expiry import WaitBounds
-from libs.runtime.clock import Clock
-from libs.runtime.scheduler import LoopScheduler, Scheduler
-from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
+from libs.runtime.clock import Clock, LoopScheduler, Scheduler
+from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
 from libs.stores.catalogue.port import ModelCatalogue

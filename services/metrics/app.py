@@ -5,16 +5,16 @@ from pathlib import Path
 
 import httpx
 
-from libs.bus.live import KafkaLiveBus
-from libs.bus.security import brokers_of
+from libs.bus.clients import brokers_of
+from libs.bus.kafka import KafkaLiveBus
 from libs.keys.follow import follow_keys, start_keys
 from libs.keys.place import open_keys
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.service import Service
-from libs.telemetry.windows.rollups import TIERS
-from services.metrics.demand.file import DemandFile
-from services.metrics.history.file import HistoryFile
+from libs.telemetry.rollups import TIERS
+from services.metrics.demand.keeping import DemandFile
+from services.metrics.history import HistoryFile
 from services.metrics.run import MetricsPorts, open_metrics
 from services.metrics.settings import MetricsSettings
 

@@ -1,70 +1,34 @@
-"""The state as Prometheus metrics: gauges are computed at each scrape, requests are counted as they come."""
+"""The state as Prometheus metrics, read at each scrape; finished requests are counted as they come (`requests.py`)."""
 
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
-from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.history import History
-from libs.telemetry.members import Members
-from libs.telemetry.windows.rollups import RollUps
+from libs.policy.reading import Gaps
+from libs.policy.verdict.causes import CauseCode
+from libs.policy.verdict.state import ModelState
+from libs.runtime.clock import Clock
+from libs.telemetry.fleet import FleetTelemetry, History
+from libs.telemetry.rollups import RollUps
+from libs.telemetry.workers import Members
 from services.metrics.accounting.answer import ClusterOccupancy, HardwareGpu, Occupancy
 from services.metrics.accounting.occupancy import cluster_occupancy
-from services.metrics.requests.wire import FinishedRequest
+from services.metrics.accounting.queues import phase_queues
+from services.metrics.refill import Partition
+from services.metrics.sharing import Sharing
+from services.metrics.state import MetricsState
+from services.metrics.status.evaluator import VerdictEvaluator
+from services.metrics.status.report import MAX_PRESSURE, firing_codes
 from services.metrics.stream import Hub
 
-MAX_MODELS: Final = 64
-"""The most model labels. Names come from clients, so later ones are counted as `OTHER_MODEL`."""
-OTHER_MODEL: Final = "other"
-TTFT_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
-TPOT_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
-QUEUE_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
 WORKER_LABELS: Final = ("worker", "node", "model", "role")
 GPU_LABELS: Final = ("node", "gpu", "name")
 PHASES: Final = ("prefill", "decode", "kv_wait", "idle")
-
-
-class RequestMetrics:
-    """Counters and latency histograms of finished requests, by model."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._models: set[str] = set()
-        self._requests = Counter(names.REQUESTS_TOTAL, "Finished requests.", ("model", "outcome"), registry=registry)
-        self._slos = Counter(
-            names.SLO_REQUESTS_TOTAL, "Requests by what they kept.", ("model", "slo", "kept"), registry=registry
-        )
-        self._prompt_tokens = _counter(names.REQUEST_PROMPT_TOKENS_TOTAL, "Prompt tokens.", registry)
-        self._cached_tokens = _counter(names.REQUEST_CACHED_TOKENS_TOTAL, "Prompt tokens found cached.", registry)
-        self._output_tokens = _counter(names.REQUEST_OUTPUT_TOKENS_TOTAL, "Tokens generated.", registry)
-        self._queue = _histogram(names.REQUEST_QUEUE_SECONDS, "Arrival until bound.", QUEUE_BUCKETS_S, registry)
-        self._ttft = _histogram(names.REQUEST_TTFT_SECONDS, "Arrival until first token.", TTFT_BUCKETS_S, registry)
-        self._tpot = _histogram(names.REQUEST_TPOT_SECONDS, "Mean time per output token.", TPOT_BUCKETS_S, registry)
-
-    def observe(self, finished: FinishedRequest) -> None:
-        model = self._label(finished.model)
-        self._requests.labels(model, finished.outcome).inc()
-        self._prompt_tokens.labels(model).inc(finished.prompt_tokens)
-        self._cached_tokens.labels(model).inc(finished.cached_tokens)
-        self._output_tokens.labels(model).inc(finished.output_tokens)
-        if finished.ttft_ns is not None:
-            self._queue.labels(model).observe(finished.queue_ns / 1e9)
-            self._ttft.labels(model).observe(finished.ttft_ns / 1e9)
-        if finished.tpot_ns is not None:
-            self._tpot.labels(model).observe(finished.tpot_ns / 1e9)
-
-    def judge(self, model: str, slo: str, *, bad: bool) -> None:
-        """Count a request by whether it kept a service level."""
-        self._slos.labels(self._label(model), slo, "no" if bad else "yes").inc()
-
-    def _label(self, model: str) -> str:
-        if model not in self._models and len(self._models) < MAX_MODELS:
-            self._models.add(model)
-        return model if model in self._models else OTHER_MODEL
 
 
 class OccupancyCollector(Collector):
@@ -281,9 +245,99 @@ def _worker_gauge(name: str, documentation: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, documentation, labels=WORKER_LABELS)
 
 
-def _counter(name: str, documentation: str, registry: CollectorRegistry) -> Counter:
-    return Counter(name, documentation, ("model",), registry=registry)
+class GapCollector(Collector):
+    """Gaps of the live reader as Prometheus metrics, read at each scrape."""
+
+    def __init__(self, gaps: Gaps[Partition]) -> None:
+        self._gaps = gaps
+
+    def collect(self) -> Iterator[Metric]:
+        # Every fate has a sample, so that 0 is shown.
+        yield CounterMetricFamily(
+            names.TELEMETRY_JUMPS_TOTAL, "Times that a partition was read on at its end.", self._gaps.jumps
+        )
+        yield GaugeMetricFamily(
+            names.TELEMETRY_GAP_RECORDS, "Records jumped over that are still to be read.", self._gaps.records
+        )
+        fates = CounterMetricFamily(
+            names.TELEMETRY_GAP_RECORDS_TOTAL, "Records jumped over, by what became of them.", labels=("fate",)
+        )
+        for fate, count in self._gaps.fates.items():
+            fates.add_metric((fate.value,), count)
+        yield fates
 
 
-def _histogram(name: str, documentation: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:
-    return Histogram(name, documentation, ("model",), buckets=buckets, registry=registry)
+class SharingCollector(Collector):
+    """Rejected records of other instances as Prometheus metrics, read at each scrape."""
+
+    def __init__(self, sharing: Sharing) -> None:
+        self._sharing = sharing
+
+    def collect(self) -> Iterator[Metric]:
+        left_out = CounterMetricFamily(
+            names.SHARED_LEFT_OUT_TOTAL, "Sent by other instances and not taken.", labels=("reason",)
+        )
+        for reason, count in self._sharing.left_out.items():
+            left_out.add_metric((reason.value,), count)
+        yield left_out
+
+
+LABELS = ("model", "phase")
+
+
+class QueueCollector(Collector):
+    """Queue lengths at each scrape; unknown values have no sample rather than zero."""
+
+    def __init__(self, state: MetricsState, clock: Clock) -> None:
+        self._state = state
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        requests = GaugeMetricFamily(names.QUEUE_REQUESTS, "Requests waiting at workers and gateways.", labels=LABELS)
+        tokens = GaugeMetricFamily(names.QUEUE_PROMPT_TOKENS, "Prompt tokens to compute there.", labels=LABELS)
+        fleet, now_ns = self._state.fleet, self._clock.now_ns()
+        for queue in phase_queues(fleet.directory.loads(now_ns), fleet.clocks, self._state.gateways, now_ns):
+            for family, count in ((requests, queue.requests), (tokens, queue.prompt_tokens)):
+                if count is not None:
+                    family.add_metric((queue.model, queue.phase), count)
+        yield from (requests, tokens)
+
+
+class VerdictCollector(Collector):
+    """Pressures and the verdict at the last evaluation; unknown values have no sample rather than zero."""
+
+    def __init__(self, verdicts: VerdictEvaluator) -> None:
+        self._verdicts = verdicts
+
+    def collect(self) -> Iterator[Metric]:
+        pressure = GaugeMetricFamily(
+            names.PRESSURE,
+            "Work over what there is for it; above 1 it grows into a queue.",
+            labels=("model", "phase"),
+        )
+        verdict = GaugeMetricFamily(names.VERDICT, "1 where it holds the model up.", labels=("model", "code"))
+        seen = self._verdicts.seen
+        firing = firing_codes(seen.verdict.causes) if seen else frozenset()
+        for each in seen.models if seen else ():
+            if isinstance(each, ModelState):
+                found = each.pressures
+                for phase, value in (
+                    ("prefill", found.prefill),
+                    ("decode", found.decode),
+                    ("decode_batch", found.batch),
+                    ("decode_kv", found.kv),
+                    ("cluster", found.cluster),
+                ):
+                    pressure.add_metric((each.model, phase), min(value, MAX_PRESSURE))
+            own = [code for model, code in firing if model == each.model]
+            calm = (
+                CauseCode.UNKNOWN
+                if not isinstance(each, ModelState)
+                else CauseCode.IDLE
+                if each.at_rest
+                else CauseCode.BALANCED
+            )
+            for code in CauseCode:
+                verdict.add_metric((each.model, code), code in own or (not own and code is calm))
+        yield pressure
+        yield verdict

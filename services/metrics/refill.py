@@ -12,13 +12,13 @@ from libs.bus.clients import CONNECTION_ERRORS
 from libs.bus.port import BackReader, Gap, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import Topic
-from libs.policy.metrics.gaps import ChunkRead, GapChunk, Gaps, Stretch
+from libs.policy.reading import ChunkRead, GapChunk, Gaps, Stretch
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
+from libs.telemetry.columns import PrefillShares
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.members import member_of
-from libs.telemetry.worker.batch_columns import PrefillShares
-from libs.telemetry.worker.timeline import BatchOutcome
+from libs.telemetry.timeline import BatchOutcome
+from libs.telemetry.workers import member_of
 from services.metrics.state import MetricsState
 
 ItemT = TypeVar("ItemT")

@@ -13,45 +13,45 @@ from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
-from libs.bus.collector import BusCollector
-from libs.bus.port import Bus, LiveBus, Record
+from libs.bus.port import Bus, BusCollector, LiveBus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import CAPACITY, LOADS, WINDOWS
 from libs.keys.table import KeyTable
-from libs.policy.metrics.gaps import Gaps
-from libs.policy.metrics.shares import Shares
-from libs.policy.verdict.limits import VerdictLimits
+from libs.policy.reading import Gaps, Shares
+from libs.policy.verdict.state import VerdictLimits
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
+from libs.runtime.web import MakeClient
 from libs.telemetry.fleet_loads import LoadTeller
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
-from services.metrics.audit import open_audit
-from services.metrics.collectors import GapCollector, QueueCollector, SharingCollector, VerdictCollector
-from services.metrics.demand.file import DemandFile
+from services.metrics.demand.keeping import DemandFile
 from services.metrics.demand.run import open_demand
-from services.metrics.history.file import HistoryFile
-from services.metrics.history.keeping import HistoryKeeper
+from services.metrics.history import HistoryFile, HistoryKeeper
+from services.metrics.http.audit import open_audit
 from services.metrics.http.login import Door
+from services.metrics.http.planner_routes import PlannerRoutes
 from services.metrics.http.routes import make_api
-from services.metrics.ingest import Take, ingest, read_from_ns
-from services.metrics.live import TICK_NS, tick_forever
-from services.metrics.loads import LoadPublisher
-from services.metrics.outgoing import MakeClient
-from services.metrics.past_status import StatusRecorder, record_status
-from services.metrics.planner_routes import PlannerRoutes
-from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
+from services.metrics.prometheus import (
+    GapCollector,
+    LiveCollector,
+    OccupancyCollector,
+    QueueCollector,
+    SharingCollector,
+    VerdictCollector,
+)
 from services.metrics.refill import Partition, Refill
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing import Sharing
-from services.metrics.state import MetricsState
-from services.metrics.status.api import status_now
+from services.metrics.state import MetricsState, Take, ingest, read_from_ns
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.stream import Hub, TickWriter
-from services.metrics.traces.buffer import TraceBuffer
-from services.metrics.traces.otlp import TraceExporter
+from services.metrics.status.past import StatusRecorder, record_status
+from services.metrics.status.report import status_now
+from services.metrics.stream import TICK_NS, Hub, LoadPublisher, TickWriter, tick_forever
+from services.metrics.traces import TraceBuffer, TraceExporter
 
 MS_NS: Final = 1_000_000
 GATHER_MS, UNREAD_GATHER_MS = 30, 90

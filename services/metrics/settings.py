@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.policy.alerts.rules import AlertLimits
-from libs.policy.grade import Threshold
+from libs.policy.verdict.state import Threshold
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
 

@@ -20,13 +20,11 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     StepBatch,
 )
 from libs.contracts.roles import role_name
-from libs.policy.metrics.shares import Shares
+from libs.policy.reading import Shares
 from libs.telemetry.directory import LISTED_NS
-from libs.telemetry.fleet import MAX_WORKERS, FleetTelemetry
-from libs.telemetry.history import MAX_FRESH, WrittenWindow
-from libs.telemetry.windows.cells import NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells
-from libs.telemetry.windows.rollups import RollUps, Series, Written
-from libs.telemetry.worker.phase_time import PhaseTime
+from libs.telemetry.fleet import MAX_FRESH, FleetTelemetry, WrittenWindow
+from libs.telemetry.rollups import MAX_WORKERS, NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells, RollUps, Series, Written
+from libs.telemetry.steps import PhaseTime
 
 MAX_WORKERS_A_RECORD: Final = 1_000
 """The most workers in a record, about 200 kB; Kafka takes records of 1 MB."""

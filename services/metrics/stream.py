@@ -1,12 +1,13 @@
-"""The live stream: its messages, the hub that hands them to readers, and the answer as server-sent events.
+"""The live stream: its task, its messages, the hub that hands them to readers, and the answer as server-sent events.
 
 Messages hold the workers, the windows of each 100 ms, and changes in between. Each is encoded once for all readers. A
-reader takes them at its own pace, and a slow one skips.
+reader takes them at its own pace, and a slow one skips. New windows are sent every 100 ms. Changes in windows sent
+before go out more often, as long as readers want them. Planners get workers' loads with each whole round.
 """
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -15,16 +16,21 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from libs.contracts.errors import QueueFull
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ModelTarget
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.contracts.roles import ROLE_NAMES
 from libs.policy.alerts.store import Alert
 from libs.policy.limits.slots import may_take
+from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first
-from libs.telemetry.history import WrittenWindow
-from libs.telemetry.listing import Listing, Loads
-from services.metrics.accounting.queues import PhaseQueue
-from services.metrics.cluster_events.events import Event
-
-MS_NS: Final = 1_000_000
+from libs.telemetry.fleet import FleetTelemetry, WrittenWindow
+from libs.telemetry.fleet_loads import MAX_WINDOWS, LoadTeller
+from libs.telemetry.workers import Listing, Loads
+from services.metrics.accounting.queues import PhaseQueue, phase_queues
+from services.metrics.alerts.evaluator import AlertEvaluator
+from services.metrics.cluster_events import Event
+from services.metrics.state import MS_NS, MetricsState, age_ns
+from services.metrics.status.evaluator import VerdictEvaluator
 
 
 class StreamWorker(msgspec.Struct, frozen=True):
@@ -190,7 +196,6 @@ class Hub:
         self._news = asyncio.Event()
         self._closed = False
         self._readers: Counter[str] = Counter()
-        """Number of readers by caller."""
         self.close_readers = 0
         """Number of readers that want changes between two windows."""
         self.skipped_ticks = 0
@@ -301,3 +306,144 @@ async def _write(messages: AsyncIterator[bytes], send: Send) -> None:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+MAX_UNSENT: Final = 32
+"""The most records that may wait for the broker before sending stops, as loads would arrive too old."""
+
+
+class LoadPublisher:
+    """The publisher of loads; windows written between two messages go with the next one."""
+
+    def __init__(
+        self,
+        teller: LoadTeller,
+        publish: Callable[[FleetLoads], None],
+        unsent: Callable[[], int] = lambda: 0,
+        tpot_ns: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        """Create a publisher; `unsent` counts records that wait for the broker, `tpot_ns` returns requests' usual
+        targets by model.
+        """
+        self._teller = teller
+        self._publish = publish
+        self._unsent = unsent
+        self._tpot_ns = tpot_ns
+        self._written: list[WrittenWindow] = []
+        self.works = False
+        """Whether the last message held anything that runs, waits or was computed, so that planners want the next one
+        soon.
+        """
+
+    def keep(self, written: Sequence[WrittenWindow]) -> None:
+        """Add written windows of own workers to the next message."""
+        self._written = [*self._written, *written][-2 * MAX_WINDOWS :]
+
+    def tell(self, fleet: FleetTelemetry, now_ns: int) -> None:
+        """Publish everything since the last call."""
+        written, self._written = self._written, []
+        if self._unsent() > MAX_UNSENT:
+            return
+        reported = self._teller.message(fleet, written, now_ns)
+        self.works = reported is not None and reported.works
+        if reported is not None:
+            targets = self._tpot_ns().items()
+            reported.message.targets.extend(ModelTarget(model=model, tpot_ns=each) for model, each in targets)
+            self._publish(reported.message)
+
+
+TICK_NS: Final = 100_000_000
+"""The window that a tick sends for the first time, for every worker."""
+UNREAD_NS: Final = 400_000_000
+"""The interval at which windows are written while nobody reads them live. Four at a time cost little more than one,
+and less late telemetry has to be entered again.
+"""
+ROUND_NS: Final = 25_000_000
+"""The interval at which changes are sent, for the workers that changed. Telemetry arrives at any moment between two
+ticks and mostly extends a window that was sent. It then waits for a round, not for the next tick.
+"""
+TIMER_NS: Final = 1_000_000
+"""Accuracy of the event loop's timers; a timer that fired early would be waited for twice."""
+REPLAY_NS: Final = 5_000_000_000
+"""The longest time that a service with restored history waits for the broker's backlog."""
+YOUNG_NS: Final = 1_000_000_000
+
+
+async def tick_forever(
+    state: MetricsState,
+    hub: Hub,
+    writer: TickWriter,
+    desk: AlertEvaluator,
+    clock: Clock,
+    *,
+    lag_ns: int,
+    loads: LoadPublisher | None = None,
+    verdicts: VerdictEvaluator | None = None,
+) -> None:
+    """Write each window `lag_ns` after its end, and revise those before it.
+
+    Revisions come every `ROUND_NS` while a reader wants them. Otherwise they come with the next window, or with
+    four windows while nobody reads the stream and nothing runs. A late round writes what it has missed.
+
+    With restored history the first round waits for telemetry nearly as recent as this call. Windows written earlier
+    would all have to be written again.
+    """
+    started_ns = clock.now_ns()
+    replayed = state.history.written_to_ns is None
+    alerts: list[Alert] = []
+    shown_number = -1
+    while True:
+        # Read by pages, by other instances, or by planners with something to decide.
+        read = hub.readers or state.sharing is not None or (loads is not None and loads.works)
+        round_ns = ROUND_NS if hub.close_readers else TICK_NS if read else UNREAD_NS
+        await asyncio.sleep((round_ns - (clock.now_ns() - lag_ns) % round_ns + TIMER_NS) / 1e9)
+        now_ns = clock.now_ns()
+        covered_to_ns = state.fleet.directory.newest_cover_ns
+        replayed = replayed or covered_to_ns >= started_ns - YOUNG_NS or now_ns > started_ns + REPLAY_NS
+        if replayed:
+            number = (now_ns - lag_ns) // TICK_NS
+            tick(state, hub, writer, alerts, now_ns, lag_ns=lag_ns, whole=number != shown_number, loads=loads)
+            shown_number = number
+            await asyncio.sleep(0)  # readers get the tick first, as evaluating alerts takes as long
+            alerts = await desk.look(now_ns)
+            if verdicts is not None:
+                await verdicts.look(now_ns)
+
+
+def tick(
+    state: MetricsState,
+    hub: Hub,
+    writer: TickWriter,
+    alerts: list[Alert],
+    now_ns: int,
+    *,
+    lag_ns: int,
+    whole: bool = True,
+    loads: LoadPublisher | None = None,
+) -> None:
+    """Run one round; `alerts` have changed since the last one.
+
+    Without `whole` it sends only what has changed, if anything has and readers have all workers concerned.
+    """
+    written = state.history.advance(now_ns - lag_ns)
+    if loads is not None:
+        loads.keep(written)
+        if whole:
+            loads.tell(state.fleet, now_ns)
+    if state.sharing is not None:
+        state.sharing.keep(written)
+        if whole:
+            state.sharing.send(state.fleet, state.rollups, now_ns)
+        written = state.sharing.take_heard(state.fleet, state.rollups, now_ns) + written
+    if not whole and writer.knows(written):
+        if alerts or any(window.workers for window in written):
+            hub.publish(writer.changes(now_ns, written, alerts))
+        return
+    loads_now = state.fleet.directory.loads(now_ns)
+    members = writer.members(loads_now.listing)
+    queues = phase_queues(loads_now, state.fleet.clocks, state.gateways, now_ns)
+    aged_ns = age_ns(loads_now, state.history.written_to_ns, now_ns)
+    age_ms = None if aged_ns is None else aged_ns // MS_NS
+    state.look_at_workers(now_ns)
+    events = state.unsent_events()
+    hub.publish(writer.tick(now_ns, written, loads_now, events, alerts, queues=queues, age_ms=age_ms), members)

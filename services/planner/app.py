@@ -3,8 +3,8 @@
 from contextlib import AsyncExitStack
 
 from libs.actuators.port import Actuator
+from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaBus
-from libs.bus.security import brokers_of
 from libs.keys.follow import follow_keys, start_keys
 from libs.keys.place import open_keys
 from libs.runtime import status
@@ -36,7 +36,7 @@ def make_actuators(settings: PlannerSettings) -> list[Actuator]:
             )
         ]
     if settings.actuator == "kubernetes":
-        from libs.actuators.kubernetes.actuator import KubernetesActuator  # noqa: PLC0415
+        from libs.actuators.kubernetes import KubernetesActuator  # noqa: PLC0415
 
         return [
             KubernetesActuator(deployment=each.strip(), most=settings.actuator_most, kubeconfig=settings.actuator_url)

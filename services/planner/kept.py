@@ -1,4 +1,4 @@
-"""The planner's persistent state (mode, limits, leader lease) and the port to the store that holds it."""
+"""The planner's persistent state (mode, limits, leader lease), the port to its store, and the view of the lease."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -73,3 +73,24 @@ class PlannerStore(Protocol):
     async def follow(self, who: str) -> None:
         """Release the lead if this planner holds it."""
         ...
+
+
+class LeaderLease:
+    """The planner's view of the leader lease, which is lost if it cannot be renewed in time."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+        self._until_s = float("inf")
+        self.fault = ""
+        """Why the leader is unknown; empty while it is known."""
+
+    def take(self, found: Lead, asked_s: float, fault: str = "") -> None:
+        """Record the store's answer. If it gave none, the last answer holds until the lease expires."""
+        self.fault = fault
+        if found is not Lead.UNKNOWN:
+            self._lead, self._until_s = found, asked_s + LEASE_MS / 1000
+
+    def at(self, now_s: float) -> Lead:
+        """Return who leads at `now_s`, as far as that is known."""
+        lost = self._lead is Lead.OURS and now_s >= self._until_s
+        return Lead.UNKNOWN if lost else self._lead

@@ -7,14 +7,20 @@ from types import MappingProxyType
 from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
-from libs.policy.planner.calling import RoleWish, call_up
 from libs.policy.planner.limits import PlannerLimits
-from libs.policy.planner.pay_back import MoveEvidence
-from libs.policy.planner.role_planning import Memory, PlannedWorker, RoleOrder, RolePlan, RoleReason, assign
-from libs.policy.planner.scaling import workers_needed
+from libs.policy.planner.role_planning import (
+    Memory,
+    MoveEvidence,
+    PlannedWorker,
+    RoleOrder,
+    RolePlan,
+    RoleReason,
+    assign,
+)
+from libs.policy.planner.scaling import RoleWish, call_up, workers_needed
 from libs.policy.roles import Role
-from services.planner.inputs.fleet_view import FleetView
-from services.planner.inputs.models import ObservedModel
+from services.planner.fleet_view import FleetView
+from services.planner.observer import ObservedModel
 from services.planner.orders import MAX_CALLS, Order
 
 NO_WISHES: Final[Mapping[str, RoleWish]] = MappingProxyType({})

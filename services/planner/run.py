@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from libs.actuators.port import Actuator
-from libs.bus.collector import BusCollector
-from libs.bus.port import Bus
+from libs.bus.port import Bus, BusCollector
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
 from libs.contracts.topics import AUDIT
 from libs.keys.audit import AuditDoor, changes
@@ -28,21 +27,27 @@ from libs.runtime.transport import Transport, guarded_transport
 from libs.stores.catalogue.port import ModelCatalogue
 from libs.stores.collectors import RegistryCollector
 from libs.stores.registry.port import Registry
-from services.planner.http.admin import Admin
+from services.planner.fleet_view import ReceivedPlans
+from services.planner.http.admin import Admin, ModeApi
 from services.planner.http.api import PlannerCollector, make_api
 from services.planner.http.limits_api import LimitsApi, read_limits
-from services.planner.http.mode_api import ModeApi
 from services.planner.http.roles_api import RolesApi
-from services.planner.inputs.plans import ReceivedPlans
-from services.planner.kept import MODES, Lead, PlannerStore
-from services.planner.loop import LeaderLease, decide_forever, follow_telemetry, follow_workers, lead_forever
+from services.planner.kept import LEASE_MS, MODES, Lead, LeaderLease, PlannerStore
 from services.planner.models.run import open_models
 from services.planner.orders import OrderExecutor
-from services.planner.scaling.scaler import Scaler, ScalerCollector, ScalerSettings
+from services.planner.scaler import Scaler, ScalerCollector, ScalerSettings
 from services.planner.settings import PlannerSettings
-from services.planner.state import Identity, PlannerState
+from services.planner.state import (
+    Identity,
+    PlannerState,
+    decide_forever,
+    follow_telemetry,
+    follow_workers,
+)
 
 log = structlog.get_logger()
+
+LEAD_EVERY_S: Final = LEASE_MS / 4000
 
 MS_NS: Final = 1_000_000
 # How long open responses may take to end at shutdown.
@@ -203,3 +208,25 @@ async def settle(store: PlannerStore, state: PlannerState, modes: ModeApi, limit
         state.take_mode(kept.mode)
     limits.take(read_limits(kept.limits))
     return True
+
+
+async def lead_forever(
+    store: PlannerStore, state: PlannerState, lease: LeaderLease, settle: Callable[[], Awaitable[bool]]
+) -> None:
+    """Acquire the lead when it is free, renew it, and release it on cancellation.
+
+    `settle` reconciles stored and effective settings. It runs when this planner gains the lead and on every round
+    in which another leads. Nothing is decided until it has succeeded.
+    """
+    loop = asyncio.get_running_loop()
+    who = f"{state.identity.planner_id} {state.identity.incarnation}"
+    try:
+        while True:
+            asked_s, before = loop.time(), lease.at(loop.time())
+            found = await store.lead(who)
+            settled = found is Lead.UNKNOWN or found is before is Lead.OURS or await settle()
+            fault = store.lead_fault if settled else "what the planners keep in Redis cannot be read"
+            lease.take(found if settled else Lead.UNKNOWN, asked_s, fault)
+            await asyncio.sleep(LEAD_EVERY_S)
+    finally:
+        await store.follow(who)

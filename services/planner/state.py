@@ -1,12 +1,16 @@
-"""The planner's state: workers from the registry, their load from telemetry, and its last decisions."""
+"""The planner's state, from the registry, telemetry and its last decisions, and the loops that feed it and decide."""
 
+import asyncio
+import contextlib
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Worker
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     ACTION_KEEP,
     ACTION_RECOMMEND,
@@ -22,20 +26,28 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Seen,
 )
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, GatewayQueues
-from libs.policy.planner.calling import RoleWish
+from libs.contracts.topics import CAPACITY, DECISIONS, LOADS, QUEUES
 from libs.policy.planner.groups import spread
 from libs.policy.planner.hindsight import Replay, came, replayed
-from libs.policy.planner.limits import PlannerLimits, is_news
-from libs.policy.planner.role_planning import RolePlan
-from libs.policy.planner.snapshot import ClusterSnapshot
-from libs.policy.pressure.splits import Workload, prompt_speed
+from libs.policy.planner.limits import PlannerLimits, is_due, is_news
+from libs.policy.planner.role_planning import ClusterSnapshot, RolePlan
+from libs.policy.planner.scaling import RoleWish
+from libs.policy.pressure import Workload, prompt_speed
+from libs.runtime.clock import Clock
+from libs.stores.registry.port import Registry
 from libs.telemetry.gateways import GatewayReports
 from services.planner import messages
-from services.planner.inputs.fleet_view import FleetView, MessageOutcome, ObservedWorker, observed_workers
-from services.planner.inputs.models import Look, ObservedCluster, Observer
-from services.planner.inputs.roster import WorkerColumns
-from services.planner.kept import Lead, mode_word
-from services.planner.orders import Order
+from services.planner.fleet_view import (
+    FleetView,
+    MessageOutcome,
+    ObservedWorker,
+    ReceivedPlans,
+    WorkerColumns,
+    observed_workers,
+)
+from services.planner.kept import Lead, LeaderLease, mode_word
+from services.planner.observer import Look, ObservedCluster, Observer
+from services.planner.orders import Order, OrderExecutor
 from services.planner.regret import RegretLedger
 from services.planner.role_planner import ModelPlan, RolePlanner
 
@@ -106,7 +118,6 @@ class PlannerState:
         self.gateways = GatewayReports()
         self.decisions: deque[Decision] = deque(maxlen=kept_decisions)
         self.published: Counter[Action] = Counter()
-        """Number of decisions published, by action."""
         self.started_ns = identity.incarnation
         self._model_tpot_ms: Mapping[str, float] = {}
         self._asked_tpot_ns: Mapping[str, int] = {}
@@ -378,3 +389,77 @@ def _replay(watched: _MeasuredDecision, plan: ModelPlan, now_ns: int) -> None:
     without, then = watched.replays
     watched.replays = replayed(without, what), replayed(then, what)
     watched.seen, watched.looked_ns = work, now_ns
+
+
+REGISTRY_POLL_MS: Final = 1_000
+LEAST_S: Final = 0.02
+# After a decision the loop rests at least this many times the decision's duration, but no longer than a period. It
+# bounds what decisions made on news can cost.
+LEAST_REST: Final = 9
+
+
+async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, clock: Clock) -> None:
+    """Update the list of workers and publish role moves. An outage leaves the last list in place."""
+    async for workers in registry.watch(poll_ms=REGISTRY_POLL_MS):
+        for moved in state.take_workers(workers, clock.now_ns()):
+            bus.publish(DECISIONS, moved)
+
+
+async def follow_telemetry(
+    bus: Bus, state: PlannerState, clock: Clock, news: asyncio.Event, plans: ReceivedPlans
+) -> None:
+    """Record worker loads, gateway queues and capacity plans published from now on.
+
+    Returns when the bus closes. Sets `news` when more work waits at gateways than before.
+    """
+    async for record in bus.subscribe((LOADS, QUEUES, CAPACITY)):
+        if isinstance(record.value, FleetLoads):
+            state.take_loads(record.value, clock.now_ns())
+        elif isinstance(record.value, GatewayQueues) and state.take_queues(record.value, clock.now_ns()):
+            news.set()
+        elif isinstance(record.value, CapacityPlan):
+            plans.take(record.value)
+
+
+async def decide_forever(
+    bus: Bus,
+    state: PlannerState,
+    clock: Clock,
+    *,
+    period_s: float,
+    lease: LeaderLease,
+    news: asyncio.Event,
+    actor: OrderExecutor | None = None,
+) -> None:
+    """Decide and publish every period while the mode is not off, and less often for a cluster at rest.
+
+    News triggers a decision at once. A late round is not made up for. `actor` carries orders out in the background.
+    """
+    loop = asyncio.get_running_loop()
+    due_s = decided_s = loop.time()
+    rest_s = LEAST_S
+
+    def done(order: Order, assignment: Assignment | None, failed: bool) -> None:
+        state.done(order, assignment, clock.now_ns(), failed=failed)
+
+    while True:
+        began_s = loop.time()
+        heard = news.is_set()
+        news.clear()
+        state.lead, state.lead_fault = lease.at(began_s), lease.fault
+        decides = state.identity.mode != MODE_OFF and state.lead is not Lead.ANOTHERS
+        due = is_due(at_rest=state.at_rest, since_s=began_s - decided_s, period_s=period_s)
+        if decides and (due or heard):
+            decided = state.decide(clock.now_ns())
+            for decision in decided.decisions:
+                bus.publish(DECISIONS, decision)
+            if actor is not None:
+                actor.carry_out(decided.orders, done)
+            decided_s = began_s if decided.decisions else decided_s
+            rest_s = min(max(LEAST_S, (loop.time() - began_s) * LEAST_REST), period_s)
+        if loop.time() >= due_s:  # not where news came before
+            due_s = max(due_s + period_s, loop.time())
+        await asyncio.sleep(rest_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(due_s):
+                await news.wait()

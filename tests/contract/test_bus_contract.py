@@ -11,9 +11,8 @@ from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from libs.bus.broker import topic_settings, weak_topics
-from libs.bus.buffer import MAX_BUFFERED_RECORDS
 from libs.bus.clients import open_admin
-from libs.bus.codec import SCHEMA_HEADER
+from libs.bus.codec import MAX_BUFFERED_RECORDS, SCHEMA_HEADER
 from libs.bus.port import Bus, Record, Wanted
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision

@@ -11,8 +11,8 @@ from aiokafka.errors import GroupCoordinatorNotAvailableError, GroupLoadInProgre
 from aiokafka.protocol.admin import DescribeGroupsRequest, DescribeGroupsResponse_v0
 from aiokafka.protocol.commit import OffsetFetchResponse_v3
 
+from libs.bus.broker import NONE, committed_offsets
 from libs.bus.clients import BrokerAway, open_admin
-from libs.bus.offsets import NONE, committed_offsets
 from libs.testing.servers.stores import KafkaServer
 
 SETTLE_S = 40.0

@@ -6,19 +6,19 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from libs.bus import live
+from libs.bus import kafka as live
 from libs.bus.port import Gap, LiveBus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
 from libs.contracts.topics import REQUESTS, STEPS
-from libs.policy.metrics.gaps import Fate, Gaps
+from libs.policy.reading import Fate, Gaps
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.contract.brokers import Broker
 from libs.testing.wait import until
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, step, step_batch
-from services.metrics.prometheus import RequestMetrics
 from services.metrics.refill import Refill
+from services.metrics.requests import RequestMetrics
 from services.metrics.state import MetricsState
 
 BEHIND_S = 0.5

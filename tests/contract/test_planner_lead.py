@@ -13,15 +13,12 @@ from libs.runtime.redis import make_redis
 from libs.runtime.tasks import end
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
-from services.metrics.status.planner_news import PlannerNews, PlannerStatus
-from services.planner.http.admin import Admin
-from services.planner.http.limits_api import LimitsApi
-from services.planner.http.limits_body import LimitsBody
-from services.planner.http.mode_api import ModeApi
-from services.planner.kept import LEASE_MS, Lead
-from services.planner.loop import LeaderLease, decide_forever, lead_forever
-from services.planner.run import settle
-from services.planner.state import Identity, PlannerState
+from services.metrics.status.traffic import PlannerNews, PlannerStatus
+from services.planner.http.admin import Admin, ModeApi
+from services.planner.http.limits_api import LimitsApi, LimitsBody
+from services.planner.kept import LEASE_MS, Lead, LeaderLease
+from services.planner.run import lead_forever, settle
+from services.planner.state import Identity, PlannerState, decide_forever
 from services.planner.store import RedisPlannerStore
 
 TAKEOVER_S = 2.0

@@ -19,30 +19,29 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
 from libs.contracts.step_row import COLUMN_NAMES, StepRow, step_columns
 from libs.contracts.topics import ALL, CAPACITY, DECISIONS, LOADS, QUEUES, REQUESTS, SILENCES, STEPS, WINDOWS, Topic
 from libs.keys.change_guard import ChangeGuard
-from libs.policy.capacity.plan import wishes
-from libs.policy.metrics.shares import Shares
+from libs.policy.capacity import wishes
+from libs.policy.reading import Shares
 from libs.telemetry.fleet_loads import COLUMNS
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.messages import messages, spoiled
 from libs.testing.suites.suite import RunningSuite
 from libs.testing.wait import ManualClock, at_once
 from libs.testing.workers.hosts import RecordingBus
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
-from services.metrics.alerts.silencer import silence_of
+from services.metrics.alerts.silences import silence_of
 from services.metrics.http.routes import make_api as make_metrics_api
-from services.metrics.live import TICK_NS, tick
-from services.metrics.prometheus import OccupancyCollector, RequestMetrics
+from services.metrics.prometheus import OccupancyCollector
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
-from services.metrics.stream import Hub, TickWriter
-from services.planner.http.admin import Admin
+from services.metrics.stream import TICK_NS, Hub, TickWriter, tick
+from services.planner.fleet_view import ReceivedPlans
+from services.planner.http.admin import Admin, ModeApi
 from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api
 from services.planner.http.limits_api import LimitsApi
-from services.planner.http.mode_api import ModeApi
-from services.planner.inputs.plans import ReceivedPlans
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore
 

@@ -45,12 +45,10 @@ from libs.testing.suites.suite import RunningSuite
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
 from services.gateway.workers.fleet import WorkerLinks
-from services.planner.http.admin import Admin
+from services.planner.http.admin import Admin, ModeApi
 from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api
-from services.planner.http.limits_api import LimitsApi, read_limits
-from services.planner.http.limits_body import LimitsBody
-from services.planner.http.mode_api import ModeApi
+from services.planner.http.limits_api import LimitsApi, LimitsBody, read_limits
 from services.planner.kept import MODES, KeptSettings
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from libs.actuators.kubernetes.actuator import KubernetesActuator
-from libs.actuators.kubernetes.api import CALL_S, Change, KubeApi
-from libs.actuators.kubernetes.view import PodView
+from libs.actuators.kubernetes import KubernetesActuator, PodView
+from libs.actuators.kubernetes_api import CALL_S, Change, KubeApi
 from libs.actuators.port import ActuatorDown
 from libs.runtime.tasks import TaskOwner
 from libs.testing.kube.namespace import CommandFailed, Namespace, installed, run, two_models
@@ -229,7 +228,7 @@ async def test_a_server_that_is_away_is_a_bounded_error_and_is_found_again(own: 
 async def test_a_watch_that_ends_goes_on_and_lists_again_only_where_the_server_has_forgotten(
     own: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libs.actuators.kubernetes.api.WATCH_S", 1)
+    monkeypatch.setattr("libs.actuators.kubernetes_api.WATCH_S", 1)
     api = KubeApi(own.name, "fulcrum-spare", await own.account("fulcrum-planner"))
     ended, changes = [0], KubeApi.changes
 

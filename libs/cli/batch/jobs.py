@@ -17,7 +17,7 @@ from libs.cli.batch.files import MAX_OUTAGE_S, check_targets, content, fetch, re
 from libs.cli.batch.progress import ENDED, Batch, figures, tell, tell_list
 from libs.cli.console import make_console
 from libs.cli.find import checked, error_text, find_suite, key_headers, no_suite
-from libs.contracts.batch_terms import check_endpoint, window_s
+from libs.contracts.classes import check_endpoint, window_s
 from libs.contracts.errors import StartupError
 from libs.contracts.foreign_text import plain
 

@@ -23,7 +23,7 @@ from libs.lab.policies import split_of
 from libs.lab.profile_file import profile_named
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet
-from libs.policy.capacity.plan import PHASES
+from libs.policy.capacity import PHASES
 from libs.runtime.paths import cache_dir
 
 MOST_ROWS: Final = 24

@@ -17,7 +17,7 @@ from libs.cli.lab.progress import Notes, noting
 from libs.cli.report.page import check_plots, make_folder
 from libs.contracts.errors import InvalidRequest
 from libs.forecast.backtest import BacktestForecasts, BacktestPlan, make_plan, run, score
-from libs.forecast.baselines import Baseline, light_baselines
+from libs.forecast.baselines import Baseline, heavy_baselines, heavy_names, light_baselines
 from libs.forecast.demand_file import read_demand
 from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import DemandHistory, Floats
@@ -94,8 +94,6 @@ def chosen_baselines(text: str) -> list[Baseline]:
     light = light_baselines()
     if text == "light":
         return light
-    from libs.forecast.heavy import heavy_baselines, heavy_names  # noqa: PLC0415 (imports libraries that are extras)
-
     if text == "all":
         return light + heavy_baselines(heavy_names())
     names = text.split(",")

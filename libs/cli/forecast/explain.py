@@ -11,7 +11,7 @@ from libs.cli.forecast.backtest import parse_horizons
 from libs.cli.forecast.live import clock_time
 from libs.cli.forecast.page import spell
 from libs.contracts.errors import InvalidRequest
-from libs.demand.outlook import make_outlook
+from libs.demand.report import make_outlook
 from libs.forecast.demand_file import read_demand
 from libs.policy.forecast.history import SERIES
 

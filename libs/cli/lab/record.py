@@ -117,7 +117,7 @@ async def read_all(broker: EventBroker, recording: Recording) -> None:
 
 
 async def _read(broker: EventBroker, recording: Recording, seconds: float, note: Note) -> None:
-    from libs.bus.live import KafkaLiveBus  # noqa: PLC0415 (a client of Kafka, which no test needs)
+    from libs.bus.kafka import KafkaLiveBus  # noqa: PLC0415 (a client of Kafka, which no test needs)
 
     quiet_client_log()  # errors are printed below, once
     bus = KafkaLiveBus(broker.address, broker.cluster, "fulcrum lab record")

@@ -14,7 +14,7 @@ import httpx
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.foreign_text import plain
-from libs.observe.server import ObservedServer, Shares
+from libs.observe import ObservedServer, ObservedShares
 
 SCRAPES_A_SECOND: Final = 2
 TIMEOUT_S: Final = 0.4
@@ -101,7 +101,7 @@ async def _scrape(client: httpx.AsyncClient, url: str, server: ObservedServer) -
     return ""
 
 
-def _print(shares: Shares, url: str, *, as_json: bool, trouble: str = "") -> None:
+def _print(shares: ObservedShares, url: str, *, as_json: bool, trouble: str = "") -> None:
     if as_json:
         line: dict[str, Any] = {"server": url} if url else {}
         line |= {name: round(value, DIGITS) if value is not None else None for name, value in asdict(shares).items()}
@@ -113,7 +113,7 @@ def _print(shares: Shares, url: str, *, as_json: bool, trouble: str = "") -> Non
     print("  ".join(part for part in (at, url, plain(trouble) or _sentence(shares)) if part), flush=True)
 
 
-def _sentence(shares: Shares) -> str:
+def _sentence(shares: ObservedShares) -> str:
     if shares.busy is None:
         return "learning what its steps cost"
     if shares.prefill is None or shares.low is None or shares.high is None:

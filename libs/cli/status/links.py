@@ -10,7 +10,7 @@ from rich.table import Table
 
 from libs.cli.console import make_console
 from libs.cli.find import find_suite, get_json
-from libs.policy.metrics.kv_links import SLOW_LINK
+from libs.policy.kv_links import SLOW_LINK
 
 LINKS_PATH: Final = "/v1/links"
 

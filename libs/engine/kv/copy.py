@@ -8,7 +8,7 @@ import xxhash
 
 from libs.engine.kv_port import KvChunk
 from libs.engine.runner import Runner
-from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
+from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
 
 # Threads per engine. Two cores copy nearly twice as fast as one.
 COPY_THREADS = 2

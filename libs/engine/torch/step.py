@@ -24,7 +24,7 @@ from libs.engine.torch.peaks import compute_of
 from libs.engine.torch.sampling import sample, score
 from libs.model.info import ModelInfo, load_model_info
 from libs.perfmodel.utilisation import Compute
-from libs.runtime.slices import COMPUTE_SLICE_NS, ask_slice
+from libs.runtime.linux import COMPUTE_SLICE_NS, ask_slice
 
 # Tokens of the prompt chunks that fill torch's internal caches before the first request.
 WARM_UP_TOKENS = 64

@@ -8,7 +8,7 @@ from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity
 from libs.engine.vllm.core import as_startup_error, import_launch
-from libs.runtime.net.sockets import end_when_vanished
+from libs.runtime.net.ports import end_when_vanished
 
 LEADER_DEAD = "node 0 has ended: start its worker and this one again"
 DEAD = "the processes that compute here have ended, and their log says why: start node 0's worker and this one again"

@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
+from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
 
 PR_SET_PDEATHSIG = 1
 # Pid of the worker, set for the processes that it starts. Other uses of vLLM are left alone.

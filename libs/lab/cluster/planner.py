@@ -7,10 +7,9 @@ from typing import Final
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.watch import held_tokens, load_now
 from libs.lab.cluster.worker import LabWorker
-from libs.policy.planner.demand import decodes_to_come, workload
-from libs.policy.planner.pay_back import MoveEvidence
-from libs.policy.planner.role_planning import Memory, PlannedWorker, RoleOrder, RolePlan, assign
-from libs.policy.pressure.splits import WorkerProfile, Workload
+from libs.policy.planner.advice import decodes_to_come, workload
+from libs.policy.planner.role_planning import Memory, MoveEvidence, PlannedWorker, RoleOrder, RolePlan, assign
+from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role
 
 PERIOD_NS: Final = 100_000_000

@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final
 
-from libs.runtime.scheduler import Call
+from libs.runtime.clock import Call
 
 PS_PER_NS: Final = 1_000
 # One second, because policies take a time of 0 to mean "not yet".

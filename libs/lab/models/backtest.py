@@ -18,8 +18,7 @@ from libs.lab.models.score import (
 )
 from libs.lab.models.usage import MAX_WINDOWS, Floats, UsageLog, Use, use_by_window
 from libs.policy.reserve.arrivals import WindowArrivals
-from libs.policy.reserve.calibration import Calibrator, normal_miss
-from libs.policy.reserve.counts import not_passed
+from libs.policy.reserve.counts import Calibrator, normal_miss, not_passed
 from libs.policy.reserve.forecaster import ReserveForecaster, SeenWindow
 
 

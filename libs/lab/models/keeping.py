@@ -13,7 +13,7 @@ import numpy as np
 
 from libs.lab.models.usage import Floats, UsageLog, Whole, spells
 from libs.policy.reserve.arrivals import ArrivalLaws, WindowArrivals
-from libs.policy.reserve.keeping import ModelPool, choose, worth_of
+from libs.policy.reserve.following import ModelPool, choose, worth_of
 
 HISTOGRAM_BIN_S: Final = 60.0
 HISTOGRAM_BINS: Final = 240

@@ -10,8 +10,7 @@ from typing import Final
 import numpy as np
 
 from libs.lab.models.usage import Floats, UsageLog, Use, spells, use_by_window
-from libs.policy.reserve.counts import gpu_units, quantile, sum_distribution
-from libs.policy.reserve.steady import poisson_active
+from libs.policy.reserve.counts import gpu_units, poisson_active, quantile, sum_distribution
 
 RESAMPLES: Final = 2000
 # Consecutive windows are drawn together, since misses seldom come alone.

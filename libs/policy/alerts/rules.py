@@ -1,10 +1,13 @@
-"""The rules of alerts: names, thresholds, how long each must hold, and the conditions that they judge."""
+"""The rules of alerts: names, thresholds, how long each must hold, the snapshot and the conditions that they judge."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
-from libs.policy.grade import Grade, Threshold
+from libs.policy.kv_links import KvLink
+from libs.policy.verdict.causes import Cause
+from libs.policy.verdict.state import Grade, Threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +118,147 @@ class Condition:
 def held_back(condition: Condition) -> Condition:
     """Return the condition without a grade, so that it changes nothing."""
     return replace(condition, grade=None)
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePool:
+    """The workers of one model that serve one phase: those of role prefill, or those of roles decode and mixed."""
+
+    model: str
+    phase: str
+    workers: int
+    gpus: int
+    covered_ns: int
+    """GPU-ns of the window that telemetry covers."""
+    busy_ns: int
+    kv_wait_ns: int
+    waiting: int | None
+    """Work waiting at workers and gateways; None while telemetry does not report it.
+
+    It counts prompt tokens still to compute for prefill, and sequences not yet running for decode.
+    """
+
+    places: int
+    """Sequences that its workers can run at a time; 0 if they do not report it."""
+    taken: int
+
+    @property
+    def full(self) -> bool:
+        """Whether every place is taken, so that further sequences wait at the gateways."""
+        return 0 < self.places <= self.taken
+
+    @property
+    def unit(self) -> str:
+        """The unit in which `waiting` counts."""
+        return "prompt tokens" if self.phase == "prefill" else "sequences"
+
+
+class WorkerReport(NamedTuple):
+    """The state of a worker at its last report."""
+
+    id: str
+    node: str
+    model: str
+    silent_ns: int
+    """Time since its telemetry ended, beyond the usual delay."""
+    left: bool
+    """Whether it announced the end of its telemetry."""
+    at_hand: int
+    """Sequences that it holds, running or not."""
+    since_step_ns: int
+    """Time from the end of its last finished step to the end of its telemetry."""
+    reader: str
+    """The instance that reads its telemetry; empty for this one."""
+    kv_used: float | None
+    """Share of its KV blocks that sequences hold; None if it does not report it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCount:
+    """The requests of a window, and those of them that missed their target."""
+
+    total: int
+    bad: int
+
+    @property
+    def share(self) -> float:
+        """Share of bad requests; 0 if there is none."""
+        return self.bad / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Burn:
+    """A model's service level, with counts over windows by their length in seconds."""
+
+    model: str
+    slo: str
+    windows: dict[int, RequestCount]
+    age_s: float
+    """Time since the first counted request; nothing is known of the time before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of the cluster at one moment."""
+
+    at_ns: int
+    pools: list[PhasePool]
+    workers: list[WorkerReport]
+    burns: list[Burn]
+    silent_ns: int | None
+    """Time since the last telemetry of any worker; None before the first."""
+    causes: Sequence[Cause] = ()
+    """The causes that the verdict names."""
+    judged: frozenset[str] = frozenset()
+    """Models that the verdict covers; pools of others are judged by how busy they are."""
+    links: Sequence[KvLink] = ()
+    """Links between workers, with the speed of KV transfers."""
+
+    @property
+    def behind_ns(self) -> int:
+        """The least silence of more than half of the workers that have not left; 0 without workers.
+
+        Telemetry that arrives after such a silence covers earlier time.
+        """
+        silent_ns = sorted(worker.silent_ns for worker in self.workers if not worker.left)
+        return silent_ns[(len(silent_ns) - 1) // 2] if silent_ns else 0
+
+
+CLEAR_SHARE = 0.5
+"""The share of short sample paths below which the alert clears."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAhead:
+    """The capacity plan of one model's pool."""
+
+    model: str
+    phase: str
+    short_gpus: int
+    """GPUs missing in the first stretch in which four of five paths are short; 0 if there is none."""
+    at_unix_s: float
+    sure: float
+    """The share of paths that are short in that stretch."""
+    most_short: float
+    """The largest share of short paths in any stretch."""
+    start_s: float
+    """The time that a worker takes to start; 0 if unknown."""
+
+
+def capacity_conditions(pools: Sequence[PoolAhead], when: Sequence[str]) -> Iterator[Condition]:
+    """Judge every pool; `when` holds each one's moment in words."""
+    for pool, words in zip(pools, when, strict=True):
+        labels = (("model", pool.model), ("phase", pool.phase))
+        if pool.short_gpus > 0:
+            gpus = f"{pool.short_gpus} GPU{'s' if pool.short_gpus > 1 else ''}"
+            start = f"; workers need {_span(pool.start_s)} to start" if pool.start_s else ""
+            reason = f"{pool.phase} short by {gpus} at {words}, {pool.sure:.0%} sure{start}"
+            yield Condition(Name.CAPACITY_SHORT, labels, Grade.FIRE, reason)
+            continue
+        grade = Grade.CLEAR if pool.most_short < CLEAR_SHARE else Grade.HOLD
+        reason = f"{pool.phase} is enough: at most {pool.most_short:.0%} of what may come is more"
+        yield Condition(Name.CAPACITY_SHORT, labels, grade, reason)
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -40,7 +40,7 @@ _BLOCK: Final = 64
 
 Targets = Callable[[int, int], Floats]
 """Forecasts in logarithms for (horizon, first), of shape [n - first, names]; see
-`libs.policy.forecast.targets.Targets.at`.
+`libs.policy.forecast.bands.Targets.at`.
 """
 
 
@@ -57,7 +57,7 @@ def checkpoints(bins: int, day: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class FittedWeights:
     """The result of one fit of the regressions and the autoregression."""
 
     ridges: Floats
@@ -90,7 +90,7 @@ class HorizonBlend:
     """The state of one horizon after the last bin of a fit."""
 
     horizon: int
-    learned: Learned
+    learned: FittedWeights
     losses: Floats
     """Discounted sums of absolute errors, of shape [candidates]; `seen` is the same sum of ones."""
     seen: float
@@ -132,10 +132,10 @@ class Blender:
         count = len(self._log)
         learned = _regressions(rows, self._log, self._actual, horizon, ends)
         values = np.empty((count, rows.shape[1] + len(LEARNED)))
-        none, following = Learned(np.empty((0, 0)), np.empty(0), 0.0), [*(at - 1 for at in ends), count]
+        none, following = FittedWeights(np.empty((0, 0)), np.empty(0), 0.0), [*(at - 1 for at in ends), count]
         fits = [none]
         for ridges, (lags, mean) in zip(learned, autos, strict=True):
-            fits.append(Learned(ridges, _ahead(lags, horizon), mean) if len(ridges) else none)
+            fits.append(FittedWeights(ridges, _ahead(lags, horizon), mean) if len(ridges) else none)
         for fit, first, last in zip(fits, [0, *following], following, strict=False):
             if last > first:
                 values[first:last] = fit.predict(rows[first:last], self._log, np.arange(first, last))

@@ -13,8 +13,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from libs.policy.forecast.history import Floats
-from libs.policy.forecast.levels import hold
+from libs.policy.forecast.history import Floats, hold
 
 # A shift by half must be found within the first window; small shifts need the longer ones.
 WINDOWS_S: Final = (1800.0, 7200.0, 21_600.0)

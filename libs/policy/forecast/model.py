@@ -6,11 +6,22 @@ from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
-from libs.policy.forecast.bands import LEVELS, BandState, Scale, fit_scale, follow_bands, states_of, warm_bands
+from libs.policy.forecast.bands import (
+    DAY_S,
+    LENGTH_HALF_LIVES_S,
+    LEVELS,
+    WEEK_S,
+    BandState,
+    Scale,
+    Targets,
+    fit_scale,
+    follow_bands,
+    make_targets,
+    states_of,
+    warm_bands,
+)
 from libs.policy.forecast.blend import LEARNED, Blender, HorizonBlend, checkpoints
-from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName, without_outages
-from libs.policy.forecast.levels import hold, running_means
-from libs.policy.forecast.targets import DAY_S, LENGTH_HALF_LIVES_S, WEEK_S, Targets, make_targets
+from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName, hold, running_means, without_outages
 
 # A fit uses the latest 8 weeks of 10-minute bins.
 MOST_BINS: Final = 8064

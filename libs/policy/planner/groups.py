@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from libs.policy.planner.role_planning import PlannedWorker, RoleOrder
-from libs.policy.pressure.splits import Workload
+from libs.policy.pressure import Workload
 
 UNEQUAL = "its workers are groups of different sizes"
 

@@ -1,15 +1,32 @@
-"""The operator's limits on decisions: workers per role, moves per second, quiet hours.
+"""The operator's limits on decisions and on their frequency, and the splits of roles that limits allow, weighed."""
 
-It also holds how often the planner decides and reports.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Self
 
+import numpy as np
+
+from libs.policy.capacity import MOST_WORKERS
+from libs.policy.pressure import (
+    N,
+    Numbers,
+    Split,
+    Splits,
+    WorkerProfile,
+    Workload,
+    decode_step_ns,
+    least,
+    most,
+    pressed,
+    prompt_pressure,
+    reading_ns,
+    rounded,
+    where,
+)
+from libs.policy.worker.slack import IN_HAND
+
 DAY_MINUTES: Final = 24 * 60
-MAX_WORKERS: Final = 100_000
 MAX_MOVES_PER_S: Final = 1_000
 REST_S: Final = 1.0
 """The time between decisions about an idle cluster, whose outcome does not change."""
@@ -31,12 +48,12 @@ class ModelLimits:
 
     1 is also satisfied by workers that were started as mixed, and by a single worker.
     """
-    prefill_max: int = MAX_WORKERS
+    prefill_max: int = MOST_WORKERS
     decode_min: int = 1
-    decode_max: int = MAX_WORKERS
+    decode_max: int = MOST_WORKERS
     workers_min: int = 0
     """The least number of workers in any role; workers started by people are never ended."""
-    workers_max: int = MAX_WORKERS
+    workers_max: int = MOST_WORKERS
     """The number up to which workers are started, including standby workers and those still starting."""
     gpu_hours_day: float = NO_BOUND
     """The GPU-hours that workers started by actuators may use per day (UTC)."""
@@ -100,3 +117,149 @@ def is_due(*, at_rest: bool, since_s: float, period_s: float) -> bool:
 def is_news(*, same_reasons: bool, since_ns: int) -> bool:
     """Return whether to report a decision to keep the roles, `since_ns` after the last report."""
     return not same_reasons or since_ns >= KEEP_NS
+
+
+EVERY: Final = ModelLimits()
+MOST_BUSY: Final = 0.9
+"""The bound on the share of a decode worker's time that grows with its sequences; beyond it no pace settles."""
+MOST_CHANGE: Final = 3.0
+"""The bound on the factor by which decodes are assumed to change."""
+
+Press = Callable[[Numbers, Numbers], tuple[Numbers, Numbers]]
+"""A function from (prefill, mixed) workers to (prompt, decode) pressures, arrays of shape [splits]."""
+
+
+class RatedSplits:
+    """The rated splits of one number of workers, from the fewest prefill workers to the most."""
+
+    def __init__(self, splits: Splits) -> None:
+        self._splits = splits
+        self._costs = splits.costs()
+        self._order = np.argsort(self._costs, kind="stable")
+
+    def __len__(self) -> int:
+        return len(self._costs)
+
+    @property
+    def best(self) -> Split | None:
+        """The split of the least pressure; None if there are no splits."""
+        return self._splits.at(int(self._order[0])) if len(self) else None
+
+    def first(self, count: int) -> Sequence[Split]:
+        """Return the `count` splits with the least pressure, in that order."""
+        return [self._splits.at(place) for place in self._order[:count].tolist()]
+
+    def of(self, prefill: int) -> Split | None:
+        """Return the split with this number of prefill workers, or None."""
+        place = prefill - int(self._splits.prefill[0]) if len(self) else -1
+        return self._splits.at(place) if 0 <= place < len(self) else None
+
+    def nearest(self, mixed: int, most_cost: float) -> Split | None:
+        """Return the split no costlier than `most_cost` with the number of mixed workers nearest to `mixed`.
+
+        Of two equally near ones it is the better.
+        """
+        good = self._order[self._costs[self._order] <= most_cost]
+        return self._splits.at(int(good[np.abs(self._splits.mixed[good] - mixed).argmin()])) if len(good) else None
+
+    def least_pressure(self) -> float:
+        """Return the lowest pressure of the worse phase over all splits; infinite if there are none."""
+        worse = np.maximum(self._splits.prompt_pressure, self._splits.decode_pressure)
+        return float(worse.min(initial=np.inf))
+
+
+def weigh(
+    press: Press, workers: int, limits: ModelLimits = EVERY, *, least_prefill: int = 1, least_mixed: int = 1
+) -> RatedSplits:
+    """Rate all splits that the limits allow, with at least these numbers of workers by role."""
+    first = max(least_prefill, limits.prefill_min, workers - limits.decode_max, 0)
+    last = min(workers - max(least_mixed, limits.decode_min), limits.prefill_max)
+    prefill = np.arange(first, max(last + 1, first), dtype=np.float64)
+    mixed = workers - prefill
+    return RatedSplits(Splits(prefill, mixed, *press(prefill, mixed)))
+
+
+def splits(
+    engine: WorkerProfile,
+    work: Workload,
+    workers: int,
+    limits: ModelLimits = EVERY,
+    *,
+    least_prefill: int = 1,
+    least_mixed: int = 1,
+) -> RatedSplits:
+    """Rate all splits for work that is the same in each of them."""
+
+    def press(prefill: Numbers, mixed: Numbers) -> tuple[Numbers, Numbers]:
+        same = 0.0 * mixed
+        decodes, kv_tokens = work.decodes + same, work.kv_tokens + same
+        return pressed(engine, work, decodes, kv_tokens, prefill=prefill, mixed=mixed, lent=mixed)
+
+    return weigh(press, workers, limits, least_prefill=least_prefill, least_mixed=least_mixed)
+
+
+def best_split(engine: WorkerProfile, work: Workload, workers: int, limits: ModelLimits = EVERY) -> Split | None:
+    """Return the best split of `workers` workers, or None if the limits allow none.
+
+    It has at least one worker of each role if there are two workers.
+    """
+    return splits(engine, work, workers, limits, least_prefill=min(workers - 1, 1)).best
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePace:
+    """The decode rate in the present split, and how many sequences would decode in another one.
+
+    A worker that computes prompts beside its decodes lets each step take as long as TPOT allows. Sequences then stay
+    longer, so more of them are there at once, with their KV. Rated by the present decodes, a split with separate
+    decodes looks crowded although it would not be. Roles would then drift towards ever more and ever fuller mixed
+    workers. The rate at which tokens are generated is what stays the same in every split.
+    """
+
+    engine: WorkerProfile
+    work: Workload
+    tokens_per_ns: float
+    """The tokens generated per nanosecond; 0 if nothing decodes."""
+    filled: tuple[float, float] = (0.0, 0.0)
+    """The decodes and their KV tokens if each step took all that TPOT allows."""
+
+    @classmethod
+    def of(cls, engine: WorkerProfile, work: Workload, prefill: int, mixed: int, *, rides: bool) -> "DecodePace":
+        """Derive the pace from the present split. `rides`: whether mixed workers compute prompts now."""
+        if not work.decodes or not mixed or not work.tpot_ns:
+            return cls(engine, work, 0.0)
+        decodes, kv_tokens = float(work.decodes), float(work.kv_tokens)
+        alone_ns = decode_step_ns(engine, decodes, kv_tokens, float(mixed))
+        pressure = prompt_pressure(engine, work, decodes, kv_tokens, prefill=float(prefill), mixed=float(mixed))
+        step_ns = _filled_ns(work, pressure, alone_ns) if rides else alone_ns
+        if not step_ns:
+            return cls(engine, work, 0.0)
+        tokens_per_ns = work.decodes / step_ns
+        return cls(engine, work, tokens_per_ns, _decodes(work, tokens_per_ns, work.tpot_ns * (1 - IN_HAND)))
+
+    def decodes_in(self, prefill: N, mixed: N, *, rides: bool) -> tuple[N, N]:
+        """Return the decodes and their KV tokens in one or many splits with at least one mixed worker each."""
+        if not self.tokens_per_ns:
+            return self.work.decodes + 0.0 * mixed, self.work.kv_tokens + 0.0 * mixed
+        work, model = self.work, self.engine.step_time
+        each_ns = model.decode_sequence_ns + model.decode_kv_token_ns * work.kv_tokens / work.decodes
+        busy = least(self.tokens_per_ns / mixed * each_ns, MOST_BUSY)
+        step_ns = reading_ns(model, work.decodes / mixed) / (1 - busy)
+        if rides:
+            decodes, kv_tokens = self.filled
+            filled = decodes + 0.0 * mixed, kv_tokens + 0.0 * mixed
+            pressure = prompt_pressure(self.engine, work, *filled, prefill=prefill, mixed=mixed)
+            step_ns = _filled_ns(work, pressure, step_ns)
+        return _decodes(work, self.tokens_per_ns, step_ns)
+
+
+def _decodes(work: Workload, tokens_per_ns: float, step_ns: N) -> tuple[N, N]:
+    """Return the sequences and their KV tokens that generate `tokens_per_ns` in steps of `step_ns`."""
+    decodes = least(most(tokens_per_ns * step_ns, work.decodes / MOST_CHANGE), work.decodes * MOST_CHANGE)
+    return most(rounded(decodes), 1.0), rounded(work.kv_tokens * (decodes / work.decodes))
+
+
+def _filled_ns(work: Workload, pressure: N, alone_ns: N) -> N:
+    """Return the time of a decode step lengthened by prompts, as far towards the target as prompts press."""
+    most_ns = work.tpot_ns * (1 - IN_HAND)
+    return where(alone_ns >= most_ns, alone_ns, alone_ns + (most_ns - alone_ns) * least(pressure, 1.0))

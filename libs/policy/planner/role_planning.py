@@ -1,6 +1,6 @@
 """Decide which of a model's workers take which role and prefill budget now.
 
-Every split of the workers that the limits allow is rated by the pressure it would leave (libs/policy/pressure).
+Every split of the workers that the limits allow is rated by the pressure it would leave (libs/policy/pressure.py).
 Roles change only under pressure, and only if another split relieves it by more than the error of the predictions.
 So a steady load, or one that fluctuates, moves nobody. Budgets are raised before roles change, since they cost
 nothing. A decode worker is `Role.MIXED` with a budget of 0: `mixed` counts decode workers too, as `decode_*` in the
@@ -8,18 +8,63 @@ limits does.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import isinf
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from libs.policy.planner.limits import MAX_WORKERS, ModelLimits
-from libs.policy.planner.pay_back import UNMEASURED, MoveEvidence
-from libs.policy.planner.splits import EVERY, DecodePace, RatedSplits, weigh
-from libs.policy.pressure.numbers import Numbers
-from libs.policy.pressure.splits import DECODE_FULL, Split, WorkerProfile, Workload, pressed, split
+from libs.policy.capacity import MOST_WORKERS
+from libs.policy.planner.limits import EVERY, DecodePace, ModelLimits, RatedSplits, weigh
+from libs.policy.pressure import DECODE_FULL, Numbers, Split, WorkerProfile, Workload, pressed, split
 from libs.policy.roles import Role
+
+# A move costs the measured time from its decision until the worker serves its new role, and the same again on the way
+# back. Its gain is the share of the pressure that it relieves, so it has paid off after the cost divided by that
+# share. Reports lag, and a move is judged only by reports from after its pay-back.
+LEAST_EFFECT_NS: Final = 20_000_000
+"""The least cost of a move, for its KV and prefixes, even if it took no time at all."""
+LEAST_PAY_BACK_NS: Final = 3 * LEAST_EFFECT_NS
+"""The least time in which any move pays back."""
+FIRST_EFFECT_NS: Final = 100_000_000.0
+"""The duration assumed before any move was measured."""
+WEIGHT: Final = 0.2
+"""The weight of the newest move in the mean."""
+LEAST_RELIEF: Final = 0.1
+"""The relief assumed of a move that relieves less, because limits required it."""
+MOST_NS: Final = 10_000_000_000
+"""The bound on a pay-back and on the age of reports; older reports carry no information."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveEvidence:
+    """The knowledge about moves at the time of a decision."""
+
+    age_ns: int = 0
+    """The age of what is known of the workers."""
+    effect_ns: float = FIRST_EFFECT_NS
+    """The mean measured time from a decision until its worker has changed."""
+
+    def measured(self, effect_ns: int) -> "MoveEvidence":
+        """Return the evidence updated by the duration of one more move."""
+        bounded = min(max(effect_ns, 0), MOST_NS)
+        return replace(self, effect_ns=self.effect_ns + WEIGHT * (bounded - self.effect_ns))
+
+    def aged(self, age_ns: int) -> "MoveEvidence":
+        """Return the evidence with another age of what is known of the workers."""
+        return replace(self, age_ns=min(max(age_ns, 0), MOST_NS))
+
+    def pay_back_ns(self, relieved: float) -> int:
+        """Return the time from a decision until its moves have recovered their cost, there and back.
+
+        `relieved` is the share of the pressure that they take away, 0..1.
+        """
+        effect_ns = max(self.effect_ns, LEAST_EFFECT_NS)
+        return min(round(effect_ns + 2 * effect_ns / min(max(relieved, LEAST_RELIEF), 1.0)), MOST_NS)
+
+
+UNMEASURED: Final = MoveEvidence()
+
 
 # Below both pressures a split is good enough, whatever others would leave. Prompts come in clusters and queue long
 # before their phase is full; decodes are not late before it is.
@@ -108,7 +153,6 @@ class RolePlan:
     moves: Sequence[RoleOrder]
     """The orders that change a worker's role, and maybe its budget."""
     budgets: Sequence[RoleOrder]
-    """The orders that change only the budget."""
     code: RoleReason
     now: Split
     """The present split, with the prompts that budgets allow."""
@@ -132,7 +176,7 @@ def assign(
     now_ns: int,
     *,
     limits: ModelLimits = EVERY,
-    most_moves: int = MAX_WORKERS,
+    most_moves: int = MOST_WORKERS,
     evidence: MoveEvidence = UNMEASURED,
 ) -> RolePlan:
     """Decide the roles and budgets of one model's workers.
@@ -332,3 +376,40 @@ def _budget_changes(
 
 def _with_budget(worker: PlannedWorker, budget_tokens: int) -> RoleOrder:
     return RoleOrder(worker.id, Role.MIXED, budget_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class RolePool:
+    """The workers of one model in one role, over a window. Queue depths are sums over the workers that report them."""
+
+    model: str
+    role: Role | None
+    """The role; None if no known role is assigned."""
+    workers: int
+    gpus: int
+    busy: float | None
+    """The share of covered GPU time spent in steps; None without coverage."""
+    coverage: float
+    """The share of the pool's GPU time in the window that telemetry covers, 0..1."""
+    running: int
+    waiting: int
+    waiting_prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """The pools of all models and roles."""
+
+    window_ms: int
+    pools: tuple[RolePool, ...]
+    coverage: float
+    """The share of all registered GPU time in the window that telemetry covers, 0..1; 0 without workers."""
+    heard: bool
+    """Whether every worker has reported something lately."""
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether every worker has reported that nothing runs or waits."""
+        return self.heard and not any(
+            pool.busy or pool.running or pool.waiting or pool.waiting_prefill_tokens for pool in self.pools
+        )

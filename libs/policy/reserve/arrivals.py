@@ -12,9 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from libs.policy.reserve.counts import Floats, Whole
-from libs.policy.reserve.hazards import HazardTable
-from libs.policy.reserve.steady import gamma_cdf
+from libs.policy.reserve.counts import Floats, HazardTable, Whole, gamma_cdf
 
 HOUR_S: Final = 3600.0
 HOURS: Final = 24

@@ -6,10 +6,18 @@ from typing import Final
 import numpy as np
 
 from libs.policy.reserve.arrivals import LAWS, POISSON_LAWS, ArrivalLaws, WindowArrivals
-from libs.policy.reserve.calibration import Calibrator, normal_miss
-from libs.policy.reserve.common_rate import CommonRate
-from libs.policy.reserve.counts import Floats, Whole, gpu_units, mean_of, not_passed, sum_distribution
-from libs.policy.reserve.hazards import HazardTable
+from libs.policy.reserve.counts import (
+    Calibrator,
+    CommonRate,
+    Floats,
+    HazardTable,
+    Whole,
+    gpu_units,
+    mean_of,
+    normal_miss,
+    not_passed,
+    sum_distribution,
+)
 
 REACHES: Final = np.array([0.02, 0.05, 0.1, 0.18, 0.3, 0.45, 0.65, 1.0])
 """The candidate reaches, as shares of the window: requests within one reach count as present at once."""

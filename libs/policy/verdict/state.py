@@ -1,12 +1,217 @@
-"""The inputs of a verdict: one model's workers, their work, and the pressure of it."""
+"""The inputs of a verdict: one model's workers, their work, the pressure of it in any roles, and the thresholds."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
 
-from libs.policy.pressure.pools import Pressures, RoleCounts
-from libs.policy.pressure.splits import WorkerProfile, Workload
+import numpy as np
+
+from libs.policy.pressure import (
+    KV_FILL,
+    Split,
+    Splits,
+    WorkerProfile,
+    Workload,
+    decode_parts,
+    most_decodes,
+    pressed,
+    prompt_speed,
+    split,
+)
 from libs.policy.roles import Role
-from libs.policy.verdict.limits import SLOWNESS
+
+
+class Grade(IntEnum):
+    """The severity of a figure, ordered so that the minimum of several grades is their conjunction."""
+
+    CLEAR = 0
+    HOLD = 1
+    """The figure lies between the thresholds: a firing alert goes on, and a quiet one stays quiet."""
+    FIRE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """Thresholds for a figure for which greater is worse; `clear` is below `fire`."""
+
+    fire: float
+    clear: float
+
+    def grade(self, value: float) -> Grade:
+        if value >= self.fire:
+            return Grade.FIRE
+        return Grade.CLEAR if value <= self.clear else Grade.HOLD
+
+
+@dataclass(frozen=True, slots=True)
+class RoleCounts:
+    """Workers by their present role; slow ones count for less than one, so the counts are fractional."""
+
+    prefill: float
+    mixed: float
+    """Decode workers, including those with a prompt budget."""
+    lending: float
+    """The part of `mixed` with a prompt budget."""
+
+    @property
+    def workers(self) -> int:
+        """The number of whole workers, at least one."""
+        return max(round(self.prefill + self.mixed), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pressures:
+    """Work over capacity by phase; above 1 it grows into a queue."""
+
+    prefill: float
+    batch: float
+    """Sequences over the largest batches that keep TPOT."""
+    kv: float
+    """KV that sequences need over the room for it."""
+    least: Split
+    """The roles that leave the least pressure on the worse phase."""
+    largest_batch: int
+    """Sequences that all decode workers can run within TPOT."""
+    kv_room_tokens: int
+    """KV room of all decode workers; 0 if there is no bound."""
+    sequences: int
+    """Sequences that press on decode, including those that soon could."""
+    kv_tokens: int
+    """KV tokens that these sequences need."""
+
+    @property
+    def decode(self) -> float:
+        """The greater of the batch and KV pressures."""
+        return max(self.batch, self.kv)
+
+    @property
+    def cluster(self) -> float:
+        """The least pressure over all roles."""
+        return self.least.pressure
+
+
+def pressures(engine: WorkerProfile, work: Workload, standing: RoleCounts) -> Pressures:
+    """Return the pressures on pools of at least one worker."""
+    whole = work.with_held(prompt_speed(engine, work, standing.prefill, standing.mixed, standing.lending))
+    batch, kv = decode_parts(engine, whole, standing.mixed)
+    context = max(whole.kv_tokens // max(whole.decodes, 1), 1)
+    return Pressures(
+        prefill=as_roles_stand(engine, work, standing).prompt_pressure,
+        batch=batch,
+        kv=kv,
+        least=least_pressed(engine, work, standing.workers),
+        largest_batch=round(most_decodes(engine, work.tpot_ns, context) * standing.mixed),
+        kv_room_tokens=round(engine.kv_tokens * KV_FILL * standing.mixed),
+        sequences=whole.decodes,
+        kv_tokens=whole.kv_tokens,
+    )
+
+
+def as_roles_stand(engine: WorkerProfile, work: Workload, standing: RoleCounts) -> Split:
+    """Return the split of the present roles, in which workers with a prompt budget count for prompts too."""
+    return split(engine, work, standing.prefill, standing.mixed, lending=standing.lending)
+
+
+def least_pressed(engine: WorkerProfile, work: Workload, workers: int) -> Split:
+    """Return the split of `workers` with the least pressure; decode workers compute prompts as TPOT allows."""
+    prefill = np.arange(workers, dtype=np.float64)
+    mixed, same = workers - prefill, 0.0 * prefill
+    decodes, kv_tokens = work.decodes + same, work.kv_tokens + same
+    prompts, decodes = pressed(engine, work, decodes, kv_tokens, prefill=prefill, mixed=mixed, lent=mixed)
+    return Splits(prefill, mixed, prompts, decodes).at(int(np.maximum(prompts, decodes).argmin()))
+
+
+def fewest_workers(engine: WorkerProfile, work: Workload, workers: int, most: int) -> int | None:
+    """Return the least number above `workers`, at most `most`, for which some roles leave a pressure of at most 1.
+
+    None means that no such number does.
+    """
+    low, high = workers + 1, most
+    if high < low or least_pressed(engine, work, high).pressure > 1:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if least_pressed(engine, work, middle).pressure <= 1:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+# Prompts are expected to arrive as they do for this long beyond the deadline of one that arrives now. A longer time
+# would mistake bursts for a lasting rate; a shorter one would see a shortage only once prompts are late.
+AHEAD_NS: Final = 10_000_000_000
+# The nearest horizon: a prompt due within a moment does not need a thousand workers.
+LEAST_NS: Final = 250_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompt work of a model, in nanoseconds of one prefill worker."""
+
+    waiting: tuple[tuple[float, float], ...]
+    """Pairs of (ns until the deadline, work) for waiting prompts that can be in time."""
+    rate: float
+    """Arriving work in ns a ns, which is the number of workers that it keeps busy."""
+    limit_ns: float
+    """The usual time from the arrival of a prompt to its deadline."""
+
+
+def workers_needed(prompts: Prompts) -> tuple[float, float]:
+    """Return (workers, horizon in ns) for the horizon that needs the most workers.
+
+    The need at horizon h is the work due by h, waiting or expected, divided by h. Waiting work that is already late
+    needs no workers of its own and uses what is left. Between two deadlines the need only falls or moves
+    monotonically towards `rate`, so only deadlines and the farthest horizon are checked.
+    """
+    best, at_ns = 0.0, prompts.limit_ns
+    for horizon_ns in _horizons(prompts):
+        due = sum(work for left_ns, work in prompts.waiting if left_ns <= horizon_ns)
+        need = (due + prompts.rate * max(horizon_ns - prompts.limit_ns, 0.0)) / horizon_ns
+        if need > best:
+            best, at_ns = need, horizon_ns
+    return best, at_ns
+
+
+def _horizons(prompts: Prompts) -> Iterable[float]:
+    yield from (max(left_ns, LEAST_NS) for left_ns, _ in prompts.waiting)
+    yield max(prompts.limit_ns, LEAST_NS) + AHEAD_NS
+
+
+# Above 1, work grows into a queue.
+PRESSURE: Final = Threshold(1.0, 0.85)
+# Learned step times are accurate to a tenth; a host whose cores are all busy adds a half.
+SLOWNESS: Final = Threshold(1.8, 1.4)
+KV_WAIT: Final = Threshold(0.2, 0.1)
+"""Share of a worker's time in which no step runs while ready KV is in transit to it."""
+KV_AWAITED: Final = Threshold(0.75, 0.4)
+"""Share of a worker's time in which ready KV is in transit to it, whether or not steps run."""
+# KV that arrives sooner after it is ready delays nobody, however often that happens.
+KV_AWAITED_S: Final = Threshold(0.5, 0.25)
+# Below this wait per prefill worker there is no queue: prompts are computed as they come.
+LEAST_WAIT_S: Final = 0.1
+# Below this pressure the rate of the last seconds may be chance, so it counts only with a queue.
+CLEAR_PRESSURE: Final = 1.3
+QUEUED_S: Final = 0.75
+"""The wait per prefill worker that makes a pressure below CLEAR_PRESSURE count."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictLimits:
+    """The thresholds of causes and the times for which they must hold."""
+
+    pressure: Threshold = PRESSURE
+    slowness: Threshold = SLOWNESS
+    kv_wait: Threshold = KV_WAIT
+    kv_awaited: Threshold = KV_AWAITED
+    kv_awaited_s: Threshold = KV_AWAITED_S
+    for_ns: int = 600_000_000
+    """How long a cause must last before it is named."""
+    # A slow worker has shown it in two steps already, which took 0.4 s or more together.
+    slow_for_ns: int = 200_000_000
+    clear_ns: int = 3_000_000_000
+    """How long a cause must be gone before it ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from libs.policy.grade import Grade
-from libs.policy.verdict.cause import SHORTAGES, Cause, CauseCode
-from libs.policy.verdict.causes import causes
-from libs.policy.verdict.limits import VerdictLimits
-from libs.policy.verdict.state import ModelState, UnknownState
+from libs.policy.verdict.causes import SHORTAGES, Cause, CauseCode, causes
+from libs.policy.verdict.state import Grade, ModelState, UnknownState, VerdictLimits
 
 # A cause may flicker about its threshold, so its advice stands for this long after it held last.
 ADVISED_NS = 1_000_000_000
@@ -28,7 +25,7 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class _Track:
+class _CauseTrack:
     """The state of a cause that holds or held recently."""
 
     cause: Cause
@@ -46,7 +43,7 @@ class VerdictWatch:
 
     def __init__(self, limits: VerdictLimits) -> None:
         self.limits = limits
-        self._tracks: dict[tuple[str, str], _Track] = {}
+        self._tracks: dict[tuple[str, str], _CauseTrack] = {}
         self._code: CauseCode | None = None
         self._since_ns = 0
 
@@ -84,7 +81,7 @@ class VerdictWatch:
         track = self._tracks.get(key)
         if track is None:
             if cause.grade is Grade.FIRE and len(self._tracks) < MAX_FOLLOWED:
-                self._tracks[key] = _Track(cause, now_ns, held_ns=now_ns)
+                self._tracks[key] = _CauseTrack(cause, now_ns, held_ns=now_ns)
                 track = self._tracks[key]
             else:
                 return
@@ -101,7 +98,7 @@ class VerdictWatch:
         lasting_ns = self.limits.slow_for_ns if cause.code is CauseCode.SLOW_WORKER else self.limits.for_ns
         track.named = track.named or now_ns - track.pending_ns >= lasting_ns
 
-    def _switch(self, track: _Track, cause: Cause, now_ns: int) -> None:
+    def _switch(self, track: _CauseTrack, cause: Cause, now_ns: int) -> None:
         """Switch to another code once that has held for as long as a new cause must."""
         track.clear_ns = track.clear_ns or now_ns
         if now_ns - track.clear_ns >= self.limits.for_ns:
@@ -114,7 +111,7 @@ class VerdictWatch:
             del self._tracks[key]
 
 
-def _standing(track: _Track, now_ns: int) -> Cause:
+def _standing(track: _CauseTrack, now_ns: int) -> Cause:
     """Return the cause as it held last, without its advice once that is outdated."""
     cause = track.cause.seen(track.pending_ns)
     return cause if now_ns - track.held_ns < ADVISED_NS else replace(cause, action=None)

@@ -2,8 +2,7 @@
 with bounds on what a client may send, hold open and leave unfinished.
 """
 
-from libs.runtime.http.bounds import ConnectionGuard, HttpBounds
-from libs.runtime.http.listen import bind
-from libs.runtime.http.serve import serve_http
+from libs.runtime.http.serve import bind, serve_http
+from libs.runtime.http.settings import ConnectionGuard, HttpBounds
 
 __all__ = ["ConnectionGuard", "HttpBounds", "bind", "serve_http"]

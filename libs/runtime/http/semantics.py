@@ -1,10 +1,13 @@
-"""ASGI middleware for rules of HTTP and of proxies that apply to every response, whichever framework made it."""
+"""Rules of HTTP and of proxies for every response, whichever framework made it, and of content types."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from libs.contracts.errors import UnsupportedMediaType, quoted
 
 _SELF_DESCRIBING: Final = frozenset({"/docs", "/redoc", "/openapi.json"})
 _HERE: Final = "."
@@ -73,3 +76,34 @@ def _settled(scope: Scope, status: int, headers: list[tuple[bytes, bytes]]) -> l
 def _with_head(allowed: bytes) -> bytes:
     methods = {each.strip() for each in allowed.split(b",")}
     return b", ".join(sorted(methods | {b"HEAD"} if b"GET" in methods else methods))
+
+
+# A web page can make its reader's browser post text or a form to any address. Before it posts JSON the browser asks
+# the address, and is refused. So a body that is not declared as JSON is not read as JSON.
+
+
+JSON = b"application/json"
+
+
+def check_json(headers: Mapping[bytes, bytes]) -> None:
+    """Raise UnsupportedMediaType unless the body is uncompressed JSON. `headers` are by lowercase name."""
+    kind = headers.get(b"content-type", b"")
+    if kind != JSON and not _is_json(kind):
+        found = f"content-type {quoted(kind.decode('latin-1'))} is not served" if kind else "there is no content-type"
+        raise UnsupportedMediaType(f"{found}: send the header content-type: application/json", param="content-type")
+    if b"content-encoding" in headers:
+        check_encoding(headers)
+
+
+def check_encoding(headers: Mapping[bytes, bytes]) -> None:
+    """Raise UnsupportedMediaType if the body is compressed."""
+    encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip()
+    if encoding.lower() not in ("", "identity"):
+        text = f"content-encoding {quoted(encoding)} is not served: send the body without it, uncompressed"
+        raise UnsupportedMediaType(text, param="content-encoding")
+
+
+def _is_json(kind: bytes) -> bool:
+    """Return whether a content type is JSON, whatever its case and parameters."""
+    media = kind.split(b";", 1)[0].strip().lower()
+    return media == JSON or (media.startswith(b"application/") and media.endswith(b"+json"))

@@ -50,7 +50,7 @@ def make_server(settings: CallSettings, address: str) -> tuple[grpc.aio.Server, 
     )
     try:
         if settings.tls_cert:
-            from libs.runtime.net.credentials import ListenerFiles  # noqa: PLC0415 (a command without TLS is quick)
+            from libs.runtime.net.authority import ListenerFiles  # noqa: PLC0415 (a command without TLS is quick)
 
             files = ListenerFiles(settings)
             server = grpc.aio.server(options=_OPTIONS, interceptors=(guard, RoleInterceptor(files.own_role())))
@@ -66,7 +66,7 @@ def make_server(settings: CallSettings, address: str) -> tuple[grpc.aio.Server, 
 def make_channel(settings: CallSettings, address: str) -> grpc.aio.Channel:
     """Return a channel to another process of the suite."""
     if settings.tls_cert:
-        from libs.runtime.net.credentials import channel_credentials  # noqa: PLC0415 (as above)
+        from libs.runtime.net.authority import channel_credentials  # noqa: PLC0415 (as above)
 
         return grpc.aio.secure_channel(address, channel_credentials(settings), options=_OPTIONS)
     return grpc.aio.insecure_channel(address, options=_OPTIONS)

@@ -8,9 +8,8 @@ from typing import Protocol
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
-from libs.bus import live
-from libs.bus.kafka import KafkaBus
-from libs.bus.live import KafkaLiveBus
+from libs.bus import kafka as live
+from libs.bus.kafka import KafkaBus, KafkaLiveBus
 from libs.bus.port import Bus, LiveBus
 from libs.contracts.topics import ALL, Topic
 from libs.testing.memory.broker import Incoming, MemoryBroker
@@ -37,7 +36,7 @@ class Broker(Protocol):
         ...
 
     def live_bus(self, cluster: str, client_id: str) -> LiveBus:
-        """Not started yet; it is behind after libs.bus.live.BEHIND_S."""
+        """Not started yet; it is behind after libs.bus.kafka.BEHIND_S."""
         ...
 
     def bus_to_nobody(self, cluster: str) -> Bus:

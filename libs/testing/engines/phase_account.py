@@ -12,8 +12,7 @@ from libs.perfmodel.wire import step_time_message
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.worker.phase_time import PhaseTime
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import PhaseTime, prefill_shares
 from libs.worker.telemetry.covers import StepBatchBuilder, TelemetrySource
 from libs.worker.telemetry.step_times import work_of
 

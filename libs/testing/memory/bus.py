@@ -6,11 +6,9 @@ from contextlib import asynccontextmanager, suppress
 
 from google.protobuf.message import Message
 
-from libs.bus.buffer import MAX_BUFFERED_RECORDS, Buffer, Outgoing
 from libs.bus.clients import at_once
-from libs.bus.codec import SCHEMA_HEADER, SkippedRecords, encode
-from libs.bus.kafka import CLOSE_TIMEOUT_S, START_TIMEOUT_S
-from libs.bus.live import BEHIND_S
+from libs.bus.codec import MAX_BUFFERED_RECORDS, SCHEMA_HEADER, Buffer, Outgoing, SkippedRecords, encode
+from libs.bus.kafka import BEHIND_S, CLOSE_TIMEOUT_S, START_TIMEOUT_S
 from libs.bus.port import BusStats, Gap, Record, Wanted
 from libs.bus.sender import BACKOFF_FIRST_S, BACKOFF_MAX_S, MAX_BATCH_RECORDS, PAUSE_S
 from libs.bus.subscription import Jumps
@@ -38,7 +36,7 @@ class MemoryBus:
         gather_ms: Callable[[], int] = at_once,
         behind_s: float = BEHIND_S,
     ) -> None:
-        """As KafkaBus takes them; `behind_s`: see libs.bus.live.BEHIND_S."""
+        """As KafkaBus takes them; `behind_s`: see libs.bus.kafka.BEHIND_S."""
         self._broker = broker
         self._cluster = cluster
         self._clock = clock or SystemClock()

@@ -10,7 +10,7 @@ from libs.bus.codec import SkippedRecords, to_record
 from libs.bus.port import TAKEN_OVER_NS, Gap, OffsetSpan, Record, Wanted
 from libs.bus.subscription import BACKOFF_FIRST_S, BACKOFF_MAX_S, CHECK_S, MAX_POLL_RECORDS, Jumps
 from libs.contracts.topics import Topic
-from libs.policy.metrics.behind import Behind
+from libs.policy.reading import Behind
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.testing.memory.broker import KeptRecord, MemoryBroker, Partition

@@ -14,8 +14,7 @@ from typing import Final
 
 from aiokafka.protocol.admin import CreateAclsRequest
 
-from libs.bus.clients import open_admin
-from libs.bus.security import Brokers
+from libs.bus.clients import Brokers, open_admin
 from libs.runtime.net.authority import issue
 from libs.runtime.net.ports import held_port
 from libs.testing.servers.kafka_install import DEPLOY, kafka_jars

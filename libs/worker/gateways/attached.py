@@ -12,11 +12,10 @@ from itertools import count
 import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, QueueFull
-from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.contracts.protocol import check_protocol
+from libs.contracts.protocol import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS, check_protocol
 from libs.engine.port import Engine
 from libs.policy.speed import Speed
 from libs.policy.worker.credits import CreditPool, Credits, GatewayDemand

@@ -10,8 +10,7 @@ import xxhash
 from libs.bus.port import Bus
 from libs.contracts.errors import FulcrumError, QueueFull, RateLimited
 from libs.contracts.topics import DEMAND
-from libs.demand.arrivals import ArrivalCounter
-from libs.demand.counts import OTHER, DemandKey
+from libs.demand.counts import OTHER, ArrivalCounter, DemandKey
 from libs.demand.wire import totals_message
 from libs.dispatch.generation import ApiFinishReason, Ending, Generation
 from libs.runtime.clock import Clock

@@ -17,7 +17,7 @@ from libs.dispatch.dispatcher import Dispatcher
 from libs.keys.gate import caller_of
 from libs.model.tokenizer import Tokenizer
 from libs.runtime.clock import Clock
-from libs.runtime.media import check_json
+from libs.runtime.http.semantics import check_json
 from libs.runtime.tasks import TaskOwner
 from services.gateway.dispatch.choice import Choice, first_error
 from services.gateway.dispatch.demand import DemandArrival, DemandPublisher

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 
 from starlette.types import Receive
 
-from libs.contracts.errors import InvalidRequest, QueueFull
-from libs.contracts.http_errors import BodyTooLarge
+from libs.contracts.errors import BodyTooLarge, InvalidRequest, QueueFull
 from libs.dispatch.ports import OneForAll, Tenancy
 from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.policy.gateway.places import queue_room

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from libs.contracts.errors import FulcrumError, InvalidRequest
 from libs.keys.gate import caller_of
-from libs.runtime.media import check_json
+from libs.runtime.http.semantics import check_json
 from services.gateway.dispatch.intake import Intake
 from services.gateway.http.exchange import Wire, error_reply
 from services.gateway.http.stalls import ClientGone, Stalled, Stalls, read_body

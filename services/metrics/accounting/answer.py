@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
-from libs.telemetry.worker.phase_time import PhaseTime
+from libs.telemetry.steps import PhaseTime
 from services.metrics.accounting.phase_windows import Total, WorkerTime
 from services.metrics.accounting.queues import PhaseQueue
 

@@ -10,11 +10,9 @@ from numpy.typing import NDArray
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
 from libs.contracts.roles import ROLE_NAMES, role_from_name, role_name
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.members import UNKNOWN, Member, Members
-from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, NO_ROLE, PREFILL
-from libs.telemetry.windows.rollups import RollUps, Series
-from libs.telemetry.worker.facts import WorkerFacts
-from libs.telemetry.worker.phase_time import PhaseTime
+from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, NO_ROLE, PREFILL, RollUps, Series
+from libs.telemetry.steps import PhaseTime
+from libs.telemetry.workers import UNKNOWN, Member, Members, WorkerFacts
 
 
 @dataclass(frozen=True, slots=True)

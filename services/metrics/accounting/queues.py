@@ -6,11 +6,11 @@ from typing import Final
 
 import numpy as np
 
-from libs.contracts.liveness import FRESH_NS
+from libs.contracts.protocol import FRESH_NS
+from libs.telemetry.columns import Ints
 from libs.telemetry.gateways import GatewayReports, ModelBacklog
-from libs.telemetry.listing import Listing, Loads
-from libs.telemetry.nodes.node_stats import Clocks
-from libs.telemetry.worker.batch_columns import Ints
+from libs.telemetry.nodes import Clocks
+from libs.telemetry.workers import Listing, Loads
 
 PHASE_ROLES: Final = {"prefill": ("prefill",), "decode": ("decode", "mixed")}
 """Roles of the workers whose time and queue count for a phase."""

@@ -1,17 +1,84 @@
-"""GPU time by phase of a scope, window by window. Pure."""
+"""GPU time by phase of a scope, window by window, with the scopes and durations that users write. Pure."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from libs.contracts.errors import InvalidRequest
 from libs.contracts.roles import ROLE_NAMES
-from libs.telemetry.members import Members
-from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, NO_ROLE, PREFILL, ROLE_NUMBERS, Tier
-from libs.telemetry.windows.rollups import RollUps, Series
-from services.metrics.accounting.scope import Scope
+from libs.telemetry.rollups import (
+    COVERED,
+    DECODE,
+    KV_WAIT,
+    NO_ROLE,
+    PREFILL,
+    ROLE_NUMBERS,
+    TIERS,
+    RollUps,
+    Series,
+    Tier,
+)
+from libs.telemetry.workers import Member, Members
+
+ALLOWED_SCOPES: Final = f"cluster, model:NAME, pool:{'|'.join(ROLE_NAMES)}, node:NAME, group:MODEL/NAME or worker:ID"
+MAX_NAMES: Final = 8
+"""The most existing names that an error lists."""
+_OF_WORKER: Final[dict[str, Callable[[Member], str]]] = {
+    "model": lambda member: member.model,
+    "node": lambda member: member.node,
+    "group": lambda member: member.group_name,
+    "worker": lambda member: member.worker_id,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A requested scope.
+
+    A pool is matched by the role that a worker had in each window, all others by the worker's last report.
+    """
+
+    text: str
+    kind: str = "cluster"
+    name: str = ""
+
+    @property
+    def role(self) -> int | None:
+        """The number of the pool's role in roll-ups; None where workers of every role count."""
+        return ROLE_NUMBERS[self.name] if self.kind == "pool" else None
+
+    def of(self, members: Members, worker_ids: Sequence[str]) -> list[str]:
+        """Return those of the workers that may count. Raise InvalidRequest if the scope's name does not exist."""
+        attribute = _OF_WORKER.get(self.kind)
+        if attribute is None:
+            return list(worker_ids)
+        names = {worker_id: attribute(member) for worker_id in worker_ids if (member := members.get(worker_id))}
+        names = {worker_id: name for worker_id, name in names.items() if name}  # most workers have no group
+        found = [worker_id for worker_id, name in names.items() if name == self.name]
+        if not found:
+            known = sorted(set(names.values()))
+            more = ", ..." if len(known) > MAX_NAMES else ""
+            raise InvalidRequest(
+                f"scope={self.text[:80]!r}: there is no such {self.kind}; known: "
+                f"{', '.join(known[:MAX_NAMES]) or 'none'}{more}",
+                param="scope",
+            )
+        return found
+
+
+def parse_scope(text: str) -> Scope:
+    """Parse "cluster" or "kind:name". Raise InvalidRequest, which names the allowed forms."""
+    kind, _, name = text.strip().partition(":")
+    if kind == "cluster" and not name:
+        return Scope(text)
+    if (kind == "pool" and name in ROLE_NAMES) or (kind in _OF_WORKER and name):
+        return Scope(text, kind, name)
+    raise InvalidRequest(f"scope={text[:80]!r} is not {ALLOWED_SCOPES}", param="scope")
+
 
 CELLS_AT_ONCE: Final = 100_000
 """Windows x workers that are read between two turns of the event loop, a few ms."""
@@ -108,3 +175,50 @@ def history(pieces: list[Sums], scope: Scope, window_ns: int, written_to_ns: int
         provisional=(running | ((over_ns < window_ns) & (gpus > 0))).tolist(),
         roles={name: roles[:, index].tolist() for index, name in enumerate(ROLE_NAMES)},
     )
+
+
+MAX_WINDOW_NS: Final = 600 * 1_000_000_000
+MIN_WINDOW_NS: Final = 100_000_000
+ALLOWED_WINDOWS: Final = "a number and ms, s or m, from 100ms to 10m, for example 500ms, 2s or 1m"
+TIER_NAMES: Final = {
+    f"{tier.window_ns // 1_000_000}ms" if tier.window_ns < 10**9 else f"{tier.window_ns // 10**9}s": tier
+    for tier in TIERS
+}
+_UNIT_NS: Final = {"ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000, "h": 3_600_000_000_000}
+_PATTERN: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m|h)", re.ASCII)
+
+
+def parse_window_ns(text: str) -> int:
+    """Return the window in whole ns. Raise InvalidRequest, which names the parameter and the allowed values."""
+    window_ns = _parse_ns(text)
+    if not MIN_WINDOW_NS <= window_ns <= MAX_WINDOW_NS:
+        raise InvalidRequest(f"window={text[:40]!r} is not {ALLOWED_WINDOWS}", param="window")
+    return window_ns
+
+
+def parse_tier(text: str) -> Tier:
+    """Return the tier of that window length. Raise InvalidRequest, which names those that exist."""
+    tier = TIER_NAMES.get(text.strip())
+    if tier is None:
+        raise InvalidRequest(f"window={text[:40]!r} is not one of {', '.join(TIER_NAMES)}", param="window")
+    return tier
+
+
+def parse_span_ns(text: str, tier: Tier) -> int:
+    """Return the span in whole ns, at least one window and at most as many as are kept. Raise InvalidRequest
+    otherwise.
+    """
+    span_ns, longest_ns = _parse_ns(text), tier.window_ns * tier.windows
+    if not tier.window_ns <= span_ns <= longest_ns:
+        raise InvalidRequest(
+            f"span={text[:40]!r} is not a number and ms, s, m or h, from {tier.window_ns / 1e9:g}s "
+            f"to {longest_ns / 1e9:g}s for these windows",
+            param="span",
+        )
+    return span_ns
+
+
+def _parse_ns(text: str) -> int:
+    """Return the duration in ns; 0 if the text is none."""
+    match = _PATTERN.fullmatch(text.strip())
+    return round(float(match[1]) * _UNIT_NS[match[2]]) if match else 0

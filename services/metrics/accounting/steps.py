@@ -7,8 +7,8 @@ from typing import Final
 from libs.contracts.errors import KeptElsewhere, NoLongerKept, UnknownWorker
 from libs.contracts.step_row import ReportedStep
 from libs.telemetry.fleet import MAX_FLEET_STEPS, FleetTelemetry
-from libs.telemetry.worker.steps import FULL_SHARE, SpentStep
-from libs.telemetry.worker.timeline import HISTORY_NS, MAX_STEPS, Timeline
+from libs.telemetry.steps import FULL_SHARE, SpentStep
+from libs.telemetry.timeline import HISTORY_NS, MAX_STEPS, Timeline
 from services.metrics.accounting.answer import GpuTime
 from services.metrics.accounting.queues import MAX_COUNT
 

@@ -18,12 +18,10 @@ from libs.policy.alerts.rules import ON_TELEMETRY, Name, Severity
 from libs.policy.alerts.store import Alert
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
-from services.metrics.alerts.api import AlertRoutes
+from libs.runtime.web import MakeClient
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.alerts.silencer import Silencer
-from services.metrics.alerts.webhook import Webhook
-from services.metrics.alerts.wire import alert_event
-from services.metrics.outgoing import MakeClient
+from services.metrics.alerts.silences import AlertRoutes, Silencer
+from services.metrics.alerts.webhook import Webhook, alert_event
 from services.metrics.settings import MetricsSettings
 
 

@@ -18,15 +18,14 @@ from libs.capacity.planning import make_plan_row, plan_from_json, step_back
 from libs.contracts import metric_names as names
 from libs.contracts.errors import FulcrumError, QueueFull
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
-from libs.demand.plan_wire import plan_message
-from libs.policy.alerts.capacity import PoolAhead, capacity_conditions
-from libs.policy.capacity.plan import PHASES
+from libs.demand.wire import plan_message
+from libs.policy.alerts.rules import PoolAhead, capacity_conditions
+from libs.policy.capacity import PHASES
 from libs.runtime.clock import Clock
 from libs.runtime.paths import cache_dir
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.demand.forecasts import FRESH_S, Forecasts
+from services.metrics.demand.forecasts import FRESH_S, Forecasts, WorkerKinds, workers_there
 from services.metrics.demand.keeping import DemandKeeper
-from services.metrics.demand.kinds import WorkerKinds, workers_there
 from services.metrics.state import MetricsState
 
 log = structlog.get_logger()

@@ -1,10 +1,19 @@
-"""Demand from gateways' records, folded as it arrives and written to the file every few seconds."""
+"""Demand from gateways' records, folded as it arrives and written every few seconds to a SQLite file.
+
+The file keeps fine bins of a month and coarse ones of a year over restarts, and has one writer, off the event loop. A
+bin is one compressed row with the counts of each series that is not zero. The marks of the gateway records in the bins
+are written in the same transaction. A restart therefore counts no record twice and loses none.
+"""
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
+import numpy as np
 import structlog
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
@@ -12,13 +21,210 @@ from prometheus_client.registry import Collector
 
 from libs.bus.port import Record
 from libs.contracts import metric_names as names
+from libs.contracts.errors import StartupError
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
-from libs.demand.counts import Counts, DemandKey
-from libs.demand.fold import Deltas, DemandFold, GatewayKey, Mark
-from libs.demand.history import DemandBins
-from libs.demand.wire import mark_of
+from libs.contracts.ranges import MOST_INT64
+from libs.demand.counts import NOTHING, OTHER, Counts, DemandKey
+from libs.demand.history import FIELDS, DemandBins, Ints
+from libs.demand.wire import BinDelta, Deltas, DemandFold, GatewayKey, Mark, mark_of
 from libs.runtime.clock import Clock
-from services.metrics.demand.file import COARSE, FINE, FINE_S, TIMES, DemandFile
+from libs.runtime.paths import PRIVATE_FILE, PRIVATE_FOLDER
+
+LAYOUT: Final = 1
+FINE_S: Final = 60
+COARSE_S: Final = 900
+"""Lengths of bins, in a day of 86,400 s."""
+FINE_BINS: Final = 30 * 1440
+COARSE_BINS: Final = 400 * 96
+TIMES: Final = COARSE_S // FINE_S
+MAX_SERIES: Final = 256
+"""The most combinations of model, class and tenant with rows of their own; further tenants count as `OTHER`."""
+MAX_MARKS: Final = 256
+MOST_IN_BIN: Final = 2**38
+"""Bound on any count in a bin, over all gateways: 4.6 thousand million tokens a second. Higher counts are clipped.
+Sums over all bins and series then fit an int64, however many gateways report the most that a record may hold.
+"""
+COMPRESSED_BYTES: Final = 200
+"""The size of a row above which it is compressed."""
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS series (
+  id INTEGER PRIMARY KEY, model TEXT NOT NULL, class TEXT NOT NULL, tenant TEXT NOT NULL,
+  UNIQUE (model, class, tenant)
+);
+CREATE TABLE IF NOT EXISTS bins (
+  tier INTEGER, number INTEGER, heard INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (tier, number)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS marks (gateway TEXT, incarnation INTEGER, at_ns INTEGER, data BLOB NOT NULL,
+  PRIMARY KEY (gateway, incarnation)) WITHOUT ROWID;
+"""
+FINE, COARSE = range(2)
+
+
+class DemandFile:
+    """The demand file of one cluster; ":memory:" keeps nothing over restarts."""
+
+    def __init__(self, path: str, cluster: str) -> None:
+        """Open the file. Raise StartupError if it is not writable, in use, or another cluster's."""
+        try:
+            if path != ":memory:":
+                Path(path).parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+                Path(path).touch(mode=PRIVATE_FILE)
+            self._database = sqlite3.connect(path, timeout=0, check_same_thread=False)
+            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.executescript(SCHEMA)
+            with self._database as database:
+                for name, value in (("layout", str(LAYOUT)), ("cluster", cluster)):
+                    database.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, value))
+            facts = dict(self._database.execute("SELECT name, value FROM facts").fetchall())
+        except (OSError, sqlite3.Error) as error:
+            raise StartupError(f"demand cannot be kept in {path} ({error}): move it away, or free it") from error
+        if (facts["layout"], facts["cluster"]) != (str(LAYOUT), cluster):
+            raise StartupError(f"{path} holds demand of cluster {facts['cluster']!r}, layout {facts['layout']}")
+        rows = self._database.execute("SELECT id, model, class, tenant FROM series").fetchall()
+        self._keys = {number: DemandKey(*names) for number, *names in rows}
+        self._ids = {key: number for number, key in self._keys.items()}
+        self._marked: dict[GatewayKey, int] = {}
+        """Times of the marks that are written, by gateway."""
+
+    def marks(self) -> dict[GatewayKey, Mark]:
+        """Return the mark up to which each gateway is counted."""
+        found = self._database.execute("SELECT gateway, incarnation, at_ns, data FROM marks ORDER BY at_ns").fetchall()
+        return {(name, began): Mark(at_ns, _rows(msgspec.msgpack.decode(data))) for name, began, at_ns, data in found}
+
+    def save(self, deltas: Deltas, marks: Mapping[GatewayKey, Mark]) -> None:
+        """Add to bins, store the marks and delete old bins. Raise sqlite3.Error with nothing written."""
+        known = dict(self._ids)
+        try:
+            with self._database as database:
+                for number, delta in deltas.items():
+                    self._add(FINE, number, delta)
+                self._make_coarse({number // TIMES for number in deltas})
+                self._forget()
+                rows = [
+                    (name, began, mark.at_ns, msgspec.msgpack.encode([[*key, *row] for key, row in mark.rows.items()]))
+                    for (name, began), mark in marks.items()
+                    if self._marked.get((name, began)) != mark.at_ns
+                ]
+                database.executemany("INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?)", rows)
+                database.execute(
+                    "DELETE FROM marks WHERE at_ns < (SELECT min(at_ns) FROM "
+                    "(SELECT at_ns FROM marks ORDER BY at_ns DESC LIMIT ?))",
+                    (MAX_MARKS,),
+                )
+        except sqlite3.Error:
+            self._ids = known
+            self._keys = {number: key for key, number in known.items()}
+            raise
+        self._marked = {gateway: mark.at_ns for gateway, mark in marks.items()}
+
+    def fill(self, rows: Mapping[int, Mapping[DemandKey, Counts]]) -> int:
+        """Import fine bins where none are known; return how many were taken."""
+        taken = 0
+        with self._database:
+            query = "SELECT number FROM bins WHERE tier = ? AND heard"
+            there = {number for (number,) in self._database.execute(query, (FINE,))}
+            for number, counts in rows.items():
+                if number not in there:
+                    self._put(FINE, number, 1, {self._id(key): row for key, row in counts.items()})
+                    taken += 1
+            self._make_coarse({number // TIMES for number in rows})
+            self._forget()
+        return taken
+
+    def read(self, tier: int, first: int, last: int, bin_ns: int) -> DemandBins:
+        """Read the bins [first, last) of a tier whose bins are `bin_ns` long."""
+        count = max(last - first, 0)
+        heard = np.zeros(count, np.bool_)
+        found: dict[DemandKey, Ints] = {}
+        query = "SELECT number, heard, data FROM bins WHERE tier = ? AND number >= ? AND number < ?"
+        for number, known, data in self._database.execute(query, (tier, first, last)):
+            heard[number - first] = known > 0
+            for series, *counts in _unpacked(data):
+                key = self._keys.get(series)
+                if key is None:
+                    continue
+                if key not in found:
+                    found[key] = np.zeros((count, FIELDS), np.int64)
+                found[key][number - first] = counts
+        return DemandBins(bin_ns, first, heard, found)
+
+    def span(self, tier: int) -> tuple[int, int] | None:
+        """Return the first bin and one past the last; None if there is none."""
+        query = "SELECT min(number), max(number) FROM bins WHERE tier = ?"
+        low, high = self._database.execute(query, (tier,)).fetchone()
+        return None if low is None else (low, high + 1)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _add(self, tier: int, number: int, delta: BinDelta) -> None:
+        heard, rows = self._get(tier, number)
+        for key, counts in delta.rows.items():
+            series = self._id(key)
+            rows[series] = rows.get(series, NOTHING).plus(counts)
+        self._put(tier, number, heard + delta.heard_ns, rows)
+
+    def _make_coarse(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            heard, rows = 0, dict[int, Counts]()
+            for fine in range(number * TIMES, (number + 1) * TIMES):
+                known, parts = self._get(FINE, fine)
+                heard += known > 0
+                for series, counts in parts.items():
+                    rows[series] = rows.get(series, NOTHING).plus(counts)
+            self._put(COARSE, number, int(2 * heard >= TIMES), rows)
+
+    def _get(self, tier: int, number: int) -> tuple[int, dict[int, Counts]]:
+        query = "SELECT heard, data FROM bins WHERE tier = ? AND number = ?"
+        found = self._database.execute(query, (tier, number)).fetchone()
+        return (0, {}) if found is None else (found[0], {series: Counts(*row) for series, *row in _unpacked(found[1])})
+
+    def _put(self, tier: int, number: int, heard: int, rows: Mapping[int, Counts]) -> None:
+        cut = ((series, [min(max(each, 0), MOST_IN_BIN) for each in counts]) for series, counts in rows.items())
+        kept = [[series, *counts] for series, counts in cut if any(counts)]
+        data = msgspec.msgpack.encode(kept)
+        if len(data) > COMPRESSED_BYTES:
+            data = b"z" + zlib.compress(data, 1)
+        self._database.execute(
+            "INSERT OR REPLACE INTO bins VALUES (?, ?, ?, ?)", (tier, number, min(heard, MOST_INT64), data)
+        )
+
+    def _id(self, key: DemandKey) -> int:
+        if key not in self._ids:
+            if len(self._ids) >= MAX_SERIES:
+                key = key._replace(tenant=OTHER)
+            if key not in self._ids:
+                if len(self._ids) >= 2 * MAX_SERIES:
+                    key = DemandKey(OTHER, OTHER, OTHER)
+                found = self._database.execute(
+                    "INSERT INTO series (model, class, tenant) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET model = model"
+                    " RETURNING id",
+                    key,
+                ).fetchone()
+                self._ids[key] = int(found[0])
+                self._keys[found[0]] = key
+        number: int = self._ids[key]
+        return number
+
+    def _forget(self) -> None:
+        for tier, kept in ((FINE, FINE_BINS), (COARSE, COARSE_BINS)):
+            self._database.execute(
+                "DELETE FROM bins WHERE tier = ? AND number < (SELECT max(number) FROM bins WHERE tier = ?) - ?",
+                (tier, tier, kept - 1),
+            )
+
+
+def _unpacked(data: bytes) -> list[list[int]]:
+    found: list[list[int]] = msgspec.msgpack.decode(zlib.decompress(data[1:]) if data[:1] == b"z" else data)
+    return found
+
+
+def _rows(packed: list[list[object]]) -> dict[DemandKey, Counts]:
+    return {DemandKey(*map(str, names[:3])): Counts(*(int(str(each)) for each in names[3:])) for names in packed}
+
 
 log = structlog.get_logger()
 

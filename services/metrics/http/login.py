@@ -1,18 +1,23 @@
-"""The login of the page, which exchanges an operator's key for a session cookie.
+"""The page: its static files and the runbook, and the login that exchanges an operator's key for a session cookie.
 
-An EventSource can send a cookie where it cannot send a header.
+An EventSource can send a cookie where it cannot send a header. Files are served without a build step, foreign
+resources or inline scripts.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from html import escape
+from pathlib import Path
+from typing import Any, Final
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
+from markdown_it import MarkdownIt
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from libs.contracts.errors import InvalidApiKey
-from libs.contracts.http_errors import BodyTooLarge
+from libs.contracts.errors import BodyTooLarge, InvalidApiKey
 from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.keys.audit import AuditDoor, changes
 from libs.keys.book import Role
@@ -23,7 +28,60 @@ from libs.keys.sessions import COOKIE, Sessions
 from libs.keys.table import KeyTable
 from libs.runtime.clock import Clock
 from libs.runtime.http.settings import HttpSettings
-from services.metrics.http.static import CONTENT_SECURITY_POLICY, FOLDER, HEADERS
+
+FOLDER: Final = Path(__file__).parents[1] / "page"
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+class Page(StaticFiles):
+    """The folder's files with security headers; `/` is index.html."""
+
+    def __init__(self) -> None:
+        super().__init__(directory=FOLDER, html=True)
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(HEADERS)
+        return response
+
+
+RUNBOOK: Final = Path(__file__).resolve().parents[3] / "docs" / "runbook"
+FRAME: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><link rel="icon" href="../icon.svg"><link rel="stylesheet" href="../style.css"></head>
+<body><header><h1><a href="../">Fulcrum</a></h1><span>runbook</span></header>
+<main class="prose"><article class="panel">{body}</article></main></body></html>
+"""
+
+
+def runbook_router() -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/runbook/{name}", response_class=HTMLResponse, include_in_schema=False)
+    async def runbook(name: str) -> HTMLResponse:
+        """Return the runbook page of an alert as HTML."""
+        known = sorted(path.stem for path in RUNBOOK.glob("*.md"))
+        if name not in known:
+            raise HTTPException(404, f"there is no runbook page {name[:80]!r}; known: {', '.join(known)}")
+        return HTMLResponse(page(name), headers=HEADERS)
+
+    return router
+
+
+def page(name: str) -> str:
+    """Render one page as HTML. Raise FileNotFoundError if the documentation is not installed."""
+    text = (RUNBOOK / f"{name}.md").read_text()
+    return FRAME.format(title=escape(name), body=MarkdownIt("commonmark").enable("table").render(text))
+
 
 PUBLIC: Final = frozenset({"/login", "/logout", "/style.css", "/icon.svg"})
 """Paths that may be read without a session."""

@@ -16,20 +16,17 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, 
 from libs.contracts.roles import role_name
 from libs.perfmodel.reference import expected_ns
 from libs.policy.alerts.watch import every_ns
-from libs.policy.pressure.splits import WorkerProfile
+from libs.policy.pressure import WorkerProfile
 from libs.policy.step_time import StepTimeModel
-from libs.policy.verdict.cause import Cause
-from libs.policy.verdict.limits import VerdictLimits
-from libs.policy.verdict.state import ModelState, UnknownState
+from libs.policy.verdict.causes import Cause
+from libs.policy.verdict.state import ModelState, UnknownState, VerdictLimits
 from libs.policy.verdict.watch import Verdict, VerdictWatch
-from libs.telemetry.arrivals import SPAN_NS, ArrivalRates, Refusals
-from libs.telemetry.gateways import ModelBacklog
-from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL
-from libs.telemetry.worker.steps import FinishedSteps, StepCounts
+from libs.telemetry.gateways import SPAN_NS, ArrivalRates, ModelBacklog, RefusalCounts
+from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL
+from libs.telemetry.steps import FinishedSteps, StepCounts
 from services.metrics.state import MetricsState
 from services.metrics.status.observe import TAKES_WORK, ObservedStatus, SeenDemand, engine_of, observe
-from services.metrics.status.planner_news import PlannerNews
-from services.metrics.status.traffic import TrafficLog
+from services.metrics.status.traffic import PlannerNews, TrafficLog
 
 WINDOW_NS: Final = 2_000_000_000
 """The window over which shares of time and the pace of steps are measured."""
@@ -155,7 +152,7 @@ class VerdictEvaluator:
         self._lag_ns = lag_ns
         self._watch = VerdictWatch(limits)
         self._arrivals = ArrivalRates()
-        self.refusals = Refusals()
+        self.refusals = RefusalCounts()
         self._engines: dict[str, tuple[int, WorkerProfile | str]] = {}
         self._paces: dict[str, tuple[int, StepPace]] = {}
         self._awaited: dict[str, tuple[float, float, float]] = {}

@@ -8,11 +8,17 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREF
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.perfmodel.reference import usual_model
 from libs.perfmodel.wire import fitted_model
-from libs.policy.pressure.pools import pressures
-from libs.policy.pressure.prompts import Prompts, workers_needed
-from libs.policy.pressure.splits import WorkerProfile, Workload
+from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
-from libs.policy.verdict.state import ModelState, UnknownState, WorkerState, role_counts
+from libs.policy.verdict.state import (
+    ModelState,
+    Prompts,
+    UnknownState,
+    WorkerState,
+    pressures,
+    role_counts,
+    workers_needed,
+)
 from libs.telemetry.gateways import ModelBacklog
 
 HEARD_SHARE: Final = 0.5

@@ -1,19 +1,23 @@
-"""The answer of `/v1/status`, built from one evaluation. Pure."""
+"""The answer of `/v1/status`, built from one evaluation, and its route."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from libs.policy.verdict.cause import Action, Cause, CauseCode
+import msgspec
+from fastapi import APIRouter, Response
+
+from libs.policy.alerts.store import AlertStore
+from libs.policy.verdict.causes import Action, Cause, CauseCode
 from libs.policy.verdict.state import ModelState
 from libs.policy.verdict.watch import Verdict
-from services.metrics.status.evaluator import PoolTime, StatusLook
-from services.metrics.status.planner_news import PlannerStatus
-from services.metrics.status.traffic import Traffic
+from libs.runtime.clock import Clock
+from services.metrics.state import MS_NS, MetricsState
+from services.metrics.status.evaluator import PoolTime, StatusLook, VerdictEvaluator
+from services.metrics.status.traffic import PlannerStatus, Traffic
 
 BEHIND_MS = 2_000
 """The age from which figures no longer count as present."""
-NS_PER_MS = 1_000_000
 MAX_PRESSURE = 1_000.0
 """Bound on displayed pressure, which is infinite without workers for a phase."""
 MOVED_MS = 30_000
@@ -178,7 +182,7 @@ def cluster_status(
     if not_live is not None and verdict.code != CauseCode.IDLE and age_ms is not None:
         verdict = replace(verdict, code=CauseCode.UNKNOWN, sentence=f"Not known: {not_live}.", action=None)
     return ClusterStatus(
-        as_of_unix_ms=now_ns // NS_PER_MS,
+        as_of_unix_ms=now_ns // MS_NS,
         age_ms=age_ms,
         live=not_live is None,
         not_live_because=not_live,
@@ -201,7 +205,7 @@ def _verdict(verdict: Verdict, planner: PlannerStatus) -> ReportedVerdict:
         code=verdict.code,
         model=verdict.model,
         sentence=sentence,
-        since_unix_ms=verdict.since_ns // NS_PER_MS,
+        since_unix_ms=verdict.since_ns // MS_NS,
         action=first.action if first is not None else None,
         causes=causes,
     )
@@ -210,7 +214,7 @@ def _verdict(verdict: Verdict, planner: PlannerStatus) -> ReportedVerdict:
 def _cause(cause: Cause, planner: PlannerStatus) -> ReportedCause:
     # A planner that acts needs no operator to run its moves.
     action = None if planner.acts else _action(cause.action)
-    since_ms = cause.since_ns // NS_PER_MS
+    since_ms = cause.since_ns // MS_NS
     return ReportedCause(cause.code, cause.model, cause.sentence, since_ms, action, list(cause.workers))
 
 
@@ -256,7 +260,7 @@ def _prefill(state: ModelState | None, time: PoolTime, waiting_requests: int | N
         waiting_prompt_tokens=state.waiting_tokens if state else None,
         waiting_requests=(waiting_requests or 0) + state.queued if state else None,
         waiting_s=waiting_s,
-        horizon_ms=state.horizon_ns / NS_PER_MS if state else None,
+        horizon_ms=state.horizon_ns / MS_NS if state else None,
     )
 
 
@@ -294,3 +298,40 @@ def _bounded(pressure: float) -> float:
 def firing_codes(causes: Sequence[Cause]) -> frozenset[tuple[str, str]]:
     """Return (model, code) of the causes that hold."""
     return frozenset((each.model, str(each.code)) for each in causes)
+
+
+def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore, now_ns: int) -> ClusterStatus:
+    """Build the status from the evaluator's last result, with its age."""
+    aged_ns, heard = state.age_ns(now_ns), state.gateways.waiting(now_ns)
+    waiting, traffic = heard or {}, verdicts.traffic.traffic(now_ns)
+    if heard is not None:
+        traffic = replace(
+            traffic,
+            batch_waiting=sum(each.batch_requests for each in heard.values()),
+            batch_at_workers=sum(each.batch_bound for each in heard.values()),
+        )
+    traffic = replace(traffic, too_many_per_s=max(traffic.too_many_per_s, verdicts.refusals.total_per_s(now_ns)))
+    return cluster_status(
+        verdicts.seen,
+        verdicts.planner.status(now_ns),
+        traffic,
+        now_ns=now_ns,
+        age_ms=None if aged_ns is None else aged_ns // MS_NS,
+        not_live=state.not_live(now_ns),
+        waiting={model: max(each.prefill_requests, 0) for model, each in waiting.items()},
+        alerts_firing=len(book.firing()),
+    )
+
+
+def status_router(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore, clock: Clock) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/status", response_model=ClusterStatus)
+    async def status() -> Response:
+        """Return whether the cluster is balanced, what holds it up if it is not, what to do, and the figures behind
+        it.
+        """
+        report = status_now(state, verdicts, book, clock.now_ns())
+        return Response(msgspec.json.encode(report), media_type="application/json")
+
+    return router

@@ -11,17 +11,16 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from libs.contracts.errors import MAX_QUOTED_CHARS, DecisionNotFound, InvalidRequest
-from libs.contracts.pairing import Unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, WorkerState
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP
+from libs.contracts.protocol import Unpaired
 from libs.contracts.roles import role_name
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
+from services.planner.fleet_view import ObservedWorker, by_planner, gpus_of
+from services.planner.http.admin import ModeApi
 from services.planner.http.answers import DecisionAnswer, PlannerAnswer, decision_answer, planner_answer
 from services.planner.http.limits_api import LimitsApi
-from services.planner.http.mode_api import ModeApi
-from services.planner.inputs.fleet_view import ObservedWorker
-from services.planner.inputs.roster import by_planner, gpus_of
 from services.planner.kept import Lead
 from services.planner.messages import action_word, seen
 from services.planner.orders import CallOutcome, OrderExecutor

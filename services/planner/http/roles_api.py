@@ -9,8 +9,8 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, A
 from libs.contracts.roles import role_from_name, role_name
 from libs.policy.roles import MAX_BUDGET_TOKENS, end_refusal, ended_by
 from libs.runtime.web import JsonRoute
+from services.planner.fleet_view import PLANNERS
 from services.planner.http.admin import Admin
-from services.planner.inputs.roster import PLANNERS
 from services.planner.orders import OrderExecutor
 
 # Budget of role mixed if the request names none.

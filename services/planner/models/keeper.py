@@ -12,13 +12,43 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     WORKER_STATE_READY,
     Worker,
 )
-from libs.policy.reserve.booking import GpuClaim, kept_at
 from libs.policy.reserve.following import Chances, ModelCount, UseFollower
 from libs.policy.reserve.placing import NEVER_S, place
-from libs.policy.reserve.pool import Placed, PlacedModel, PlacementOrder, PoolWorker, WorkerStage
-from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
+from libs.policy.reserve.pool import GpuClaim, Placed, PlacedModel, PlacementOrder, PoolWorker, WorkerStage, kept_at
+from libs.stores.catalogue.entry import DAY_MINUTES, LoadTimes, ModelEntry, ModelOutlook, ModelUse
 from libs.stores.catalogue.port import Catalogued, Uses
-from services.planner.models.claims import claims_of, gpu_of, minute_of
+
+SECOND_NS: Final = 1_000_000_000
+
+
+def claims_of(entry: ModelEntry) -> list[GpuClaim]:
+    """Return the reservations, floor and pin of one model as claims."""
+    claims = [
+        GpuClaim(entry.name, each.gpus, "reservation", each.from_minute, each.to_minute, entry.priority)
+        for each in entry.reservations
+    ]
+    if entry.floor:
+        claims.append(GpuClaim(entry.name, entry.floor, "floor", priority=entry.priority))
+    if entry.pinned:
+        claims.append(GpuClaim(entry.name, 1, "pin", priority=entry.priority))
+    return claims
+
+
+def minute_of(unix_ns: int) -> int:
+    """Return the minute of the day, UTC."""
+    return unix_ns // (60 * SECOND_NS) % DAY_MINUTES
+
+
+def gpu_of(worker: Worker) -> str:
+    """Return a name for the GPU that a worker shares with others; empty if it has its own."""
+    return f"{worker.node}/{','.join(worker.gpu_uuids)}" if 0 < worker.gpu_share < 1 and worker.gpu_uuids else ""
+
+
+def devices(workers: Sequence[Worker]) -> int:
+    """Count the GPUs under these workers; one that several share counts once."""
+    names = [gpu_of(worker) for worker in workers]
+    return len(set(names) - {""}) + names.count("")
+
 
 # Counts of silent gateways that are remembered.
 MAX_SEEN: Final = 100_000
@@ -72,7 +102,6 @@ class UseCounts:
 
 
 MS_NS: Final = 1_000_000
-SECOND_NS: Final = 1_000_000_000
 # Load speed of a pool that states none, until a model has been loaded.
 GUESSED_BYTES_PER_S: Final = 1e9
 # Time beyond the load itself until gateways have found and connected to a worker, measured on a busy machine.

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from libs.bus.clients import CONNECTION_ERRORS, open_admin
+from libs.bus.clients import CONNECTION_ERRORS, brokers_of, client_options, open_admin
 from libs.bus.kafka import KafkaBus
 from libs.bus.kafka_work import KafkaWork
-from libs.bus.security import brokers_of, client_options
 from libs.bus.work import Lane
 from libs.contracts.errors import BrokerUnavailable, StartupError
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share

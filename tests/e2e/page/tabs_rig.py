@@ -13,7 +13,7 @@ from libs.capacity.planning import PlanAsked
 from libs.demand.counts import Counts, DemandKey
 from libs.demand.history import DemandBins
 from libs.demand.report import forecast_report, model_demand
-from services.planner.models.answers import (
+from services.planner.models.api import (
     CatalogueAnswer,
     CatalogueModel,
     EvictionAnswer,

@@ -13,8 +13,8 @@ import pytest
 from playwright.async_api import Error, Page, Route, expect
 
 from libs.telemetry import directory as roll
-from libs.telemetry.members import Member
-from libs.telemetry.windows.rollups import KeptWindow
+from libs.telemetry.rollups import KeptWindow
+from libs.telemetry.workers import Member
 from libs.testing.wait import until
 from tests.e2e.page.page_rig import (
     MS,

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from libs.bus.kafka_work import KafkaWork
-from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_REJECTED
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.protocol import RESTING_SIGN_OF_LIFE_MS
 from libs.filestore.local import LocalFiles
 from libs.testing.batch.jobs import answered, submit, unanswered, until_answered, write_lines
 from libs.testing.suites.processes import gateway_metrics

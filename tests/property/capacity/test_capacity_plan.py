@@ -4,11 +4,21 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.alerts.capacity import PoolAhead, capacity_conditions
-from libs.policy.capacity.paths import quantile_at, sample_paths
-from libs.policy.capacity.plan import PHASES, CapacityPlan, first_shortages, make_plan, runs_short, wished_workers
-from libs.policy.capacity.table import MOST_WORKERS, PoolTable, make_table
-from libs.policy.grade import Grade
+from libs.policy.alerts.rules import PoolAhead, capacity_conditions
+from libs.policy.capacity import (
+    MOST_WORKERS,
+    PHASES,
+    CapacityPlan,
+    PoolTable,
+    first_shortages,
+    make_plan,
+    make_table,
+    quantile_at,
+    runs_short,
+    sample_paths,
+    wished_workers,
+)
+from libs.policy.verdict.state import Grade
 
 TABLE = make_table([(1, 0.5), (2, 1.3), (4, 3.0)])
 rates = st.floats(0, 1e6)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.demand.counts import NOTHING, Counts, DemandKey
-from libs.demand.fold import Deltas, DemandFold, Mark
+from libs.demand.wire import Deltas, DemandFold, Mark
 
 BIN_NS = 60_000_000_000
 KEYS = [DemandKey("m", "online", "acme"), DemandKey("m", "online", "other"), DemandKey("n", "batch", "acme")]

@@ -10,7 +10,7 @@ from libs.contracts.classes import BATCH_CLASS
 from libs.demand.counts import DemandKey
 from libs.demand.history import FIELDS, DemandBins, demand_history, mean_outputs
 from libs.demand.report import BANDS, forecast_report, model_demand
-from libs.policy.capacity.phase_work import WorkerKind
+from libs.policy.capacity import WorkerKind
 from libs.policy.forecast.history import SERIES
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel

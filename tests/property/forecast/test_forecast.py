@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from libs.forecast.backtest import make_plan, run, score
 from libs.forecast.baselines import BaselineTask, light_baselines
 from libs.policy.forecast.bands import LEVELS
-from libs.policy.forecast.history import SERIES, DemandHistory, Floats, history_from_rates
-from libs.policy.forecast.levels import hold, running_means
+from libs.policy.forecast.history import SERIES, DemandHistory, Floats, history_from_rates, hold, running_means
 from libs.policy.forecast.model import DemandForecaster
 
 HORIZONS = (1, 3, 12)

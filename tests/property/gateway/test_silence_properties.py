@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.contracts.liveness import SIGN_OF_LIFE_MS
+from libs.contracts.protocol import SIGN_OF_LIFE_MS
 from libs.policy.gateway.silence import MAX_AWAY_SHARE, MAX_SILENT_MS, QUIET_SHARE, SILENT_MS, Heard, whom_to_leave
 from libs.policy.gateway.view import WorkerView, serves
 

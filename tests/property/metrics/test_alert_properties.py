@@ -6,11 +6,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.alerts.burn import BUCKET_S, WINDOWS_S, BurnLog
+from libs.policy.alerts.burn import BUCKET_S, WINDOWS_S, BurnLog, JudgedRequest, missed_levels
 from libs.policy.alerts.rules import Condition, Name, Rule
-from libs.policy.alerts.slo_attainment import JudgedRequest, missed_levels
-from libs.policy.alerts.state_machine import FLAP_NS, GAP_NS, AlertStateMachine
-from libs.policy.grade import Grade, Threshold
+from libs.policy.alerts.store import FLAP_NS, GAP_NS, AlertStateMachine
+from libs.policy.verdict.state import Grade, Threshold
 
 S = 10**9
 NAME = Name.IMBALANCE

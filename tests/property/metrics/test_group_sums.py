@@ -6,16 +6,14 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import DummySteps, Interval, StepBatch
-from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.history import History
-from libs.telemetry.members import Members
-from libs.telemetry.windows.rollups import RollUps
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.fleet import FleetTelemetry, History
+from libs.telemetry.rollups import RollUps
+from libs.telemetry.steps import prefill_shares
+from libs.telemetry.workers import Members
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.accounting.answer import ClusterOccupancy
 from services.metrics.accounting.occupancy import cluster_occupancy
-from services.metrics.accounting.scope import parse_scope
-from services.metrics.accounting.series import history, sums
+from services.metrics.accounting.series import history, parse_scope, sums
 
 SPAN_MS = 400
 COUNTS = ("gpus", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "places", "dummy_steps")

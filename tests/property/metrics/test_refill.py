@@ -9,24 +9,24 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
-from libs.policy.metrics.behind import Behind
-from libs.policy.metrics.gaps import (
+from libs.policy.reading import (
     MARGIN_AT_LEAST_NS,
     MARGIN_NS,
     MAX_CHUNK,
     MAX_GAPS,
+    Behind,
     ChunkRead,
     Fate,
     GapChunk,
     Gaps,
     Stretch,
 )
-from libs.telemetry.windows.rollups import TIERS
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.rollups import TIERS
+from libs.telemetry.steps import prefill_shares
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import at, step, step_batch
-from services.metrics.prometheus import RequestMetrics
 from services.metrics.refill import fill
+from services.metrics.requests import RequestMetrics
 from services.metrics.state import MetricsState
 
 WORKERS = ("a", "b", "c")

@@ -11,16 +11,16 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, SharedWindows, SharedWorker, StepBatch
 from libs.contracts.topics import STEPS, WINDOWS
-from libs.policy.metrics.shares import ALIVE_NS, Shares
+from libs.policy.reading import ALIVE_NS, Shares
 from libs.telemetry.fleet import BEHIND_NS
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.accounting.occupancy import cluster_occupancy
-from services.metrics.live import TICK_NS
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.requests import RequestMetrics
 from services.metrics.sharing import MAX_UNSENT, MAX_WORKERS_A_RECORD, LeftOut, Sharing, messages
 from services.metrics.state import MetricsState
+from services.metrics.stream import TICK_NS
 
 WORKERS = 3
 ROUNDS = 75

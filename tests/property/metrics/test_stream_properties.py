@@ -11,13 +11,12 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import STEPS
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
-from services.metrics.live import ROUND_NS, TICK_NS, tick
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.requests import RequestMetrics
 from services.metrics.state import MetricsState
-from services.metrics.stream import Hub, TickWriter
+from services.metrics.stream import ROUND_NS, TICK_NS, Hub, TickWriter, tick
 
 ROUND_MS, TICK_MS, LAG_MS = ROUND_NS // MS, TICK_NS // MS, 50
 WORKERS = ("a", "b", "c")

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.policy.reserve.booking import DAY_MINUTES, GpuClaim, kept_at, refusal
+from libs.policy.reserve.pool import DAY_MINUTES, GpuClaim, kept_at, refusal
 from libs.testing.examples import examples
 
 minutes = st.sampled_from([0, 1, 60, 540, 720, 1_080, 1_439])

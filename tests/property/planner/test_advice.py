@@ -16,10 +16,9 @@ from libs.policy.planner.advice import (
     advise_links,
     best_chunk,
 )
-from libs.policy.planner.limits import ModelLimits
+from libs.policy.planner.limits import ModelLimits, best_split
 from libs.policy.planner.scaling import FULL, workers_needed
-from libs.policy.planner.splits import best_split
-from libs.policy.pressure.splits import WorkerProfile, Workload, split
+from libs.policy.pressure import WorkerProfile, Workload, split
 from libs.policy.step_time import StepTimeModel
 
 MODEL = StepTimeModel(8e6, 6e4, 0.4, 15e6, 3e4, 25.0, interference=1.0)

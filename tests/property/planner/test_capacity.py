@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.planner.limits import ModelLimits
+from libs.policy import pressure as step_times
+from libs.policy.planner.limits import DecodePace, ModelLimits, splits
 from libs.policy.planner.role_planning import (
     CALM_NS,
     DECODES_PRESS,
@@ -20,9 +21,7 @@ from libs.policy.planner.role_planning import (
     RoleReason,
     assign,
 )
-from libs.policy.planner.splits import DecodePace, splits
-from libs.policy.pressure import step_times
-from libs.policy.pressure.splits import WorkerProfile, Workload, most_decodes, ride, split
+from libs.policy.pressure import WorkerProfile, Workload, most_decodes, ride, split
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.slack import IN_HAND, largest_batch

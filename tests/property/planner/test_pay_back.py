@@ -5,9 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.planner.pay_back import LEAST_PAY_BACK_NS, MOST_NS, MoveEvidence
-from libs.policy.planner.role_planning import Memory, assign
-from libs.policy.pressure.splits import Workload
+from libs.policy.planner.role_planning import LEAST_PAY_BACK_NS, MOST_NS, Memory, MoveEvidence, assign
+from libs.policy.pressure import Workload
 from libs.policy.roles import Role
 from tests.property.planner.test_capacity import ENGINE, MS, after, pool
 

@@ -21,7 +21,7 @@ from libs.policy.planner.scaling import (
     mixed_instead,
     scale,
 )
-from libs.policy.pressure.splits import WorkerProfile, Workload, split
+from libs.policy.pressure import WorkerProfile, Workload, split
 from libs.policy.step_time import StepTimeModel
 
 MODEL = StepTimeModel(8e6, 6e4, 0.4, 15e6, 3e4, 25.0, interference=1.0)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.telemetry.nodes.node_stats import BUCKET_NS, BUCKETS, Clocks
+from libs.telemetry.nodes import BUCKET_NS, BUCKETS, Clocks
 
 MS = 1_000_000
 NOW = 1_700_000_000 * 10**9

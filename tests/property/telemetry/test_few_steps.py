@@ -5,9 +5,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.telemetry.worker import steps as module
-from libs.telemetry.worker.intervals import MAX_SPANS, RoleLog
-from libs.telemetry.worker.steps import FULL_SHARE, StepLog
+from libs.telemetry import steps as module
+from libs.telemetry.intervals import MAX_SPANS, RoleLog
+from libs.telemetry.steps import FULL_SHARE, StepLog
 
 spans = st.lists(st.integers(0, 2_000), min_size=0, max_size=6, unique=True).map(
     lambda edges: list(zip(sorted(edges)[::2], sorted(edges)[1::2], strict=False))

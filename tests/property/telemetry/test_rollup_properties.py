@@ -7,13 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.history import History
-from libs.telemetry.members import Members
-from libs.telemetry.windows.cells import Tier
-from libs.telemetry.windows.rollups import RollUps, Written
-from libs.telemetry.worker.phase_time import PhaseTime
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.fleet import FleetTelemetry, History
+from libs.telemetry.rollups import RollUps, Tier, Written
+from libs.telemetry.steps import PhaseTime, prefill_shares
+from libs.telemetry.workers import Members
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 

@@ -10,9 +10,8 @@ from libs.perfmodel.peaks import PEAKS, gpu_peaks
 from libs.perfmodel.utilisation import Compute, Effort, effort_of, utilisation
 from libs.perfmodel.wire import compute_message, compute_of
 from libs.policy.step_time import StepWork, chunks_work
-from libs.telemetry.worker.split import prefill_shares
-from libs.telemetry.worker.steps import FULL_SHARE, StepCounts, StepLog, effort_within
-from libs.telemetry.worker.timeline import Timeline
+from libs.telemetry.steps import FULL_SHARE, StepCounts, StepLog, effort_within, prefill_shares
+from libs.telemetry.timeline import Timeline
 from libs.testing.workers.telemetry import at, step, step_batch
 
 LLAMA_8B = Compute(

@@ -6,10 +6,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from libs.policy.pressure.pools import RoleCounts, fewest_workers, least_pressed, pressures
-from libs.policy.pressure.prompts import AHEAD_NS, Prompts, workers_needed
-from libs.policy.pressure.splits import WorkerProfile, Workload
+from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.step_time import StepTimeModel
+from libs.policy.verdict.state import (
+    AHEAD_NS,
+    Prompts,
+    RoleCounts,
+    fewest_workers,
+    least_pressed,
+    pressures,
+    workers_needed,
+)
 
 MS = 1_000_000
 S = 1_000 * MS

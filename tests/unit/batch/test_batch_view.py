@@ -21,8 +21,8 @@ from libs.contracts.errors import (
     QueueFull,
     TopicNotAllowed,
     UnsupportedField,
+    UnsupportedMediaType,
 )
-from libs.contracts.http_errors import UnsupportedMediaType
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_SUBMIT, Topic
 from libs.runtime.clock import SystemClock

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.bus.broker import topic_settings, weak_topics
-from libs.bus.buffer import Buffer, Outgoing
-from libs.bus.codec import UNREADABLE, SkippedRecords, decode, encode
+from libs.bus.codec import UNREADABLE, Buffer, Outgoing, SkippedRecords, decode, encode
 from libs.bus.subscription import Progress, Subscription
 from libs.contracts.errors import QueueFull, RateLimited
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision

@@ -9,7 +9,7 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 
 from libs.bus import sender
-from libs.bus.buffer import Buffer, Outgoing
+from libs.bus.codec import Buffer, Outgoing
 from libs.bus.sender import Sender
 from libs.testing.wait import until
 

@@ -39,13 +39,13 @@ from libs.contracts.topics import (
     Topic,
 )
 from libs.demand.counts import MAX_ROWS, Counts, DemandKey
-from libs.demand.fold import MOST_SPREAD, DemandFold, Mark
+from libs.demand.wire import MOST_SPREAD, DemandFold, Mark
 from libs.filestore.local import LocalFiles
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import SystemTransport
 from libs.telemetry.gateways import ModelBacklog
-from libs.telemetry.windows.rollups import TIERS
+from libs.telemetry.rollups import TIERS
 from libs.testing.batch.lanes import created, running, store
 from libs.testing.batch.work import MemoryWork
 from libs.testing.memory.broker import Incoming, MemoryBroker, TooLarge
@@ -58,8 +58,8 @@ from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.progress import ShareNote
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.keeper.begin import Submissions
-from services.metrics.demand.file import FINE, MOST_IN_BIN, DemandFile
-from services.metrics.history.file import HistoryFile
+from services.metrics.demand.keeping import FINE, MOST_IN_BIN, DemandFile
+from services.metrics.history import HistoryFile
 from services.metrics.run import MetricsPorts, open_metrics
 from services.metrics.settings import MetricsSettings
 from services.planner.run import PlannerPorts, open_planner

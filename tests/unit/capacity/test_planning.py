@@ -13,6 +13,7 @@ from libs.capacity.planning import (
     PlanAsked,
     bench_of,
     check_plan,
+    fingerprint,
     part_of,
     plan_capacity,
     plan_from_json,
@@ -20,16 +21,14 @@ from libs.capacity.planning import (
     reported_hardware,
     rounded,
 )
-from libs.capacity.tables import fingerprint
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
 from libs.demand.history import Mix
-from libs.demand.plan_wire import plan_message, plan_of
+from libs.demand.wire import plan_message, plan_of
 from libs.lab.hardware import resolve
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
-from libs.policy.capacity.phase_work import WorkerKind
-from libs.policy.capacity.plan import CapacityPlan, wishes
+from libs.policy.capacity import CapacityPlan, WorkerKind, wishes
 from libs.policy.forecast.history import DemandHistory
 from libs.policy.speed import Speed
 

@@ -20,7 +20,7 @@ from libs.contracts.foreign_text import masked, plain, plain_values
 from libs.keys.book import draw_key
 from libs.runtime.service import configure_logging
 from libs.testing import golden
-from services.metrics.http.static import FOLDER
+from services.metrics.http.login import FOLDER
 from tests.status_rig import answer
 from tests.unit.cli.test_status import NOW_MS, a_service, alert, event
 

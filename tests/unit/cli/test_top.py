@@ -36,13 +36,12 @@ from libs.contracts.topics import DECISIONS, QUEUES, REQUESTS, STEPS
 from libs.runtime.clock import SystemClock
 from libs.runtime.net.ports import held_port
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, step, step_batch
-from services.metrics.live import TICK_NS
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.stream import Hub
+from services.metrics.stream import TICK_NS, Hub
 from tests.metrics_rig import serving_metrics
 
 pytestmark = pytest.mark.system

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from libs.demand.arrivals import REMEMBER_NS, ArrivalCounter
-from libs.demand.counts import MAX_CLASSES, OTHER, Counts, DemandKey, RowCounts
+from libs.demand.counts import MAX_CLASSES, OTHER, REMEMBER_NS, ArrivalCounter, Counts, DemandKey, RowCounts
 from libs.demand.wire import totals_message
 
 KEY = DemandKey("m", "online", "acme")

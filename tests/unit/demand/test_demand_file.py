@@ -6,9 +6,9 @@ import pytest
 
 from libs.contracts.errors import StartupError
 from libs.demand.counts import Counts, DemandKey
-from libs.demand.fold import DemandFold, Mark
 from libs.demand.history import REQUESTS
-from services.metrics.demand.file import COARSE, COARSE_BINS, FINE, FINE_BINS, TIMES, DemandFile
+from libs.demand.wire import DemandFold, Mark
+from services.metrics.demand.keeping import COARSE, COARSE_BINS, FINE, FINE_BINS, TIMES, DemandFile
 
 MINUTE_NS = 60_000_000_000
 BEGAN_NS = 28_333_335 * MINUTE_NS

@@ -10,17 +10,15 @@ from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan
 from libs.contracts.topics import DEMAND
 from libs.demand.counts import Counts, DemandKey
-from libs.demand.plan_wire import plan_of
-from libs.demand.wire import totals_message
+from libs.demand.wire import plan_of, totals_message
 from libs.keys.change_guard import ChangeGuard
 from libs.runtime.web import make_web_app
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.wait import ManualClock
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.demand.api import IMPORTED, BroughtHistory, brought_rows
 from services.metrics.demand.keeping import DemandKeeper
-from services.metrics.demand.run import DemandService, open_demand
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.demand.run import IMPORTED, BroughtHistory, DemandService, brought_rows, open_demand
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from libs.demand.counts import DemandKey
-from libs.demand.history import FIELDS, DemandBins, demand_history
-from libs.demand.trend import last_trends, spans
+from libs.demand.history import FIELDS, DemandBins, demand_history, last_trends, spans
 
 DAY = 96
 STEP_S = 900.0

@@ -8,7 +8,7 @@ from libs.engine.local import LocalEngine
 from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.sim.runner import SimRunner
 from libs.runtime.clock import SystemClock
-from libs.telemetry.worker.phase_time import PhaseTime
+from libs.telemetry.steps import PhaseTime
 from libs.testing.engines.engine import DirectFetcher, EventReader
 from libs.testing.engines.phase_account import PhaseAccount
 

@@ -13,7 +13,18 @@ from libs.cli.forecast.backtest import mean_ratio, parse_horizons
 from libs.cli.forecast.page import spell
 from libs.cli.main import app
 from libs.contracts.errors import InvalidRequest
-from libs.forecast.backtest import HORIZONS_S, make_plan, run, score
+from libs.forecast.backtest import (
+    HORIZONS_S,
+    block_error,
+    inside,
+    interval_score,
+    make_plan,
+    mase,
+    pinball,
+    run,
+    score,
+    wape,
+)
 from libs.forecast.baselines import (
     Autoregression,
     BaselineTask,
@@ -24,7 +35,6 @@ from libs.forecast.baselines import (
     light_baselines,
 )
 from libs.forecast.demand_file import read_demand
-from libs.forecast.score import block_error, inside, interval_score, mase, pinball, wape
 from libs.lab.rivals.dynamo_predictors import Kalman
 from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import DemandHistory, Floats, history_from_rates

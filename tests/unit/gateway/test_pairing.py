@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.contracts.pairing import unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Capabilities, Worker
+from libs.contracts.protocol import unpaired
 from libs.contracts.roles import ROLE_NAMES, role_from_name
 
 NIXL = "vllm/0.32.0/NixlConnector/float32/30x3x64/tp1/block32"

@@ -27,8 +27,8 @@ from libs.testing.memory.broker import MemoryBroker
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.wait import ManualClock, until
 from libs.testing.workers.hosts import RecordingBus
-from services.metrics import audit as audit_module
-from services.metrics.audit import AuditLog, KeptEvents, Wanted
+from services.metrics.http import audit as audit_module
+from services.metrics.http.audit import AuditFilter, AuditLog, KeptEvents
 
 
 class World:
@@ -165,8 +165,8 @@ async def test_changes_of_keys_reach_the_topic_once_and_the_trail_is_bounded(mon
             table.replace(KeyBook().noted(change(1)).noted(change(number)), 0)
             await until(lambda number=number: len(bus.published) >= number)
     assert [each.action for each in bus.published] == ["create key_1", "create key_2"]  # type: ignore[attr-defined]
-    assert [each.actor for each in trail.newest(9, Wanted(tenant="a")).events] == ["root", "root"]
-    assert trail.newest(9, Wanted(actor="somebody")).events == []
+    assert [each.actor for each in trail.newest(9, AuditFilter(tenant="a")).events] == ["root", "root"]
+    assert trail.newest(9, AuditFilter(actor="somebody")).events == []
 
 
 def test_the_topic_ends_by_itself() -> None:
@@ -204,9 +204,9 @@ async def test_requests_of_users_push_out_nothing_of_operators_nor_of_a_quieter_
     """What came before: 10,600 DELETEs of a file that is not there hid every record of the administrators."""
     quiet = event(2, tenant="quiet")
     log = log_of(REVOKED, quiet, *(event(3 + number, status=status) for number in range(10_600)))
-    assert [each.actor for each in log.newest(30, Wanted(tenant="root")).events] == ["ada"]
-    assert [each.tenant for each in log.newest(30, Wanted(tenant="quiet")).events] == ["quiet"]
-    noisy = log.newest(100_000, Wanted(tenant="users", refused=status == 404))
+    assert [each.actor for each in log.newest(30, AuditFilter(tenant="root")).events] == ["ada"]
+    assert [each.tenant for each in log.newest(30, AuditFilter(tenant="quiet")).events] == ["quiet"]
+    noisy = log.newest(100_000, AuditFilter(tenant="users", refused=status == 404))
     assert 0 < len(noisy.events) < 10_600 and noisy.older
     assert noisy.complete_since_unix_ms == noisy.events[-1].unix_ms
 
@@ -214,7 +214,7 @@ async def test_requests_of_users_push_out_nothing_of_operators_nor_of_a_quieter_
 def test_what_was_refused_stands_apart_from_what_changed_something() -> None:
     log = log_of(REVOKED, event(2, status=403, action="PUT /v1/mode"), event(3, status=503))
     assert [each.status for each in log.newest(9).events] == [503, 0]
-    assert [each.action for each in log.newest(9, Wanted(refused=True)).events] == ["PUT /v1/mode"]
+    assert [each.action for each in log.newest(9, AuditFilter(refused=True)).events] == ["PUT /v1/mode"]
 
 
 def test_it_is_said_that_older_records_are_not_shown() -> None:
@@ -232,7 +232,7 @@ def test_a_full_share_takes_from_the_tenant_that_has_most_and_knows_what_is_miss
         taken.append(event(number + 1, tenant=tenant))
         kept.take(taken[-1])
         kept.take(taken[-1])
-    found = kept.found(Wanted())
+    found = kept.found(AuditFilter())
     assert len(found) == min(len(made), most)
     for tenant in "abc":
         own = [each for each in taken if each.tenant == tenant]
@@ -252,7 +252,7 @@ async def test_the_topic_is_read_back_page_by_page_and_no_further_than_asked(mon
         async with bus.back_reader() as reader:
             while (await reader.held(AUDIT, 0)).end < 40:
                 await asyncio.sleep(0)
-        wanted, found, before = Wanted(tenant="root"), list[int](), None
+        wanted, found, before = AuditFilter(tenant="root"), list[int](), None
         while True:
             page = await log.read_back(3, wanted, 10, before)
             found += [each.unix_ms for each in page.events]

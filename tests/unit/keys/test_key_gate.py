@@ -11,8 +11,14 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from prometheus_client import CollectorRegistry
 
-from libs.contracts.errors import InvalidApiKey, PermissionDenied, StartupError, StoreUnavailable, Unauthenticated
-from libs.contracts.http_errors import WrongHost
+from libs.contracts.errors import (
+    InvalidApiKey,
+    PermissionDenied,
+    StartupError,
+    StoreUnavailable,
+    Unauthenticated,
+    WrongHost,
+)
 from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.keys import follow, sessions
 from libs.keys.book import KeyBook, Role, draw_key

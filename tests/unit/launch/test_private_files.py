@@ -17,7 +17,7 @@ from libs.launch.processes.local import ProcessLauncher
 from libs.launch.processes.port import ChildSpec
 from libs.runtime.net.authority import issue
 from libs.runtime.paths import create_private, private_folder
-from services.metrics.history.file import HistoryFile
+from services.metrics.history import HistoryFile
 
 
 @pytest.fixture(autouse=True)

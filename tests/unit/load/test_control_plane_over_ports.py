@@ -18,13 +18,13 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, W
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, ACTION_SET_MODE, Decision
 from libs.contracts.topics import STEPS, Topic
 from libs.runtime.tasks import TaskOwner
-from libs.telemetry.windows.rollups import TIERS
+from libs.telemetry.rollups import TIERS
 from libs.testing.servers.listed_registry import ListedRegistry
 from libs.testing.workers.telemetry import step, step_batch
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
 from load.chaos.rpc import SimTransport
-from services.metrics.history.file import HistoryFile
+from services.metrics.history import HistoryFile
 from services.metrics.run import MetricsPorts, RunningMetrics, open_metrics
 from services.metrics.settings import MetricsSettings
 from services.planner.run import PlannerPorts, RunningPlanner, open_planner

@@ -19,10 +19,18 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Seen,
     WorkerChange,
 )
-from libs.telemetry.worker.facts import WorkerFacts
-from services.metrics.cluster_events.decisions import MAX_DECISIONS, DecisionLog
-from services.metrics.cluster_events.events import EventLog
-from services.metrics.cluster_events.lives import LOOK_NS, SILENT_NS, Life, LifeChange, WorkerLives, together
+from libs.telemetry.workers import WorkerFacts
+from services.metrics.cluster_events import (
+    LOOK_NS,
+    MAX_DECISIONS,
+    SILENT_NS,
+    DecisionLog,
+    EventLog,
+    Life,
+    LifeChange,
+    WorkerLives,
+    together,
+)
 
 S_NS = 1_000_000_000
 BEGIN_NS = 1_800_000_000 * S_NS

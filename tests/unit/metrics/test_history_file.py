@@ -12,18 +12,15 @@ from libs.bus.port import Record
 from libs.contracts.errors import StartupError
 from libs.contracts.topics import STEPS
 from libs.telemetry.directory import LISTED_NS
-from libs.telemetry.members import Member
-from libs.telemetry.windows.cells import Tier
-from libs.telemetry.windows.rollups import TIERS, KeptWindow
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.rollups import TIERS, KeptWindow, Tier
+from libs.telemetry.steps import prefill_shares
+from libs.telemetry.workers import Member
 from libs.testing.wait import until
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.accounting.occupancy import cluster_occupancy
-from services.metrics.accounting.scope import parse_scope
-from services.metrics.accounting.series import history, sums
-from services.metrics.history.file import HistoryFile, HistorySnapshot
-from services.metrics.history.keeping import HistoryKeeper
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.accounting.series import history, parse_scope, sums
+from services.metrics.history import HistoryFile, HistoryKeeper, HistorySnapshot
+from services.metrics.requests import RequestMetrics
 from services.metrics.state import MetricsState
 
 SECOND = Tier(10**9, 3)

@@ -16,13 +16,13 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, StepBatch
+from libs.contracts.protocol import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.contracts.step_row import step_count
 from libs.contracts.topics import QUEUES, STEPS
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.workers.hosts import RecordingBus
 from load.chaos.clients import Ask, check, send
 from load.chaos.cluster import PROFILE, Cluster, SimClock
@@ -31,14 +31,12 @@ from load.chaos.net import Log, Net
 from load.chaos.stores import Stores
 from services.gateway.workers.fleet import TICK_MS
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.live import TICK_NS, tick_forever
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.stream import Hub, TickWriter
-from services.planner.kept import Lead
-from services.planner.loop import LeaderLease, decide_forever
-from services.planner.state import Identity, PlannerState
+from services.metrics.stream import TICK_NS, Hub, TickWriter, tick_forever
+from services.planner.kept import Lead, LeaderLease
+from services.planner.state import Identity, PlannerState, decide_forever
 
 T = TypeVar("T")
 

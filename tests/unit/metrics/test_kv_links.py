@@ -7,9 +7,8 @@ from rich.console import Console
 
 from libs.cli.status.links import Link, links_table
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer
-from libs.policy.alerts.pools import SOUND, link_conditions
-from libs.policy.grade import Grade
-from libs.policy.metrics.kv_links import (
+from libs.policy.alerts.watch import SOUND, link_conditions
+from libs.policy.kv_links import (
     LEAST_BYTES,
     LEAST_STEPS,
     LEAST_TRANSFERS,
@@ -18,9 +17,10 @@ from libs.policy.metrics.kv_links import (
     MovedKv,
     judge,
 )
+from libs.policy.verdict.state import Grade
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.nodes.kv_links import MAX_LINKS, KvLinks, Peer
-from libs.telemetry.worker.phase_time import PhaseTime
+from libs.telemetry.nodes import MAX_LINKS, KvLinks, Peer
+from libs.telemetry.steps import PhaseTime
 from libs.testing.workers.telemetry import at, step, step_batch
 
 MB = 1 << 20

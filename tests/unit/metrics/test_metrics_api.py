@@ -21,12 +21,13 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 )
 from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
 from libs.policy.alerts.store import AlertStore
-from libs.telemetry.windows.cells import PROVISIONAL
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.rollups import PROVISIONAL
+from libs.telemetry.steps import prefill_shares
 from libs.testing.wait import ManualClock
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.http.routes import make_api
-from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, LiveCollector, OccupancyCollector, RequestMetrics
+from services.metrics.prometheus import LiveCollector, OccupancyCollector
+from services.metrics.requests import MAX_MODELS, OTHER_MODEL, RequestMetrics
 from services.metrics.state import MetricsState
 from services.metrics.stream import Hub
 from tests.unit.metrics.requests_rig import finished

@@ -13,20 +13,17 @@ from libs.bus.port import Record
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, ACTION_ROLE_MOVED, Decision
 from libs.contracts.topics import DECISIONS, STEPS
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.wait import at_once
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
-from services.metrics.accounting.scope import parse_scope
-from services.metrics.accounting.series import history, sums
-from services.metrics.accounting.window import TIER_NAMES, parse_span_ns, parse_tier
+from services.metrics.accounting.series import TIER_NAMES, history, parse_scope, parse_span_ns, parse_tier, sums
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.cluster_events.events import MAX_EVENTS, EventLog
-from services.metrics.http.history import pack
-from services.metrics.live import TICK_NS, tick
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.cluster_events import MAX_EVENTS, EventLog
+from services.metrics.http.routes import pack
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.stream import KEPT_TICKS, MAX_READERS, EventStream, Hub, TickWriter
+from services.metrics.stream import KEPT_TICKS, MAX_READERS, TICK_NS, EventStream, Hub, TickWriter, tick
 
 TIER = TIER_NAMES["100ms"]
 

@@ -10,18 +10,14 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute, Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import DummySteps, Interval
 from libs.telemetry.directory import LEFT_NS, LISTED_NS
-from libs.telemetry.fleet import MAX_WORKERS, FleetTelemetry
-from libs.telemetry.history import History
-from libs.telemetry.listing import LOAD_NS
-from libs.telemetry.members import Members
-from libs.telemetry.windows.rollups import RollUps
-from libs.telemetry.worker.split import prefill_shares
-from libs.telemetry.worker.timeline import BatchOutcome
+from libs.telemetry.fleet import FleetTelemetry, History
+from libs.telemetry.rollups import MAX_WORKERS, RollUps
+from libs.telemetry.steps import prefill_shares
+from libs.telemetry.timeline import BatchOutcome
+from libs.telemetry.workers import LOAD_NS, Members
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
-from services.metrics.accounting.efficiency import efficiency
-from services.metrics.accounting.occupancy import cluster_occupancy, cluster_occupancy_in_turns
-from services.metrics.accounting.scope import parse_scope
-from services.metrics.accounting.window import MIN_WINDOW_NS, parse_window_ns
+from services.metrics.accounting.occupancy import cluster_occupancy, cluster_occupancy_in_turns, efficiency
+from services.metrics.accounting.series import MIN_WINDOW_NS, parse_scope, parse_window_ns
 
 
 class Told:

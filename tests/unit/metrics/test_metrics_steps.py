@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from libs.contracts.errors import KeptElsewhere, NoLongerKept, UnknownWorker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import MS, at, step, step_batch
 from services.metrics.accounting.steps import StepsReport, steps_of

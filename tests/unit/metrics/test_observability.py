@@ -13,7 +13,7 @@ import yaml
 
 from libs.contracts import metric_names
 from libs.policy.alerts.rules import Name
-from services.metrics.http.static import RUNBOOK
+from services.metrics.http.login import RUNBOOK
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 METRICS = {value for name, value in vars(metric_names).items() if name.isupper() and isinstance(value, str)}

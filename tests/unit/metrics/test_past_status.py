@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.metrics.past_status import (
+from services.metrics.status.past import (
     MAX_MODELS,
     TIERS,
     ModelPoint,

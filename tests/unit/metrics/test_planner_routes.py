@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from libs.runtime.web import make_web_app
-from services.metrics.planner_routes import PlannerRoutes
+from services.metrics.http.planner_routes import PlannerRoutes
 
 LOCAL = "http://127.0.0.1:8001"
 

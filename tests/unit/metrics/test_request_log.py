@@ -6,8 +6,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     RequestEvent,
 )
 from libs.testing.workers.telemetry import MS, at
-from services.metrics.requests.log import MAX_REQUESTS, REPORT_NS, RequestLog
-from services.metrics.requests.table import RequestTable, percentiles
+from services.metrics.requests import MAX_REQUESTS, REPORT_NS, RequestLog, RequestTable, percentiles
 from tests.unit.metrics.requests_rig import finished
 
 

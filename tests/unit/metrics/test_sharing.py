@@ -18,20 +18,16 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     StepBatch,
 )
 from libs.contracts.topics import STEPS, WINDOWS
-from libs.policy.metrics.shares import Shares
+from libs.policy.reading import Shares
 from libs.telemetry.directory import LISTED_NS
-from libs.telemetry.history import WrittenWindow
-from libs.telemetry.windows.rollups import KeptWindow, Written, cells
-from libs.telemetry.worker.phase_time import PhaseTime
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.fleet import WrittenWindow
+from libs.telemetry.rollups import KeptWindow, Written, cells
+from libs.telemetry.steps import PhaseTime, prefill_shares
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.accounting.occupancy import cluster_occupancy
-from services.metrics.accounting.scope import parse_scope
-from services.metrics.accounting.series import history, sums
-from services.metrics.collectors import SharingCollector
-from services.metrics.ingest import read_from_ns
-from services.metrics.live import TICK_NS
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.accounting.series import history, parse_scope, sums
+from services.metrics.prometheus import SharingCollector
+from services.metrics.requests import RequestMetrics
 from services.metrics.sharing import (
     MAX_APART_NS,
     MAX_HEARD,
@@ -42,7 +38,8 @@ from services.metrics.sharing import (
     messages,
     shared_worker,
 )
-from services.metrics.state import STALE_NS, MetricsState
+from services.metrics.state import STALE_NS, MetricsState, read_from_ns
+from services.metrics.stream import TICK_NS
 
 S = 1_000 * MS
 

@@ -13,15 +13,14 @@ from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import STEPS
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.wait import at_once
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.live import TICK_NS, tick
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.stream import Hub, TickWriter
+from services.metrics.stream import TICK_NS, Hub, TickWriter, tick
 
 AT_ONCE = MetricsSettings(alert_for_ms=0, alert_clear_ms=300, alert_window_ms=500)
 SHIFT_MS = 20_000

@@ -13,12 +13,12 @@ from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.wire import step_time_message
 from libs.policy.alerts.rules import Name
 from libs.policy.step_time import StepTimeModel
-from libs.policy.verdict.limits import VerdictLimits
-from libs.telemetry.worker.split import prefill_shares
+from libs.policy.verdict.state import VerdictLimits
+from libs.telemetry.steps import prefill_shares
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.collectors import VerdictCollector
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.prometheus import VerdictCollector
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator

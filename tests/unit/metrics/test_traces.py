@@ -15,11 +15,8 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 from libs.contracts.topics import REQUESTS, STEPS
 from libs.testing.wait import ManualClock, until
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at
-from services.metrics.traces import buffer as buffer_module
-from services.metrics.traces import otlp as otlp_module
-from services.metrics.traces.buffer import SETTLE_NS, TraceBuffer
-from services.metrics.traces.otlp import TraceExporter, export_request
-from services.metrics.traces.spans import HandOff, spans, trace_context
+from services.metrics import traces as traces_module
+from services.metrics.traces import SETTLE_NS, HandOff, TraceBuffer, TraceExporter, export_request, spans, trace_context
 
 TRACE, PARENT = "ab" * 16, "cd" * 8
 SETTLED_NS = ORIGIN_NS + SETTLE_NS
@@ -118,7 +115,7 @@ def test_late_transfers_of_choices_each_find_their_own():
 
 
 def test_a_request_that_stayed_where_its_prompt_was_awaits_no_transfer(monkeypatch):
-    monkeypatch.setattr(buffer_module, "MAX_LACKING", 1)
+    monkeypatch.setattr(traces_module, "MAX_LACKING", 1)
     book = TraceBuffer(1.0)
     enter(book, request("lacks"), request("whole", decode_worker="prefill-0"), request("bare", decode_worker=""))
     taken(book)
@@ -155,8 +152,8 @@ def test_a_share_of_the_other_requests_is_traced():
 
 
 def test_what_waits_is_bounded_and_what_is_dropped_counted(monkeypatch):
-    monkeypatch.setattr(buffer_module, "MAX_REQUESTS", 10)
-    monkeypatch.setattr(buffer_module, "MAX_TRANSFERS", 10)
+    monkeypatch.setattr(traces_module, "MAX_REQUESTS", 10)
+    monkeypatch.setattr(traces_module, "MAX_TRANSFERS", 10)
     book = TraceBuffer(1.0)
     for number in range(25):
         enter(book, transfer(f"r-{number}"), request(f"r-{number}"))
@@ -171,7 +168,7 @@ def test_garbage_is_no_trace_context():
 
 
 async def test_a_collector_of_no_address_costs_spans_and_nothing_else(monkeypatch):
-    monkeypatch.setattr(otlp_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(traces_module, "RETRY_S", 0.001)
     clock, book = ManualClock(SETTLED_NS), TraceBuffer(1.0)
     book.enter(Record(REQUESTS, "r-1", request(), 0, 0), ORIGIN_NS)
     exporter = TraceExporter(book, "http://collector:4o18/v1/traces", clock)

@@ -16,9 +16,8 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 )
 from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelUse, Reservation
 from libs.stores.catalogue.port import Catalogued
-from services.planner.models.answers import catalogue_answer
-from services.planner.models.claims import devices
-from services.planner.models.keeper import Call, Knobs, ModelKeeper
+from services.planner.models.api import catalogue_answer
+from services.planner.models.keeper import Call, Knobs, ModelKeeper, devices
 
 GB, SECOND = 1_000_000_000, 1_000_000_000
 NOON = 1_700_000_000 * SECOND // (86_400 * SECOND) * 86_400 * SECOND + 43_200 * SECOND

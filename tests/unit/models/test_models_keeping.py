@@ -10,7 +10,7 @@ from libs.lab.models.generate import generate_usage
 from libs.lab.models.keeping import KeepWindow, hybrid_histogram, keep_for, replay_rule, replay_worth
 from libs.lab.models.usage import UsageLog
 from libs.policy.reserve.arrivals import ArrivalLaws
-from libs.policy.reserve.keeping import ModelPool, choose, worth_of
+from libs.policy.reserve.following import ModelPool, choose, worth_of
 
 
 def log_of(rows):

@@ -7,10 +7,15 @@ from hypothesis import strategies as st
 
 from libs.lab.models.backtest import Holder
 from libs.policy.reserve.arrivals import LAWS, POISSON_LAWS, ArrivalLaws, WindowArrivals, shrunk_rates
-from libs.policy.reserve.calibration import Calibrator, normal_miss, score
-from libs.policy.reserve.common_rate import CommonRate
-from libs.policy.reserve.counts import not_passed, sum_distribution
-from libs.policy.reserve.hazards import HazardTable
+from libs.policy.reserve.counts import (
+    Calibrator,
+    CommonRate,
+    HazardTable,
+    normal_miss,
+    not_passed,
+    score,
+    sum_distribution,
+)
 
 MINUTE_S = 60.0
 

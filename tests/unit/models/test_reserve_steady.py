@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from libs.policy.reserve.counts import mean_of, quantile, sum_distribution
-from libs.policy.reserve.steady import gamma_active, gamma_cdf, poisson_active, renewal_active
+from libs.policy.reserve.counts import (
+    gamma_active,
+    gamma_cdf,
+    mean_of,
+    poisson_active,
+    quantile,
+    renewal_active,
+    sum_distribution,
+)
 
 MODELS, RATE_PER_S, RUN_S = 100, 0.037, 16.79
 ONES = np.ones(MODELS, dtype=np.int64)

@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 
 from libs.contracts.errors import InvalidRequest
-from libs.observe.server import ObservedServer
-from libs.observe.vllm import read_vllm
-from libs.policy.observe.estimator import PhaseEstimator
-from libs.policy.observe.intervals import Reading, interval
-from libs.policy.observe.step_cost import StepCost
+from libs.observe import ObservedServer, read_vllm
+from libs.policy.observe import PhaseEstimator, Reading, StepCost, interval
 
 BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, float("inf"))
 COSTS = {

@@ -4,8 +4,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load, Wor
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.telemetry.fleet_loads import COLUMNS, WINDOW_NS
 from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
-from services.planner.inputs.fleet_view import COVERED, DECODE, PREFILL, FleetView, MessageOutcome
-from services.planner.inputs.roster import WorkerColumns
+from services.planner.fleet_view import COVERED, DECODE, PREFILL, FleetView, MessageOutcome, WorkerColumns
 
 WINDOW_MS = 1_000
 

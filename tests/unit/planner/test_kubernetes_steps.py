@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.actuators.kubernetes.steps import Pod, ScaleRequest, SetCosts, SetReplicas, Wait, next_step
+from libs.actuators.kubernetes_api import Pod, ScaleRequest, SetCosts, SetReplicas, Wait, next_step
 
 MOST = 6
 

@@ -22,10 +22,9 @@ from libs.policy.planner.limits import is_due, is_news
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
-from services.planner.http.admin import Admin
+from services.planner.http.admin import Admin, ModeApi
 from services.planner.http.api import PlannerCollector, make_api
 from services.planner.http.limits_api import LimitsApi
-from services.planner.http.mode_api import ModeApi
 from services.planner.kept import KeptSettings
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore

@@ -2,15 +2,15 @@
 
 from libs.cli.role.change import with_groups
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
+from libs.policy.capacity import MOST_WORKERS
 from libs.policy.planner.groups import UNEQUAL, GroupedWorkers, gather, share, spread
-from libs.policy.planner.limits import MAX_WORKERS
+from libs.policy.planner.limits import EVERY
 from libs.policy.planner.role_planning import Memory, PlannedWorker, RoleOrder, assign
-from libs.policy.planner.splits import EVERY
-from libs.policy.pressure.splits import WorkerProfile, Workload
+from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
 from libs.testing.workers.telemetry import at
-from services.planner.inputs.roster import WorkerColumns
+from services.planner.fleet_view import WorkerColumns
 from tests.planner_rig import Cluster, registered
 
 GROUPS = {f"{group}{rank}": group for group in "abcd" for rank in range(4)}
@@ -44,7 +44,7 @@ def test_a_decision_about_groups_is_the_one_about_as_many_workers_with_a_ranks_p
     work = Workload(0.5, 700, 300_000, 50_000_000)
     gathered = gather(ranks({"a": Role.PREFILL, "b": Role.PREFILL, "c": Role.PREFILL, "d": Role.MIXED}), GROUPS)
     plan = assign(
-        ENGINE, share(work, gathered.ranks), gathered.workers, Memory(), 10**12, limits=EVERY, most_moves=MAX_WORKERS
+        ENGINE, share(work, gathered.ranks), gathered.workers, Memory(), 10**12, limits=EVERY, most_moves=MOST_WORKERS
     )
     assert plan.now.prefill + plan.now.mixed == 4
     assert plan.moves, "700 sequences press on the 256 places of one group, and three compute hardly anything"

@@ -13,9 +13,9 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, A
 from libs.policy.planner.limits import DAY_MINUTES, ModelLimits, PlannerLimits, QuietHours
 from libs.policy.planner.role_planning import LACKING_NS, RoleReason
 from libs.testing.workers.telemetry import at
+from services.planner.fleet_view import HAND_NS
 from services.planner.http.answers import decision_answer
-from services.planner.http.limits_body import LimitsBody
-from services.planner.inputs.roster import HAND_NS
+from services.planner.http.limits_api import LimitsBody
 from services.planner.kept import Lead
 from services.planner.role_planner import FAILED_NS
 from services.planner.state import MEASURED_NS

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.contracts.liveness import FRESH_NS
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     WORKER_STATE_DRAINING,
     WORKER_STATE_READY,
@@ -17,6 +16,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     StepTime,
     Worker,
 )
+from libs.contracts.protocol import FRESH_NS
 from libs.contracts.roles import role_from_name
 from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.profiles import PROFILES
@@ -25,10 +25,9 @@ from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.role_planning import Memory, assign
 from libs.telemetry.gateways import ModelBacklog
 from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
-from services.planner.inputs.fleet_view import FleetView, MessageOutcome
-from services.planner.inputs.models import Look, ObservedModel, Observer
-from services.planner.inputs.roster import WorkerColumns
-from services.planner.scaling.advisor import STOOD_NS, Advisor
+from services.planner.advisor import STOOD_NS, Advisor
+from services.planner.fleet_view import FleetView, MessageOutcome, WorkerColumns
+from services.planner.observer import Look, ObservedModel, Observer
 from tests.planner_rig import Cluster
 
 WINDOW_MS = 1_000

@@ -15,16 +15,15 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Decision,
 )
 from libs.contracts.roles import role_name
-from libs.demand.plan_wire import plan_message
-from libs.policy.capacity.plan import PHASES, CapacityPlan, Phase, PoolHour
+from libs.demand.wire import plan_message
+from libs.policy.capacity import PHASES, CapacityPlan, Phase, PoolHour
 from libs.testing.memory.actuator import MemoryActuator
 from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.telemetry import at
+from services.planner.fleet_view import MessageOutcome, ReceivedPlans
 from services.planner.http.answers import decision_answer
-from services.planner.http.limits_body import LimitsBody
-from services.planner.inputs.fleet_view import MessageOutcome
-from services.planner.inputs.plans import ReceivedPlans
-from services.planner.scaling.scaler import Scaler, ScalerSettings
+from services.planner.http.limits_api import LimitsBody
+from services.planner.scaler import Scaler, ScalerSettings
 from services.planner.state import Decided
 from tests.planner_rig import WINDOW_MS, Cluster, registered
 

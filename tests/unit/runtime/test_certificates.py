@@ -18,8 +18,7 @@ from pydantic import SecretStr
 from libs.contracts.errors import PermissionDenied, StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2, worker_pb2_grpc
 from libs.runtime.net.access import CERTIFICATE_ROLES, CertifiedPeer, certified, check_peer, role_uri
-from libs.runtime.net.authority import describe, issue
-from libs.runtime.net.credentials import CredentialFiles
+from libs.runtime.net.authority import CredentialFiles, describe, issue
 from libs.runtime.net.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from libs.contracts.http_errors import UnsupportedMediaType
-from libs.runtime.media import check_encoding, check_json
+from libs.contracts.errors import UnsupportedMediaType
+from libs.runtime.http.semantics import check_encoding, check_json
 
 TAKEN = [
     b"application/json",

@@ -1,12 +1,12 @@
 """Freed memory goes back to the system, and a process that uses what it has is left alone."""
 
-from libs.runtime.memory import LOOK_S, MOST_PAUSE_S, Attempts
+from libs.runtime.linux import LOOK_S, MOST_PAUSE_S, MemoryReturns
 
 MIB = 2**20
 
 
 def test_a_burst_is_given_back_and_a_process_that_keeps_its_size_is_not_looked_at_again() -> None:
-    attempts = Attempts()
+    attempts = MemoryReturns()
     assert not attempts.due(115 * MIB, 0)
     assert attempts.due(244 * MIB, LOOK_S)
     attempts.made(244 * MIB, 118 * MIB, LOOK_S)
@@ -14,7 +14,7 @@ def test_a_burst_is_given_back_and_a_process_that_keeps_its_size_is_not_looked_a
 
 
 def test_memory_that_is_in_use_is_asked_for_ever_more_rarely_and_a_new_burst_at_once() -> None:
-    attempts, now_s, made = Attempts(), 0.0, 0
+    attempts, now_s, made = MemoryReturns(), 0.0, 0
     attempts.due(100 * MIB, now_s)
     while now_s < 20 * MOST_PAUSE_S:
         now_s += LOOK_S

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from libs.runtime.net.sockets import max_open_files, raise_open_files
+from libs.runtime.net.ports import max_open_files, raise_open_files
 from services.planner.settings import PlannerSettings
 
 

@@ -11,8 +11,8 @@ from typing import TypeVar
 import pytest
 
 from libs.engine.vllm.plugin import LEASH_VARIABLE
-from libs.runtime import slices
-from libs.runtime.slices import COMPUTE_SLICE_NS, LOOP_SLICE_NS, USUAL_SLICE_NS, ask_slice
+from libs.runtime import linux as slices
+from libs.runtime.linux import COMPUTE_SLICE_NS, LOOP_SLICE_NS, USUAL_SLICE_NS, ask_slice
 from libs.testing.slices import own_slice_ns
 
 T = TypeVar("T")

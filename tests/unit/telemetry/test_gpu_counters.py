@@ -18,10 +18,10 @@ from libs.counters.nvml import NvmlCounters, open_nvml
 from libs.counters.port import GpuReading
 from libs.counters.sampler import GpuSampler
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.members import Members
-from libs.telemetry.nodes.hardware import FRESH_NS
-from libs.telemetry.windows.rollups import RollUps
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.nodes import FRESH_NS
+from libs.telemetry.rollups import RollUps
+from libs.telemetry.steps import prefill_shares
+from libs.telemetry.workers import Members
 from libs.testing.wait import until
 from libs.testing.workers.telemetry import MS, at, step_batch
 from services.metrics.accounting.occupancy import cluster_occupancy

@@ -1,8 +1,6 @@
-from libs.telemetry.worker import timeline as timelines
-from libs.telemetry.worker.phase_time import PhaseTime
-from libs.telemetry.worker.split import prefill_shares
-from libs.telemetry.worker.steps import FewBusyTime
-from libs.telemetry.worker.timeline import MAX_STEPS, BatchOutcome, Timeline
+from libs.telemetry import timeline as timelines
+from libs.telemetry.steps import FewBusyTime, PhaseTime, prefill_shares
+from libs.telemetry.timeline import MAX_STEPS, BatchOutcome, Timeline
 from libs.testing.workers.telemetry import MS, at, step, step_batch
 
 

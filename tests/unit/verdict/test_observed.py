@@ -21,12 +21,11 @@ from libs.engine.sim.runner import LOOK_S, SimFaults
 from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.reference import expected_ns, usual_model
 from libs.policy.step_time import StepTimeModel, StepWork
-from libs.telemetry.arrivals import SPAN_NS, ArrivalRates, Refusals
-from libs.telemetry.worker.steps import FinishedSteps
+from libs.telemetry.gateways import SPAN_NS, ArrivalRates, RefusalCounts
+from libs.telemetry.steps import FinishedSteps
 from services.metrics.status.evaluator import StepPace, beside_peers, pace
-from services.metrics.status.planner_news import HEARD_NS, PlannerNews
+from services.metrics.status.traffic import HEARD_NS, PlannerNews, TrafficLog
 from services.metrics.status.traffic import SPAN_NS as TRAFFIC_NS
-from services.metrics.status.traffic import TrafficLog
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -129,7 +128,7 @@ def counted(at_ns, refused, gateway="g", *, incarnation=1, last=False, lines=0):
 
 
 def test_requests_that_full_queues_turn_away_are_counted_over_the_last_seconds_by_model():
-    refusals = Refusals()
+    refusals = RefusalCounts()
     for second in range(0, 11, 2):
         refusals.take(counted(S + second * S, 20 * second, lines=1_000 * second))
         refusals.take(counted(S + second * S, 5 * second, "other"))

@@ -4,14 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from libs.policy.pressure.pools import RoleCounts, pressures
-from libs.policy.pressure.splits import WorkerProfile, Workload
+from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
-from libs.policy.verdict.cause import Action, CauseCode
-from libs.policy.verdict.causes import causes
-from libs.policy.verdict.limits import VerdictLimits
-from libs.policy.verdict.state import ModelState, UnknownState, WorkerState
+from libs.policy.verdict.causes import Action, CauseCode, causes
+from libs.policy.verdict.state import ModelState, RoleCounts, UnknownState, VerdictLimits, WorkerState, pressures
 from libs.policy.verdict.watch import VerdictWatch
 
 MS = 1_000_000

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
+from libs.contracts.protocol import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.engine.reports import EngineLoad
 from libs.lab.cluster.host.device import Device
 from libs.lab.cluster.time import PS_PER_NS, START_PS, VirtualTime

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from libs.bus.work import WorkBus
-from libs.contracts.batch_terms import ENDPOINTS
+from libs.contracts.classes import ENDPOINTS
 from libs.contracts.errors import (
     BatchNotFound,
     BrokerUnavailable,
@@ -23,7 +23,7 @@ from libs.filestore.port import FileInfo, FileStore, youngest_first
 from libs.keys.gate import caller_of
 from libs.keys.table import DEFAULT_TENANT, TENANT_HEADER, Caller, named_in
 from libs.runtime.clock import Clock
-from libs.runtime.media import check_json
+from libs.runtime.http.semantics import check_json
 from services.gateway.batch.api.replies import show_batch, show_file, show_page
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.order import (

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from libs.contracts.batch_terms import check_endpoint, window_s
-from libs.contracts.errors import InvalidRequest, PermissionDenied, TopicNotAllowed
-from libs.contracts.http_errors import BodyTooLarge
+from libs.contracts.classes import check_endpoint, window_s
+from libs.contracts.errors import BodyTooLarge, InvalidRequest, PermissionDenied, TopicNotAllowed
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Created
 from libs.keys.book import TENANT_NAME
 from libs.keys.table import ANYBODY, DEFAULT_TENANT, Caller

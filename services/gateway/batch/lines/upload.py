@@ -9,10 +9,17 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from libs.contracts.errors import MAX_QUOTED_CHARS, FileTooLarge, FulcrumError, InvalidRequest, UnsupportedField
-from libs.contracts.http_errors import BodyTooLarge, UnsupportedMediaType
+from libs.contracts.errors import (
+    MAX_QUOTED_CHARS,
+    BodyTooLarge,
+    FileTooLarge,
+    FulcrumError,
+    InvalidRequest,
+    UnsupportedField,
+    UnsupportedMediaType,
+)
 from libs.filestore.port import Draft, FileInfo, FileStore
-from libs.runtime.media import check_encoding
+from libs.runtime.http.semantics import check_encoding
 from services.gateway.http.stalls import ClientGone
 
 PURPOSES = ("batch",)

@@ -1,4 +1,4 @@
-// Windows of all workers from the service, in bytes: see services/metrics/http/history.py.
+// Windows of all workers from the service, in bytes: see services/metrics/http/routes.py.
 
 import { ask } from "./ask.js";
 

@@ -7,11 +7,11 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.topics import QUEUES, STEPS
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.wait import at_once
 from libs.testing.workers.telemetry import at, step, step_batch
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 

@@ -9,13 +9,10 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     GatewayQueues,
     ModelQueue,
 )
-from libs.policy.alerts.pools import advice, amount
-from libs.policy.alerts.rules import Condition, Name
-from libs.policy.alerts.snapshot import PhasePool
-from libs.policy.alerts.state_machine import Transition
-from libs.policy.alerts.store import AlertStore
-from libs.policy.alerts.watch import every_ns
-from libs.policy.grade import Grade
+from libs.policy.alerts.rules import Condition, Name, PhasePool
+from libs.policy.alerts.store import AlertStore, Transition
+from libs.policy.alerts.watch import advice, amount, every_ns
+from libs.policy.verdict.state import Grade
 from libs.testing.workers.telemetry import MS, step_batch
 from services.metrics.run import reachable
 from services.metrics.settings import MetricsSettings

@@ -12,12 +12,11 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 )
 from libs.contracts.topics import REQUESTS
 from libs.policy.alerts.burn import WINDOWS_S, burn_conditions, duration
-from libs.policy.alerts.rules import make_rules
-from libs.policy.alerts.snapshot import Burn, RequestCount
-from libs.policy.alerts.state_machine import AlertStateMachine
-from libs.policy.grade import Grade
+from libs.policy.alerts.rules import Burn, RequestCount, make_rules
+from libs.policy.alerts.store import AlertStateMachine
+from libs.policy.verdict.state import Grade
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at
-from services.metrics.requests.log import RequestLog
+from services.metrics.requests import RequestLog
 from tests.unit.metrics.alerts.alerts_rig import SETTINGS, Cluster
 
 

@@ -1,10 +1,9 @@
 """Alerts about workers that are not heard."""
 
-from libs.policy.alerts.rules import ON_TELEMETRY
-from libs.policy.alerts.snapshot import Snapshot, WorkerReport
-from libs.policy.alerts.worker_silence import CommonSilence
+from libs.policy.alerts.rules import ON_TELEMETRY, Snapshot, WorkerReport
+from libs.policy.alerts.watch import CommonSilence
 from libs.testing.workers.telemetry import at
-from services.metrics.alerts.collect import take_snapshot
+from services.metrics.alerts.evaluator import take_snapshot
 from tests.unit.metrics.alerts.alerts_rig import SETTINGS, Cluster, decode, prefill
 
 

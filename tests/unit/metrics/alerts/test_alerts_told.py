@@ -11,14 +11,12 @@ from starlette.routing import Route
 
 from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import ALERT_STATE_FIRING, ALERT_STATE_RESOLVED
 from libs.policy.alerts.rules import Name
-from libs.policy.alerts.state_machine import Transition
-from libs.policy.alerts.store import AlertStore
+from libs.policy.alerts.store import AlertStore, Transition
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
 from libs.testing.wait import ManualClock, until
 from services.metrics.alerts import webhook as webhook_module
-from services.metrics.alerts.webhook import Webhook
-from services.metrics.alerts.wire import alert_event, postable
+from services.metrics.alerts.webhook import Webhook, alert_event, postable
 
 FIRED = Transition(Name.IMBALANCE, (("model", "m"), ("phase", "prefill")), "warning", "busy", 10**18, None)
 ENDED = replace(FIRED, reason="calm", ended_ns=10**18 + 5 * 10**9)

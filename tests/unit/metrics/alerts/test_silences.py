@@ -11,21 +11,29 @@ from prometheus_client import CollectorRegistry
 from libs.contracts.errors import Conflict, InvalidRequest, SilenceNotFound
 from libs.keys.change_guard import ChangeGuard
 from libs.policy.alerts.rules import Name
-from libs.policy.alerts.silences import LEAST_NS, MAX_SILENCES, MOST_NS, Silence, SilenceBook, ended, fault_of
-from libs.policy.alerts.state_machine import Transition
-from libs.policy.alerts.store import Alert, AlertStore
+from libs.policy.alerts.store import (
+    LEAST_NS,
+    MAX_SILENCES,
+    MOST_NS,
+    Alert,
+    AlertStore,
+    Silence,
+    SilenceBook,
+    Transition,
+    ended,
+    fault_of,
+)
 from libs.runtime.web import make_web_app
-from libs.telemetry.worker.split import prefill_shares
+from libs.telemetry.steps import prefill_shares
 from libs.testing.memory.broker import MemoryBroker
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.wait import ManualClock, until
 from libs.testing.workers.hosts import RecordingBus
-from services.metrics.alerts.api import AlertRoutes
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import AlertCollector
-from services.metrics.alerts.silencer import Silencer, silence_message, silence_of
+from services.metrics.alerts.silences import AlertRoutes, Silencer, silence_message, silence_of
 from services.metrics.alerts.webhook import Webhook
-from services.metrics.prometheus import RequestMetrics
+from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.contracts.errors import FulcrumError
-from libs.contracts.http_errors import RepeatedHeader
-from libs.runtime.http.head import SINGLE, check_head
+from libs.contracts.errors import FulcrumError, RepeatedHeader
+from libs.runtime.http.connection import SINGLE, check_head
 from tests.unit.runtime.http.http_rig import exchange
 
 CLOSE = b"connection: close\r\n"

@@ -1,1 +1,0 @@
-"""The actuator for a Kubernetes cluster, which scales a Deployment of standby workers as the planner requests."""

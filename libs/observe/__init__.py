@@ -1,1 +1,0 @@
-"""Phase shares of servers outside Fulcrum, computed from the metrics that they export."""

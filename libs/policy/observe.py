@@ -1,0 +1,469 @@
+"""Busy and prefill shares of one engine, estimated from its counters and the cost of its steps."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp, inf, log2
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A longer interval spans failed readings, so the gauges at its ends say little about its middle.
+LONGEST_INTERVAL_S: Final = 3.0
+BUSY_CONCURRENCY: Final = 5.0
+"""Running requests from which an engine counts as busy throughout.
+
+The figure is the lesser one of both ends, plus their mean by inter-token time. Two or three leave gaps: a third of
+such intervals was idle.
+"""
+# A step computes at least this many prompt tokens if it can. It bounds the steps of prompts without a first token.
+CHUNK_TOKENS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An engine's counters and gauges at one time; counters only grow unless the server restarted."""
+
+    t_s: float
+    samples: float
+    """Output batches so far; prompt chunks other than the last produce none."""
+    prompt_tokens: float
+    """Prompt tokens computed here, counted at the first token of their prompt."""
+    generated_tokens: float
+    first_tokens: float
+    token_gaps: float
+    """Count of inter-token latencies; `token_gaps_s` is their sum."""
+    token_gaps_s: float
+    prefills: float
+    """Count of ended requests; `prefills_s` is the sum of their times from scheduling to the first token."""
+    prefills_s: float
+    running: float
+    waiting: float
+    tokens_at_most: Sequence[tuple[float, float]]
+    """Samples by (upper bound of their tokens, count so far), ascending, the last bound infinite."""
+
+    def restarted_since(self, before: "Reading") -> bool:
+        """Return whether a counter went back, so that no difference to `before` means anything."""
+        return (
+            self.samples < before.samples
+            or self.prompt_tokens < before.prompt_tokens
+            or self.generated_tokens < before.generated_tokens
+            or self.first_tokens < before.first_tokens
+        )
+
+
+@dataclass(slots=True)
+class CountedWork:
+    """Counts over a stretch of time; `add` joins stretches."""
+
+    wall_s: float = 0.0
+    steps: float = 0.0
+    prefill_steps: float = 0.0
+    prompt_tokens: float = 0.0
+    decode_tokens: float = 0.0
+    token_gaps: float = 0.0
+    token_gaps_s: float = 0.0
+
+    def add(self, other: "CountedWork") -> None:
+        self.wall_s += other.wall_s
+        self.steps += other.steps
+        self.prefill_steps += other.prefill_steps
+        self.prompt_tokens += other.prompt_tokens
+        self.decode_tokens += other.decode_tokens
+        self.token_gaps += other.token_gaps
+        self.token_gaps_s += other.token_gaps_s
+
+    @property
+    def decoding(self) -> float:
+        """The mean number of decoding sequences in a step."""
+        return self.decode_tokens / max(self.steps, 1.0)
+
+    @property
+    def chunk_tokens(self) -> float:
+        """The mean number of prompt tokens in a prefill step."""
+        return self.prompt_tokens / max(self.prefill_steps, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CounterChange:
+    """The differences between two readings."""
+
+    t_s: float
+    """The end of the interval, in Unix seconds."""
+    work: CountedWork
+    busy_throughout: bool
+    lone_prefill_s: float | None
+    """Time from scheduling to the first token, if exactly one request began and ended here; else None."""
+
+
+def interval(before: Reading, after: Reading) -> CounterChange:
+    """Return the work between two readings of the same life of a server."""
+    first_tokens = after.first_tokens - before.first_tokens
+    work = CountedWork(
+        wall_s=after.t_s - before.t_s,
+        steps=after.samples - before.samples,
+        prompt_tokens=after.prompt_tokens - before.prompt_tokens,
+        decode_tokens=max(after.generated_tokens - before.generated_tokens - first_tokens, 0.0),
+        token_gaps=after.token_gaps - before.token_gaps,
+        token_gaps_s=after.token_gaps_s - before.token_gaps_s,
+    )
+    work.prefill_steps = _prefill_steps(before, after, work, first_tokens)
+    alone = first_tokens == 1 and after.prefills - before.prefills == 1
+    return CounterChange(
+        after.t_s,
+        work,
+        _busy_throughout(before, after, work),
+        after.prefills_s - before.prefills_s if alone and work.prompt_tokens > 0 else None,
+    )
+
+
+def _busy_throughout(before: Reading, after: Reading, work: CountedWork) -> bool:
+    if not work.steps or work.wall_s > LONGEST_INTERVAL_S:
+        return False
+    if before.waiting and after.waiting:
+        return True
+    fewest = min(before.running, after.running)
+    # Token gaps add up to the time that sequences decoded; over the wall time that is the concurrency.
+    return fewest > 0 and fewest + work.token_gaps_s / work.wall_s >= BUSY_CONCURRENCY
+
+
+def _prefill_steps(before: Reading, after: Reading, work: CountedWork, first_tokens: float) -> float:
+    """Estimate how many steps computed prompt tokens.
+
+    A step's sample counts prompt and decode tokens together. Where a prompt lifts it over the bucket of decode-only
+    steps, the histogram separates the two. Elsewhere prompts are assumed to arrive at random.
+    """
+    if not work.prompt_tokens:
+        return 0.0
+    if not work.steps:
+        return 1.0
+    prompts = max(first_tokens, 1.0)
+    decoding = max(before.running, after.running, work.decoding)
+    bound = next((bound for bound, _ in after.tokens_at_most if bound >= 1.1 * decoding), inf)
+    if decoding + 0.6 * work.prompt_tokens / prompts > bound:
+        found = _samples_above(after, bound) - _samples_above(before, bound)
+    else:
+        found = work.steps * (1.0 - exp(-prompts / work.steps))
+    most = min(work.steps, prompts + work.prompt_tokens / CHUNK_TOKENS)
+    return min(max(found, 1.0), max(most, 1.0))
+
+
+def _samples_above(reading: Reading, bound: float) -> float:
+    below = next((count for upper, count in reading.tokens_at_most if upper >= bound), reading.samples)
+    return reading.samples - below
+
+
+Array = NDArray[np.float64]
+
+# Beyond this many decoding sequences a further one may cost more, as other limits bind.
+KNEE_SEQUENCES: Final = 64.0
+# The least step times with a prompt to try. Without CUDA graphs, launching kernels takes longer than running them.
+FLOORS_S: Final = (0.0, *(float(each) for each in np.geomspace(0.005, 0.08, 13)))
+RIDES: Final = (0.0, 0.5, 1.0)
+"""The parts of a step's base to try that a prompt saves by riding in a step that decodes anyway."""
+# Computing this many prompt tokens takes as long as reading the weights once (150 to 400 on current accelerators).
+RIDGE_TOKENS: Final = 250.0
+# This many decoding sequences double the time of a step on current accelerators.
+DOUBLING_SEQUENCES: Final = 128.0
+# Beside a sample's 1, this weight decides only what samples of a single kind of load leave open.
+PRIOR_WEIGHT: Final = 0.02
+ROUNDS: Final = 6
+LEAST_RESIDUAL: Final = 0.02
+"""The relative residual below which rows have equal weight."""
+WORST_RESIDUAL: Final = 0.3
+# A more complicated form must lower the residual below this share of the best so far.
+BETTER: Final = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An amount of work and the time that it took."""
+
+    work: CountedWork
+    took_s: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The cost of a step in seconds: base + prompt tokens + decoding sequences, with a further rate beyond the knee."""
+
+    base_s: float
+    prompt_token_s: float
+    sequence_s: float
+    further_sequence_s: float
+    floor_s: float
+    """The least time of a step with a prompt."""
+    ride: float
+    residual: float
+    """Mean relative error over the fitted samples, 0 to 1."""
+
+    def decode_s(self, decoding: float) -> float:
+        """Return the time of a step in which this many sequences decode and nothing else happens."""
+        return self.base_s + self.sequence_s * decoding + self.further_sequence_s * max(0.0, decoding - KNEE_SEQUENCES)
+
+    def prefill_s(self, chunk_tokens: float) -> float:
+        """Return the time of a step of prompt tokens alone, without the floor."""
+        return self.base_s + self.prompt_token_s * chunk_tokens
+
+    def mixed_s(self, chunk_tokens: float, decoding: float) -> float:
+        """Return the time of a step with both phases, at least the floor."""
+        together = self.decode_s(decoding) + self.prompt_token_s * chunk_tokens
+        return max(self.floor_s, together - self.ride * self.base_s * min(1.0, decoding))
+
+    def prefill_share(self, chunk_tokens: float, decoding: float) -> float:
+        """Return prefill's share of a mixed step, in proportion to the times of both phases alone."""
+        prefill_s = self.prefill_s(chunk_tokens)
+        mixed = min(1.0, decoding)  # below one sequence a step, some steps have prompts alone
+        whole_s = prefill_s + self.decode_s(decoding)
+        return 1.0 - mixed + mixed * prefill_s / whole_s if whole_s else 1.0
+
+    def prefill_and_decode_s(self, work: CountedWork) -> tuple[float, float]:
+        """Return the seconds that the work took in each phase."""
+        steps = max(work.steps, 1.0) if work.steps or work.prompt_tokens else 0.0
+        prefill_steps = min(work.prefill_steps, steps)
+        if not steps:
+            return 0.0, 0.0
+        decoding, chunk_tokens = work.decode_tokens / steps, work.chunk_tokens
+        mixed_s = prefill_steps * self.mixed_s(chunk_tokens, decoding) if prefill_steps else 0.0
+        prefill_s = mixed_s * self.prefill_share(chunk_tokens, decoding)
+        return prefill_s, mixed_s - prefill_s + (steps - prefill_steps) * self.decode_s(decoding)
+
+
+def _columns(steps: Array, prompt_tokens: Array, decode_tokens: Array) -> Array:
+    """Return the factors of the coefficients, shape (rows, 4)."""
+    decoding = decode_tokens / np.maximum(steps, 1e-9)
+    further = decode_tokens * np.maximum(0.0, 1.0 - KNEE_SEQUENCES / np.maximum(decoding, 1e-9))
+    return np.stack([steps, prompt_tokens, decode_tokens, further], axis=1)
+
+
+def _prior(step_s: float) -> Array:
+    """Return the prior's term of the normal equations, shape (4, 4), for steps of about this length."""
+    ridge = np.array([-1.0, RIDGE_TOKENS, 0.0, 0.0])
+    doubling = np.array([-1.0, 0.0, DOUBLING_SEQUENCES, 0.0])
+    prior: Array = PRIOR_WEIGHT / step_s**2 * (np.outer(ridge, ridge) + np.outer(doubling, doubling))
+    return prior
+
+
+def _non_negative(rows: Array, took: Array, weights: Array, prior: Array) -> Array:
+    """Solve least squares with non-negative coefficients, dropping the most negative one in turn."""
+    weighted = rows * weights[:, None]
+    gram, moments = weighted.T @ rows + prior, weighted.T @ took
+    left = list(range(rows.shape[1]))
+    found = np.zeros(rows.shape[1])
+    while left:
+        part = gram[np.ix_(left, left)]
+        # A ridge far below any real coefficient: rows of one kind leave a coefficient free.
+        solved = np.linalg.solve(part + np.eye(len(left)) * max(1e-10 * float(part.trace()), 1e-300), moments[left])
+        if (solved >= 0).all():
+            found[left] = solved
+            return found
+        left.pop(int(solved.argmin()))
+    return found
+
+
+class _Rows:
+    """Samples as arrays, with the means of their steps."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        works = [sample.work for sample in samples]
+        steps = np.array([work.steps for work in works])
+        prompt_tokens = np.array([work.prompt_tokens for work in works])
+        decode_tokens = np.array([work.decode_tokens for work in works])
+        self.took = np.array([sample.took_s for sample in samples])
+        self.trust = np.array([sample.weight for sample in samples])
+        self.prefill_steps = np.array([work.prefill_steps for work in works])
+        self.rows = _columns(steps, prompt_tokens, decode_tokens)
+        self.prior = _prior(float((self.took / np.maximum(steps, 1.0)).min()))
+        ones = np.ones(len(works))
+        self.decoding = np.minimum(1.0, np.array([work.decoding for work in works]))
+        chunks = np.array([work.chunk_tokens for work in works])
+        self.mean_step = _columns(ones, chunks, np.array([work.decoding for work in works]))
+
+    def fit(self, floor_s: float, ride: float, start: Array) -> tuple[float, Array]:
+        """Return (mean relative error, coefficients) under a floor and a ride, robust against outliers."""
+        weights = self.trust / np.maximum(self.took, 0.02) ** 2
+        found = start
+        for _ in range(ROUNDS):
+            extra = self._extra(found, floor_s, ride)
+            off = np.abs(self.took - extra - self.rows @ found) / self.took
+            robust = weights / np.maximum(off, LEAST_RESIDUAL)
+            # Half a step: what the floor adds depends on the coefficients that it is added to.
+            found = 0.5 * (found + _non_negative(self.rows, np.maximum(self.took - extra, 0.0), robust, self.prior))
+        off = np.abs(self.took - self._extra(found, floor_s, ride) - self.rows @ found) / self.took
+        return float(np.average(np.minimum(off, WORST_RESIDUAL), weights=self.trust)), found
+
+    def start(self) -> Array:
+        return _non_negative(self.rows, self.took, self.trust / np.maximum(self.took, 0.02) ** 2, self.prior)
+
+    def _extra(self, found: Array, floor_s: float, ride: float) -> Array:
+        """Return how much the floor adds to, and the ride takes from, each row's sum of coefficients."""
+        saved = ride * found[0] * self.decoding
+        extra: Array = self.prefill_steps * np.maximum(floor_s - self.mean_step @ found, -saved)
+        return extra
+
+
+def _near(values: Sequence[float], value: float) -> Sequence[float]:
+    at = min(range(len(values)), key=lambda each: abs(values[each] - value))
+    return values[max(0, at - 1) : at + 2]
+
+
+def fit_step_cost(samples: Sequence[Sample], before: StepCost | None = None) -> StepCost | None:
+    """Return the cost that explains the samples best; None without any.
+
+    With a cost found `before`, only forms next to its floor and ride are tried, which is a tenth of the work.
+    """
+    if not samples:
+        return None
+    rows = _Rows(samples)
+    start = rows.start()
+    best: tuple[float, Array, float, float] | None = None
+    for ride in RIDES if before is None else _near(RIDES, before.ride):
+        for floor_s in FLOORS_S if before is None else _near(FLOORS_S, before.floor_s):
+            residual, found = rows.fit(floor_s, ride, start)
+            if best is None or residual < BETTER * best[0]:
+                best = residual, found, floor_s, ride
+    assert best is not None
+    residual, found, floor_s, ride = best
+    base_s, prompt_token_s, sequence_s, further_s = (float(each) for each in found)
+    return StepCost(base_s, prompt_token_s, sequence_s, further_s, floor_s, ride, residual)
+
+
+Kind = Literal["throughout", "gaps", "lone"]
+# A lone request's prefill time includes waits of the host, so it counts least.
+WEIGHTS: Final[dict[Kind, float]] = {"throughout": 1.0, "gaps": 0.3, "lone": 0.03}
+SAMPLES_A_LOAD: Final = 6
+"""Samples kept of each kind of load (decoding sequences and prompt tokens a step, by powers of two)."""
+MOST_LOADS: Final = 64
+SAMPLE_S: Final = 2.0
+SAMPLE_STEPS: Final = 300
+LEAST_SAMPLE_STEPS: Final = 8
+LEAST_SAMPLE_S: Final = 1.5
+FIRST_FITS_EVERY_S: Final = 2.0
+FITS_EVERY_S: Final = 10.0
+LEARNING_S: Final = 60.0
+"""The time after the first reading in which constants are fitted more often."""
+# The split of a mixed step is a convention, so the interval of prefill's share has at least this half width.
+LEAST_MARGIN: Final = 0.04
+LEARNING_MARGIN: Final = 0.08
+"""The least half width during the first minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseEstimate:
+    """Estimated busy and prefill times of one interval, with bounds on prefill."""
+
+    busy_s: float
+    prefill_s: float
+    prefill_low_s: float
+    prefill_high_s: float
+
+
+class PhaseEstimator:
+    """An online estimator that learns the cost of an engine's steps and splits its time by it."""
+
+    def __init__(self) -> None:
+        self.cost: StepCost | None = None
+        self._samples: dict[tuple[Kind, int, int], deque[Sample]] = {}
+        self._kind: Kind | None = None
+        self._work = CountedWork()
+        self._began_s: float | None = None
+        self._fitted_s = 0.0
+        self._fresh = False
+        self._new_load = False
+
+    def observe(self, interval: CounterChange) -> PhaseEstimate | None:
+        """Learn from an interval and return its shares; None while nothing is known of the engine's steps."""
+        if self._began_s is None:
+            self._began_s = interval.t_s
+        self._collect(interval)
+        since_s = interval.t_s - self._fitted_s
+        learning = self.cost is None or interval.t_s - self._began_s < LEARNING_S
+        if self._fresh and since_s >= (FIRST_FITS_EVERY_S if learning else FITS_EVERY_S):
+            kept = [sample for samples in self._samples.values() for sample in samples]
+            # A kind of load not seen before may show another form of cost; known kinds move the constants alone.
+            self.cost = fit_step_cost(kept, None if self._new_load else self.cost)
+            self._fitted_s, self._fresh, self._new_load = interval.t_s, False, False
+        work = interval.work
+        if not work.steps and not work.prompt_tokens:
+            return PhaseEstimate(0.0, 0.0, 0.0, 0.0)
+        return self._estimate(self.cost, interval, LEARNING_MARGIN if learning else LEAST_MARGIN) if self.cost else None
+
+    def _estimate(self, cost: StepCost, interval: CounterChange, least_margin: float) -> PhaseEstimate:
+        work = interval.work
+        # Beyond the knee a step may wait for the host, which wall time includes, so half of that time is taken.
+        half = replace(cost, further_sequence_s=cost.further_sequence_s / 2)
+        none = replace(cost, further_sequence_s=0.0)
+        wall_s, mid_s = (sum(each.prefill_and_decode_s(work)) for each in (cost, half))
+        if not wall_s:
+            return PhaseEstimate(0.0, 0.0, 0.0, 0.0)
+        total_s = work.wall_s if interval.busy_throughout else min(work.wall_s, wall_s)
+        busy_s = total_s * mid_s / wall_s
+        shares = [_prefill_share(each, work) for each in (cost, half, none, *self._neighbours(half))]
+        share = shares[1]
+        margin = max(least_margin, cost.residual * share)
+        low = max(0.0, min(*shares, share - margin))
+        high = min(1.0, max(*shares, share + margin))
+        if work.decode_tokens == 0 or work.prompt_tokens == 0:
+            low = high = share  # one phase alone: nothing to split
+        return PhaseEstimate(busy_s, busy_s * share, busy_s * low, busy_s * high)
+
+    def _neighbours(self, cost: StepCost) -> tuple[StepCost, StepCost]:
+        """Return costs whose prompt tokens are as much cheaper and dearer as the residual allows."""
+        off = 1.0 + cost.residual
+        return (
+            replace(cost, prompt_token_s=cost.prompt_token_s / off),
+            replace(cost, prompt_token_s=cost.prompt_token_s * off),
+        )
+
+    def _collect(self, interval: CounterChange) -> None:
+        work = interval.work
+        kind: Kind | None = None
+        if interval.busy_throughout:
+            kind = "throughout"
+        elif work.steps and work.token_gaps and not work.prompt_tokens:
+            kind = "gaps"
+        elif interval.lone_prefill_s:
+            # The step that ran when the prompt was scheduled had to end first, so that two bases have passed. No
+            # prefill step is named, since the host's part in that time must not pass for a floor.
+            lone = CountedWork(steps=2.0, prompt_tokens=work.prompt_tokens)
+            self._keep("lone", Sample(lone, interval.lone_prefill_s, WEIGHTS["lone"]))
+        if self._kind is not None and kind != self._kind:
+            self._flush()
+        if kind is None:
+            return
+        self._kind = kind
+        self._work.add(work)
+        if self._work.wall_s >= SAMPLE_S or self._work.steps >= SAMPLE_STEPS:
+            self._flush()
+
+    def _flush(self) -> None:
+        kind, work = self._kind, self._work
+        self._kind, self._work = None, CountedWork()
+        if kind is None or (work.steps < LEAST_SAMPLE_STEPS and work.wall_s < LEAST_SAMPLE_S):
+            return
+        if kind == "throughout":
+            self._keep(kind, Sample(work, work.wall_s, WEIGHTS[kind]))
+        else:
+            took_s = work.steps * work.token_gaps_s / work.token_gaps
+            if took_s > 0:
+                self._keep(kind, Sample(work, took_s, WEIGHTS[kind]))
+
+    def _keep(self, kind: Kind, sample: Sample) -> None:
+        steps = max(sample.work.steps, 1.0)
+        load = (kind, int(log2(1 + sample.work.decoding)), int(log2(1 + sample.work.prompt_tokens / steps)))
+        # The load seen last goes last, so the one unseen for longest is dropped when there are too many.
+        kept = self._samples.pop(load, None)
+        self._new_load |= kept is None
+        kept = kept or deque(maxlen=SAMPLES_A_LOAD)
+        kept.append(sample)
+        self._samples[load] = kept
+        if len(self._samples) > MOST_LOADS:
+            del self._samples[next(iter(self._samples))]
+        self._fresh = True
+
+
+def _prefill_share(cost: StepCost, work: CountedWork) -> float:
+    prefill_s, decode_s = cost.prefill_and_decode_s(work)
+    return prefill_s / (prefill_s + decode_s) if prefill_s + decode_s else 0.0

@@ -1,1 +1,0 @@
-"""Phase shares of servers that export only counters, estimated from those counters."""

@@ -1,0 +1,359 @@
+"""The pressure of prompts and decodes on a model's workers in any split of roles.
+
+Pressure is work over capacity: above 1 it grows into a queue. A mixed worker serves decodes first, then prompts as
+far as TPOT leaves time. The gain depends on how much of a prompt chunk hides behind decode's reading of the
+weights, which the step-time model predicts. So the best split follows from that model and is no setting.
+"""
+
+from dataclasses import dataclass, field, replace
+from math import floor, inf
+from typing import Any, Final, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
+from libs.policy.worker.slack import IN_HAND
+
+Numbers = NDArray[np.float64]
+Truths = NDArray[np.bool_]
+N = TypeVar("N", float, Numbers)
+
+
+# Pressures of single splits and of many side by side are written once, in functions that take one number or an array
+# with one element per split.
+def least(one: N, other: N | float) -> N:
+    """Return the elementwise minimum."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.minimum(one, other)
+    return min(one, other)
+
+
+def most(one: N, other: N | float) -> N:
+    """Return the elementwise maximum."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.maximum(one, other)
+    return max(one, other)
+
+
+def where(condition: bool | Truths, then: N | float, other: N) -> N:
+    """Return `then` where the condition holds, else `other`."""
+    found: Any = other
+    if not isinstance(condition, np.ndarray):
+        found = then if condition else other
+    elif np.count_nonzero(condition):  # most conditions hold nowhere, and this check takes a tenth of the time
+        found = np.where(condition, then, other)
+    return cast("N", found)
+
+
+def over(one: N | float, other: N, none: float) -> N:
+    """Return one / other elementwise, with `none` where `other` is 0."""
+    if isinstance(other, np.ndarray):
+        if np.count_nonzero(other) == other.size:
+            return one / other
+        nothing = other == 0
+        return np.where(nothing, none, one / np.where(nothing, 1.0, other))
+    return one / other if other else none
+
+
+def whole(one: N) -> N:
+    return np.floor(one) if isinstance(one, np.ndarray) else floor(one)
+
+
+def rounded(one: N) -> N:
+    """Round to the nearest whole number; ties go to the even one, as in `round`."""
+    return np.rint(one) if isinstance(one, np.ndarray) else round(one)
+
+
+# The methods of `StepTimeModel` take single numbers because engines call them many times a step. A test checks that
+# these formulas agree with them.
+def reading_ns(model: StepTimeModel, sequences: N) -> N:
+    """Return decode's fixed time, in which the weights are read."""
+    fixed_ns = (sequences > 0) * model.decode_fixed_ns
+    if model.decode_matrix_ns:
+        fixed_ns = fixed_ns + (sequences >= MATRIX_ROWS) * model.decode_matrix_ns
+    return fixed_ns + 0.0 * sequences
+
+
+def chunk_ns(model: StepTimeModel, tokens: N) -> N:
+    """Return the time of a prompt's first chunk alone."""
+    linear = model.prefill_fixed_ns + model.prefill_token_ns * tokens
+    return most(linear + model.prefill_token_squared_ns * (tokens * tokens), model.prefill_floor_ns)
+
+
+def mixed_ns(model: StepTimeModel, prefill_ns: N, decode_ns: N, read_ns: N) -> N:
+    """Return the time of a step from the times of its parts alone."""
+    return prefill_ns + decode_ns - (1 - model.interference) * least(prefill_ns, read_ns)
+
+
+def most_prefill_ns(model: StepTimeModel, step_ns: float, decode_ns: N, read_ns: N) -> N:
+    """Return the time that prompt chunks may take alone in a step of `step_ns`."""
+    rest_ns = most(step_ns - decode_ns, 0.0)
+    hidden_ns = rest_ns + (1 - model.interference) * read_ns
+    if not model.interference:
+        return hidden_ns
+    return where(rest_ns < model.interference * read_ns, rest_ns / model.interference, hidden_ns)
+
+
+# Sequences grow and prompts need room, so decode counts as full at this share of KV.
+KV_FILL: Final = 0.9
+DECODE_FULL: Final = 0.9
+LEAST_RIDE: Final = 0.1
+"""The share of a prefill worker's speed that mixed workers give prompts if nobody else computes them."""
+DECODE_COST: Final = 10.0
+"""The cost of decode pressure beyond `DECODE_FULL`, in units of pressure."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerProfile:
+    """The capability of one worker; all workers of a model are taken to be alike."""
+
+    step_time: StepTimeModel
+    chunk_tokens: int
+    max_sequences: int
+    kv_tokens: int
+    """KV room in tokens; 0 if there is no bound."""
+    chunk_speed: float = field(init=False, repr=False)
+    """Prompt tokens a nanosecond in steps of prompts alone."""
+    _key: tuple[StepTimeModel, int, int, int] = field(init=False, repr=False)
+    _hash: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        chunk = self.chunk_tokens
+        object.__setattr__(self, "chunk_speed", chunk / max(self.step_time.chunks_ns(chunk, chunk * chunk), 1.0))
+        key = (self.step_time, chunk, self.max_sequences, self.kv_tokens)
+        object.__setattr__(self, "_key", key)
+        object.__setattr__(self, "_hash", hash(key))  # needed for every split that is compared
+
+    # Written by hand, as mypyc rejects a __hash__ beside the __eq__ that a dataclass generates.
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, WorkerProfile) and self._key == other._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The prompts and decodes that a model's workers have to compute."""
+
+    prompts: float
+    """The number of workers that prompts alone would keep busy."""
+    decodes: int
+    """Sequences that decode or soon will."""
+    kv_tokens: int
+    """KV tokens that these sequences hold."""
+    tpot_ns: int
+    """The TPOT target of a typical sequence."""
+    waiting_ns: float = 0.0
+    """Time that one worker needs for the waiting prompts; a part of `prompts`."""
+    held: int = 0
+    """Further sequences that wait for a decode place before their prompts are computed.
+
+    Of them, as many press on decode as prompts can be computed soon.
+    """
+    held_kv_tokens: int = 0
+    """KV tokens that all held sequences would hold."""
+    held_prompts: float = 0.0
+    """The number of workers that would compute all held prompts soon."""
+
+    def with_held(self, speed: float) -> "Workload":
+        """Add the held sequences that can soon decode if prompts are computed at the speed of `speed` workers."""
+        decodes, kv_tokens = _with_held(self, self.decodes, self.kv_tokens, speed)
+        return replace(self, decodes=round(decodes), kv_tokens=round(kv_tokens), held=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Workers in each role, and the pressure of both phases on them.
+
+    `mixed` counts all workers that decode, with or without a prompt budget.
+    """
+
+    prefill: int
+    mixed: int
+    prompt_pressure: float
+    decode_pressure: float
+
+    @property
+    def pressure(self) -> float:
+        return max(self.prompt_pressure, self.decode_pressure)
+
+    @property
+    def cost(self) -> float:
+        """The cost by which splits are compared.
+
+        Excess prompts wait. Excess decodes break the pace of all running ones and preempt each other, which costs
+        far more.
+        """
+        return _cost(self.prompt_pressure, self.decode_pressure)
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Many splits side by side; every array has one element per split."""
+
+    prefill: Numbers
+    mixed: Numbers
+    prompt_pressure: Numbers
+    decode_pressure: Numbers
+
+    def costs(self) -> Numbers:
+        return _cost(self.prompt_pressure, self.decode_pressure)
+
+    def at(self, place: int) -> Split:
+        return Split(
+            int(self.prefill[place]),
+            int(self.mixed[place]),
+            float(self.prompt_pressure[place]),
+            float(self.decode_pressure[place]),
+        )
+
+
+def _cost(prompts: N, decodes: N) -> N:
+    return most(prompts, decodes) + DECODE_COST * most(decodes - DECODE_FULL, 0.0)
+
+
+def ride(engine: WorkerProfile, work: Workload, mixed: float) -> float:
+    """Return how fast each of `mixed` workers computes prompts beside its decodes, relative to a prefill worker."""
+    return _ride(engine, work.tpot_ns, work.decodes, work.kv_tokens, mixed)
+
+
+def decode_step_ns(engine: WorkerProfile, decodes: N, kv_tokens: N, mixed: N) -> N:
+    """Return the time of a step of the decodes alone, shared evenly by `mixed` workers; 0 without decodes."""
+    return _alone_ns(engine, decodes, kv_tokens, mixed)[0]
+
+
+def prompt_speed(
+    engine: WorkerProfile, work: Workload, prefill: float, mixed: float, lending: float | None = None
+) -> float:
+    """Return the joint speed of workers of both roles, in prefill workers.
+
+    `lending` of the mixed ones compute prompts, by default all.
+    """
+    lent = mixed if lending is None else lending
+    return prefill + lent * ride(engine, work, mixed) if lent else prefill + 0.0
+
+
+def split(
+    engine: WorkerProfile,
+    work: Workload,
+    prefill: float,
+    mixed: float,
+    *,
+    budgets: bool = True,
+    lending: float | None = None,
+) -> Split:
+    """Return the split for these numbers of workers; a slow worker counts for less than one.
+
+    `lending` of the mixed ones compute prompts too. By default all do where there are `budgets`, else none.
+    """
+    lent = (mixed if budgets else 0) if lending is None else min(lending, mixed)
+    prompts, decodes = pressed(engine, work, work.decodes, work.kv_tokens, prefill=prefill, mixed=mixed, lent=lent)
+    return Split(round(prefill), round(mixed), prompts, decodes)
+
+
+def pressed(
+    engine: WorkerProfile, work: Workload, decodes: N, kv_tokens: N, *, prefill: N, mixed: N, lent: N
+) -> tuple[N, N]:
+    """Return (prompt pressure, decode pressure) of one split, or of many side by side.
+
+    `decodes` and `kv_tokens` replace those of the work, as another split may change them.
+    """
+    speed = _speed(engine, work, decodes, kv_tokens, prefill=prefill, mixed=mixed, lent=lent)
+    prompts = _prompt_pressure(work, speed)
+    decodes, kv_tokens = _with_held(work, decodes, kv_tokens, speed)
+    batch, kv = _decode_parts(engine, work, decodes, kv_tokens, mixed)
+    return prompts, most(batch, kv)
+
+
+def prompt_pressure(engine: WorkerProfile, work: Workload, decodes: N, kv_tokens: N, *, prefill: N, mixed: N) -> N:
+    """Return the prompt pressure alone of a split in which all mixed workers have budgets."""
+    return _prompt_pressure(work, _speed(engine, work, decodes, kv_tokens, prefill=prefill, mixed=mixed, lent=mixed))
+
+
+def decode_parts(engine: WorkerProfile, work: Workload, mixed: float) -> tuple[float, float]:
+    """Return the batch and KV pressures on this many workers.
+
+    These are sequences over the largest batches that keep TPOT, and KV tokens over the room for them.
+    """
+    return _decode_parts(engine, work, work.decodes, work.kv_tokens, mixed)
+
+
+def most_decodes(engine: WorkerProfile, tpot_ns: int, context_tokens: N) -> N:
+    """Return how many sequences of `context_tokens` one worker decodes within the target; at least one.
+
+    It is the closed form of the search in `largest_batch`.
+    """
+    if not tpot_ns:
+        return context_tokens * 0 + engine.max_sequences
+    model, step_ns, bound = engine.step_time, tpot_ns * (1 - IN_HAND), engine.max_sequences
+
+    def fits(batch: N) -> bool | Truths:
+        kv_ns = model.decode_kv_token_ns * (batch * context_tokens)
+        return reading_ns(model, batch) + model.decode_sequence_ns * batch + kv_ns <= step_ns
+
+    each_ns = model.decode_sequence_ns + model.decode_kv_token_ns * context_tokens
+    left_ns = step_ns - model.decode_fixed_ns
+    matrix_ns = left_ns - model.decode_matrix_ns
+    few = least(over(left_ns, each_ns, inf if left_ns >= 0 else 0.0), MATRIX_ROWS - 1)
+    many = over(matrix_ns, each_ns, inf if matrix_ns >= 0 else 0.0)
+    guess = whole(most(least(where(many >= MATRIX_ROWS, many, few), bound), 1.0))
+    # Rounding may have put the guess on the wrong side of the limit.
+    lower = where(fits(guess), guess, guess - 1)
+    return most(where((guess + 1 <= bound) & fits(guess + 1), guess + 1, lower), 1)
+
+
+def _alone_ns(engine: WorkerProfile, decodes: N, kv_tokens: N, mixed: N) -> tuple[N, N]:
+    """Return (the time of the step, the part of it in which weights are read)."""
+    model, each = engine.step_time, over(decodes, mixed, 0.0)
+    read_ns = reading_ns(model, each)
+    kv_ns = over(model.decode_kv_token_ns * kv_tokens, mixed, 0.0)
+    return read_ns + model.decode_sequence_ns * each + kv_ns, read_ns
+
+
+def _ride(engine: WorkerProfile, tpot_ns: int, decodes: N, kv_tokens: N, mixed: N) -> N:
+    if not tpot_ns:
+        return where(mixed == 0, 0.0, 0.0 * mixed + 1.0)
+    model, step_ns = engine.step_time, tpot_ns * (1 - IN_HAND)
+    decode_ns, read_ns = _alone_ns(engine, decodes, kv_tokens, mixed)
+    prefill_ns = most_prefill_ns(model, step_ns, decode_ns, read_ns)
+    tokens = _tokens(model, prefill_ns, engine.chunk_tokens)
+    took_ns = mixed_ns(model, chunk_ns(model, tokens), decode_ns, read_ns)
+    speed = least(over(tokens, took_ns, inf) / engine.chunk_speed, 1.0)
+    speed = where(decode_ns >= step_ns, 0.0, speed)
+    speed = where(prefill_ns < model.prefill_floor_ns, 0.0, speed) if model.prefill_floor_ns else speed
+    return where(mixed == 0, 0.0, where(decodes == 0, 1.0, speed))
+
+
+def _speed(engine: WorkerProfile, work: Workload, decodes: N, kv_tokens: N, *, prefill: N, mixed: N, lent: N) -> N:
+    speed = prefill + lent * _ride(engine, work.tpot_ns, decodes, kv_tokens, mixed)
+    return where(speed == 0, lent * LEAST_RIDE, speed)
+
+
+def _prompt_pressure(work: Workload, speed: N) -> N:
+    return over(work.prompts, speed, inf if work.prompts else 0.0)
+
+
+def _with_held(work: Workload, decodes: N, kv_tokens: N, speed: N) -> tuple[N, N]:
+    if not work.held:
+        return decodes, kv_tokens
+    share = least(speed / work.held_prompts if work.held_prompts else speed * 0.0 + 1.0, 1.0)
+    return decodes + rounded(work.held * share), kv_tokens + rounded(work.held_kv_tokens * share)
+
+
+def _decode_parts(engine: WorkerProfile, work: Workload, decodes: N, kv_tokens: N, mixed: N) -> tuple[N, N]:
+    context = most(whole(over(kv_tokens, decodes, 0.0)), 1)
+    room = engine.kv_tokens * KV_FILL
+    batch = over(decodes, most_decodes(engine, work.tpot_ns, context) * mixed, 0.0)
+    kv = over(kv_tokens, room * mixed, 0.0)
+    # Every prompt needs a decode worker in the end.
+    nobody = inf if work.prompts else where(decodes == 0, 0.0, decodes * 0.0 + inf)
+    return where(mixed == 0, nobody, batch), where(mixed == 0, nobody, where(decodes == 0, 0.0, kv))
+
+
+def _tokens(model: StepTimeModel, prefill_ns: N, bound: int) -> N:
+    # Squares are left aside: they are alike wherever the prompt is computed.
+    if not model.prefill_token_ns:
+        return prefill_ns * 0.0 + bound
+    return least(most(whole((prefill_ns - model.prefill_fixed_ns) / model.prefill_token_ns), 0.0), bound)

@@ -1,0 +1,239 @@
+"""The latest hardware counters of every GPU, bounded in number. A GPU without recent readings is absent, not idle."""
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2 as pb
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
+from libs.contracts.step_row import step_rows
+from libs.counters.port import GpuReading
+from libs.policy.kv_links import KvLink, MovedKv, way
+
+MAX_GPUS: Final = 16_384
+FRESH_NS: Final = 5 * 1_000_000_000
+"""The furthest from a moment that a reading may lie and still describe it. Readings come once a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenGpu:
+    """A GPU's reading with its node and the time it was taken."""
+
+    node: str
+    read_unix_ns: int
+    reading: GpuReading
+
+
+class NodeGpus:
+    """Readings keyed by node and by the GPU's UUID."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], SeenGpu] = {}
+
+    def add(self, batch: pb.StepBatch) -> None:
+        """Record a worker's readings of its node's GPUs; readings older than the known ones change nothing."""
+        for message in batch.gpu_readings or ():  # iterating an empty protobuf list is slow
+            reading = _reading(message)
+            key = (batch.node, message.uuid)
+            known = self._seen.get(key)
+            if reading is None or (known is not None and known.read_unix_ns >= batch.covered_to_unix_ns):
+                continue
+            if known is None and len(self._seen) >= MAX_GPUS:
+                del self._seen[min(self._seen, key=lambda each: self._seen[each].read_unix_ns)]
+            self._seen[key] = SeenGpu(batch.node, batch.covered_to_unix_ns, reading)
+
+    def fresh(self, now_ns: int) -> Iterator[SeenGpu]:
+        """Yield readings less than `FRESH_NS` away from `now_ns`, by node and index. Only the latest reading of a GPU
+        is kept.
+        """
+        for seen in sorted(self._seen.values(), key=lambda each: (each.node, each.reading.index)):
+            if abs(seen.read_unix_ns - now_ns) < FRESH_NS:
+                yield seen
+
+
+def _reading(message: pb.GpuReading) -> GpuReading | None:
+    """Return the reading; None if any number is not finite."""
+    present = {field.name for field, _ in message.ListFields()}
+    values: dict[str, Any] = {"uuid": "", "index": 0, "name": ""}
+    values |= {field.name: getattr(message, field.name) for field in fields(GpuReading) if field.name in present}
+    sound = all(math.isfinite(value) for value in values.values() if isinstance(value, float))
+    return GpuReading(**values) if sound else None
+
+
+MAX_LINKS: Final = 4_096
+"""The most links that are kept; the one that has been idle longest is dropped."""
+STEPWISE: Final = frozenset({"vllm"})
+"""Engines that notice the arrival of KV only between their steps (libs/engine/vllm/scheduling/scheduler.py)."""
+IDLE_STEP_NS: Final = 2_000_000
+"""Delay at which such an engine notices KV when idle: its loop sleeps 1 ms (vllm/v1/engine/core.py) and then polls its
+processes.
+"""
+
+IncarnationOf = Callable[[str], int]
+"""A function that returns the incarnation of a worker's process, 0 if unknown."""
+
+
+class Peer(NamedTuple):
+    model: str
+    node: str
+    incarnation: int
+
+
+class _Pair(NamedTuple):
+    """A link with the incarnations of the processes at its ends."""
+
+    link: KvLink
+    source_incarnation: int
+    target_incarnation: int
+
+    def is_between(self, source_incarnation: int, target_incarnation: int) -> bool:
+        """Report whether both ends are still the same processes, as far as is known."""
+        return _is_same(self.source_incarnation, source_incarnation) and _is_same(
+            self.target_incarnation, target_incarnation
+        )
+
+
+def _is_same(known: int, now: int) -> bool:
+    # An incarnation of 0 is unknown and matches any other.
+    return known == now or not known or not now
+
+
+class KvLinks:
+    """The links to workers whose telemetry this process reads."""
+
+    def __init__(self, incarnation_of: IncarnationOf = lambda _worker_id: 0) -> None:
+        self._incarnation_of = incarnation_of
+        self._pairs: OrderedDict[tuple[str, str], _Pair] = OrderedDict()
+
+    def note(self, batch: StepBatch) -> None:
+        """Record the transfers that a receiver reports."""
+        step_ns = _step_ns(batch)
+        for transfer in batch.kv_transfers:
+            self._note(batch, transfer, step_ns)
+        while len(self._pairs) > MAX_LINKS:
+            self._pairs.popitem(last=False)
+
+    def _note(self, batch: StepBatch, transfer: KvTransfer, step_ns: int) -> None:
+        key = transfer.from_worker_id, batch.worker_id
+        pair, source = self._pairs.get(key), self._incarnation_of(transfer.from_worker_id)
+        if pair is not None and batch.incarnation < pair.target_incarnation:
+            return  # a late batch of a process that has been replaced
+        if pair is None or not pair.is_between(source, batch.incarnation):
+            pair = _Pair(KvLink(*key, transfer.shared_memory), 0, 0)
+        span_ns = transfer.start_unix_ns, transfer.end_unix_ns
+        moved = MovedKv(transfer.bytes, *span_ns, transfer.shared_memory, step_ns)
+        self._pairs[key] = _Pair(pair.link.moved(moved), source or pair.source_incarnation, batch.incarnation)
+        self._pairs.move_to_end(key)
+
+    def among(self, peers: Mapping[str, Peer], now_ns: int) -> list[KvLink]:
+        """Return recently used links between processes that still run; `peers` holds the live workers by name."""
+        found = []
+        for key, pair in list(self._pairs.items()):
+            one, other = map(peers.get, key)
+            if one is None or other is None or not pair.is_between(one.incarnation, other.incarnation):
+                continue
+            placed = _placed(pair.link, one, other)
+            if placed is not pair.link:  # cached, as it seldom changes and links are read several times a second
+                self._pairs[key] = pair._replace(link=placed)
+            if (link := placed.at(now_ns)) is not None:
+                found.append(link)
+        return found
+
+
+def _placed(link: KvLink, source: Peer, target: Peer) -> KvLink:
+    """Return the link with the model and node that its ends report."""
+    one_node = bool(source.node) and source.node == target.node
+    if (link.model, link.one_node) == (target.model, one_node):
+        return link
+    return replace(link, model=target.model, one_node=one_node)
+
+
+def _step_ns(batch: StepBatch) -> int:
+    """Return the uncertainty of the durations of transfers in the batch (see `MovedKv.step_ns`)."""
+    if batch.engine not in STEPWISE:
+        return 0
+    try:
+        steps = step_rows(batch.steps)
+    except ValueError:
+        steps = []
+    return max([IDLE_STEP_NS, *(each.end_unix_ns - each.start_unix_ns for each in steps if each.end_unix_ns)])
+
+
+BUCKET_NS: Final = 10 * 1_000_000_000
+BUCKETS: Final = 6
+MAX_NODES: Final = 4096
+"""The most nodes tracked at once. A further one is left out until another has been silent for a minute."""
+
+
+class Clocks:
+    """The smallest delay of each node in every interval of ten seconds."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, dict[int, int]] = {}
+
+    def note(self, node: str, stamped_ns: int, arrived_ns: int) -> None:
+        """Record a batch stamped `stamped_ns` by its node's clock that arrived at `arrived_ns` by this process's
+        clock.
+        """
+        bucket = arrived_ns // BUCKET_NS
+        least = self._nodes.get(node)
+        if least is None:
+            if len(self._nodes) >= MAX_NODES:
+                self._forget(bucket)
+                if len(self._nodes) >= MAX_NODES:
+                    return
+            least = self._nodes[node] = {}
+        delay_ns = arrived_ns - stamped_ns
+        known_ns = least.get(bucket)
+        if known_ns is None:
+            for old in [number for number in least if number <= bucket - BUCKETS]:
+                del least[old]
+        if known_ns is None or delay_ns < known_ns:
+            least[bucket] = delay_ns
+
+    def offsets_ns(self, now_ns: int) -> dict[str, int]:
+        """Return how far the clock of each node is ahead of the median node's, for nodes seen in the last minute."""
+        self._forget(now_ns // BUCKET_NS)
+        least = {node: min(delays.values()) for node, delays in self._nodes.items()}
+        middle_ns = round(median(least.values())) if least else 0
+        return {node: middle_ns - delay_ns for node, delay_ns in least.items()}
+
+    def _forget(self, bucket: int) -> None:
+        self._nodes = {node: delays for node, delays in self._nodes.items() if max(delays) > bucket - BUCKETS}
+
+
+class NodeStats:
+    """Clock offsets and hardware counters of all nodes, and bytes of KV transfers."""
+
+    def __init__(self, incarnation_of: IncarnationOf) -> None:
+        self.clocks = Clocks()
+        self.hardware = NodeGpus()
+        self.kv_bytes: Counter[str] = Counter()
+        """Bytes handed over between workers, by route: "shared_memory" or "network"."""
+        self.kv_links = KvLinks(incarnation_of)
+
+    def note(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
+        """Update clocks and counters from batches and their times of arrival."""
+        for batch in batches:
+            if batch.gpu_readings:
+                self.hardware.add(batch)
+        delays_ns = [at_ns - batch.covered_to_unix_ns for batch, at_ns in zip(batches, arrived_ns, strict=True)]
+        # Index of the batch with the smallest delay, by node. The others arrived with it and add nothing.
+        shortest: dict[str, int] = {}
+        for place, batch in enumerate(batches):
+            known = shortest.setdefault(batch.node, place)
+            if delays_ns[place] < delays_ns[known]:
+                shortest[batch.node] = place
+        for node, place in shortest.items():
+            self.clocks.note(node, batches[place].covered_to_unix_ns, arrived_ns[place])
+
+    def note_transfers(self, batches: Iterable[StepBatch]) -> None:
+        """Count KV transfers; each is in exactly one batch."""
+        for batch in batches:
+            for transfer in batch.kv_transfers or ():  # iterating an empty protobuf list is slow
+                self.kv_bytes[way(shared_memory=transfer.shared_memory)] += transfer.bytes
+            if batch.kv_transfers:
+                self.kv_links.note(batch)

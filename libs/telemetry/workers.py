@@ -1,0 +1,234 @@
+"""Workers by their own reports: the facts of a batch, the cached list of live workers with loads, and members. Pure."""
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute as ComputeMessage
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.roles import role_name
+from libs.perfmodel.utilisation import Compute
+from libs.perfmodel.wire import compute_of
+from libs.telemetry.columns import Bools, Ints
+from libs.telemetry.rollups import MAX_WORKERS
+
+# attrgetter reads protobuf fields in C, several times faster than one by one. The order is that of `WorkerFacts`.
+_TOLD: Final = attrgetter(
+    "worker_id", "incarnation", "node", "gpus", "engine", "assignment", "load", "covered_to_unix_ns", "dropped_batches"
+)
+what_stays: Final = attrgetter("node", "gpus", "engine", "assignment", "compute", "kv_blocks", "max_sequences", "group")
+"""The fields of a batch that seldom change between a worker's batches."""
+_MORE: Final = attrgetter("kv_blocks", "max_sequences", "last", "group", "dummy_steps.steps")
+
+
+class WorkerFacts(NamedTuple):
+    """The description of a worker from its newest batch."""
+
+    worker_id: str
+    incarnation: int
+    node: str
+    gpus: int
+    engine: str
+    assignment: Assignment
+    load: Load
+    covered_to_unix_ns: int
+    dropped_batches: int
+    compute: Compute | None = None
+    """What utilisation is computed from; None if unknown."""
+    kv_blocks: int = 0
+    """Number of KV blocks in the worker's pool; 0 if unknown."""
+    max_sequences: int = 0
+    """The most sequences that the worker runs at a time; 0 if unknown."""
+    left: bool = False
+    """Whether the worker has sent its last batch."""
+    group: str = ""
+    """Data-parallel group of which the worker is a rank; empty if there is none."""
+    dummy_steps: int = 0
+    """Dummy steps that the worker has run since its start."""
+
+
+class Shape:
+    """The compute shape of a worker's model, decoded again only when the report changes."""
+
+    def __init__(self) -> None:
+        self._reported = ComputeMessage()
+        self.compute: Compute | None = None
+        """The decoded shape; None while it is unknown."""
+        self.from_ns = 0
+        """Time since which the shape has been as it is."""
+
+    def take(self, batch: StepBatch) -> None:
+        compute = batch.compute
+        if compute != self._reported:
+            self._reported.CopyFrom(compute)  # copied, as a submessage keeps its whole batch in memory
+            self.from_ns = batch.covered_from_unix_ns
+            self.compute = reported_compute(batch)
+
+
+def reported_compute(batch: StepBatch) -> Compute | None:
+    """Return the compute shape that a batch reports; None if it reports none."""
+    return compute_of(batch.compute) if batch.HasField("compute") else None
+
+
+def facts_of(batch: StepBatch, compute: Compute | None = None) -> WorkerFacts:
+    """Extract the worker's description from a batch; a worker that reports no GPUs counts as one."""
+    facts = WorkerFacts._make((*_TOLD(batch), compute, *_MORE(batch)))
+    return facts if facts.gpus else facts._replace(gpus=1)
+
+
+RELIST_NS: Final = 1_000_000_000
+"""The time for which a listing is reused while no worker changes its description. A worker that falls silent is given
+up after minutes, so a second more does no harm.
+"""
+LISTED_FOR_NS: Final = 15 * 1_000_000_000
+"""The time before its making for which a listing also holds. Some callers ask for now, others for the end of the
+newest window.
+"""
+LOAD_NS: Final = 60 * 1_000_000_000
+"""The time for which a silent worker's queues and slots count. Later, others have taken up its work."""
+MOST_COUNTED: Final = 2**49
+"""Bound on any count that a worker reports; higher ones are clipped. Sums over all workers then fit 64 bits."""
+
+_COUNTS: Final = attrgetter("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks")
+
+
+class Listed(NamedTuple):
+    """The part of a worker's description that seldom changes."""
+
+    worker_id: str
+    node: str
+    model: str
+    role: str
+    gpus: int
+    engine: str
+    kv_blocks: int
+    max_sequences: int
+    left: bool
+    own: bool
+    """Whether this process reads the worker's telemetry."""
+    reader: str
+    """Name of the other process that reads the worker's telemetry; empty if none does."""
+    group: str = ""
+    """Data-parallel group of which the worker is a rank; empty if there is none."""
+
+
+class Listing:
+    """The listed workers ordered by id. The same object is reused as long as its content stays the same."""
+
+    def __init__(self, workers: Sequence[Listed]) -> None:
+        self.workers = workers
+        self.ids = [worker.worker_id for worker in workers]
+        self._ids = frozenset(self.ids)
+        self.own_ids = [worker.worker_id for worker in workers if worker.own]
+        self.gpus: Ints = np.array([worker.gpus for worker in workers], np.int64)
+        self.left: Bools = np.array([worker.left for worker in workers], np.bool_)
+        self.pools = _pools(workers)
+        """Places of the workers that have not left, by model and role."""
+
+    def __contains__(self, worker_id: str) -> bool:
+        return worker_id in self._ids
+
+
+class Loads(NamedTuple):
+    """Arrays [workers] in the order of a listing; all zeros for a worker that has been silent for `LOAD_NS`."""
+
+    listing: Listing
+    heard: Bools
+    """Whether the worker has reported within `LOAD_NS`."""
+    covered_to_ns: Ints
+    """End of the worker's telemetry, also for silent workers."""
+    running: Ints
+    waiting: Ints
+    waiting_prefill_tokens: Ints
+    awaiting_kv: Ints
+    free_kv_blocks: Ints
+
+
+def listed_of(facts: WorkerFacts, *, own: bool, reader: str) -> Listed:
+    return Listed(
+        facts.worker_id,
+        facts.node,
+        facts.assignment.model,
+        role_name(facts.assignment),
+        facts.gpus,
+        facts.engine,
+        facts.kv_blocks,
+        facts.max_sequences,
+        facts.left,
+        own,
+        reader,
+        facts.group,
+    )
+
+
+def loads_of(listing: Listing, newest: Iterable[Any], now_ns: int) -> Loads:
+    """Build loads from `newest`, the newest batch or facts of each listed worker in order."""
+    reported = np.array([(each.covered_to_unix_ns, *_COUNTS(each.load)) for each in newest], np.uint64).reshape(-1, 6)
+    covered_to_ns = reported[:, 0].astype(np.int64)
+    heard = covered_to_ns > now_ns - LOAD_NS
+    counts = np.where(heard[:, None], np.minimum(reported[:, 1:], np.uint64(MOST_COUNTED)), np.uint64(0)).astype(
+        np.int64
+    )
+    return Loads(listing, heard, covered_to_ns, *counts.T)
+
+
+def _pools(workers: Sequence[Listed]) -> dict[tuple[str, str], Ints]:
+    pools: dict[tuple[str, str], list[int]] = {}
+    for place, worker in enumerate(workers):
+        if not worker.left:
+            pools.setdefault((worker.model, worker.role), []).append(place)
+    return {pool: np.array(places, np.int64) for pool, places in pools.items()}
+
+
+UNKNOWN: Final = "not heard of"
+"""Node and model of a worker known from windows alone."""
+
+
+class Member(NamedTuple):
+    """The last report of a worker, without what windows hold."""
+
+    worker_id: str
+    node: str
+    model: str
+    gpus: int
+    group: str = ""
+    """Data-parallel group of which the worker is a rank; empty if there is none."""
+
+    @property
+    def group_name(self) -> str:
+        """Name of the group that is unique across models; empty for a worker without a group."""
+        return group_name(self.model, self.group)
+
+
+class Members:
+    """Members by worker id. Beyond the roll-ups' bound, the worker that has been silent longest is dropped."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Member] = {}
+
+    def enter(self, members: Iterable[Member]) -> None:
+        """Add or replace members, which become the most recent ones."""
+        for member in members:
+            self._known.pop(member.worker_id, None)
+            self._known[member.worker_id] = member
+        while len(self._known) > MAX_WORKERS:
+            del self._known[next(iter(self._known))]
+
+    def get(self, worker_id: str) -> Member | None:
+        return self._known.get(worker_id)
+
+    def all(self) -> list[Member]:
+        """Return all members, the longest silent first."""
+        return list(self._known.values())
+
+
+def member_of(worker: Listed) -> Member:
+    return Member(worker.worker_id, worker.node, worker.model, worker.gpus, worker.group)
+
+
+def group_name(model: str, group: str) -> str:
+    # Groups of several models may use one address, one after the other.
+    return f"{model}/{group}" if group else ""

@@ -1,0 +1,389 @@
+"""Columns of the registered workers and of what metrics services report of them: loads, windows, step times. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Load, StepTime, Worker
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
+from libs.contracts.protocol import Unpaired, unpaired
+from libs.demand.wire import plan_of
+from libs.perfmodel.learner import FittedModel, StepKind
+from libs.perfmodel.wire import MAX_COEFFICIENT_NS, fitted_model
+from libs.policy.capacity import CapacityPlan
+from libs.policy.roles import MAX_BUDGET_TOKENS, Role
+from libs.runtime.clock import Clock
+from libs.telemetry.fleet_loads import COLUMNS, MOST_COUNTED, WINDOW_NS, columns_of, window_of
+
+Ints = NDArray[np.int64]
+Uints = NDArray[np.uint64]
+Bools = NDArray[np.bool_]
+
+ROLES: Final[frozenset[int]] = frozenset(Role)
+# Default names of planners begin with it, by which a new leader recognizes its predecessor's changes.
+PLANNERS: Final = "planner"
+# How long a worker keeps a role that a person gave it; longer if it is pinned.
+HAND_NS: Final = 60_000_000_000
+
+
+MAX_TOKEN_BYTES: Final = 2**32
+# Larger values are nonsense. Within them, sums of KV tokens over all workers fit 64 bits.
+MAX_BLOCK_TOKENS: Final = 2**16
+
+
+class WorkerColumns:
+    """[workers] arrays in the registry's order."""
+
+    def __init__(self, workers: Sequence[Worker], planner_id: str) -> None:
+        self.workers = workers
+        self.ids = [each.id for each in workers]
+        self.places = {name: place for place, name in enumerate(self.ids)}
+        self.incarnation: Uints = _uints(each.incarnation for each in workers)
+        self.epoch: Uints = _uints(each.assignment.epoch for each in workers)
+        self.role: Ints = _ints(each.assignment.role for each in workers)
+        self.budget_tokens: Ints = _ints(each.assignment.budget_tokens for each in workers)
+        self.gpus: Ints = _ints(gpus_of(each) for each in workers)
+        self.ready: Bools = _bools(each.state == WORKER_STATE_READY for each in workers)
+        self.kv_blocks: Ints = _ints(each.capabilities.kv_blocks for each in workers)
+        self.block_tokens: Ints = _ints(min(each.capabilities.block_size_tokens, MAX_BLOCK_TOKENS) for each in workers)
+        self.kv_token_bytes: Ints = _ints(
+            min(each.capabilities.kv_block_bytes // max(each.capabilities.block_size_tokens, 1), MAX_TOKEN_BYTES)
+            for each in workers
+        )
+        self.chunk_tokens: Ints = _ints(each.capabilities.chunk_tokens for each in workers)
+        self.max_sequences: Ints = _ints(each.capabilities.max_sequences for each in workers)
+        self.alone: dict[str, Unpaired] = unpaired(workers)
+        """Workers that get no work in any role, with the reason."""
+        self.paired: Bools = _bools(name not in self.alone for name in self.ids)
+        by_planners = [by_planner(each, planner_id) for each in workers]
+        self.keeps_budget: Bools = ~_bools(by_planners)
+        """Whether the budget was set by a person or at the worker's start, not by a planner."""
+        self.own_budgets: dict[str, int] = {
+            each.id: min(each.role_change.own_budget_tokens, MAX_BUDGET_TOKENS)
+            for each, ours in zip(workers, by_planners, strict=True)
+            if ours and each.role_change.own_budget_tokens
+        }
+        """By worker, the budget it had before planners changed it, as it reports itself."""
+        self._hand_until_ns: Uints = _uints(
+            0 if ours or not each.role_change.actor else min(each.role_change.unix_ns, 2**62) + HAND_NS
+            for each, ours in zip(workers, by_planners, strict=True)
+        )
+        self.groups: dict[str, str] = {each.id: each.group for each in workers if each.group}
+        """By rank, the name of its data-parallel group. Two models may use the same name."""
+        together: dict[tuple[str, str], list[str]] = {}
+        for each in sorted(workers, key=lambda worker: worker.id):
+            if each.group:
+                together.setdefault((each.assignment.model, each.group), []).append(each.id)
+        self.ranks: dict[str, list[str]] = {names[0]: names for names in together.values()}
+        """All ranks of each group, by its first rank."""
+        self.counts: Bools = _bools(name not in self.groups or name in self.ranks for name in self.ids)
+        """Whether the worker counts as one: of a group only the first rank does."""
+        models: dict[str, list[int]] = {}
+        for place, each in enumerate(workers):
+            models.setdefault(each.assignment.model, []).append(place)
+        self.models: dict[str, Ints] = {name: np.array(places, np.int64) for name, places in sorted(models.items())}
+        """Places of each model's workers."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def pinned(self, named: Iterable[str], now_ns: int) -> Bools:
+        """Return which workers keep their role: the named ones and those that a person moved recently."""
+        kept: Bools = self._hand_until_ns > np.uint64(max(now_ns, 0))
+        for name in named:
+            if (place := self.places.get(name)) is not None:
+                kept[place] = True
+        return kept
+
+
+def by_planner(worker: Worker, planner_id: str) -> bool:
+    """Return whether this planner, or one with a planner's default name, set the worker's assignment."""
+    actor = worker.role_change.actor
+    return actor == planner_id or actor.startswith(PLANNERS)
+
+
+def gpus_of(worker: Worker) -> int:
+    """Return the worker's weight in GPUs; a CPU worker counts as one."""
+    return max(worker.gpus, 1)
+
+
+def _ints(values: Iterable[int]) -> Ints:
+    return np.array(list(values), np.int64)
+
+
+def _uints(values: Iterable[int]) -> Uints:
+    return np.array(list(values), np.uint64)
+
+
+def _bools(values: Iterable[bool]) -> Bools:
+    return np.array(list(values), np.bool_)
+
+
+# Metrics services remembered; the one that published longest ago is dropped.
+MAX_METRICS_SERVICES: Final = 16
+# An older message comes from the broker's log and says nothing about the present.
+OLD_NS: Final = 30_000_000_000
+# Indices of the last axis of `times`.
+COVERED, PREFILL, DECODE = range(3)
+
+
+class MessageOutcome(StrEnum):
+    COUNTED = "counted"
+    MALFORMED = "malformed"
+    OLD = "old"
+
+
+@dataclass(slots=True)
+class _MetricsService:
+    """A metrics service and the places of its workers in the roster."""
+
+    ids: Sequence[str] = ()
+    roster: WorkerColumns | None = None
+    places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Place of each of its workers, or -1 if it is not registered."""
+
+
+class FleetView:
+    """Telemetry as [workers] arrays in the order of `roster`. Reports of a worker's earlier incarnations are
+    ignored.
+    """
+
+    def __init__(self, window_ns: int, lag_ns: int) -> None:
+        self.roster = WorkerColumns((), "")
+        self.loads: Uints = np.zeros((len(COLUMNS), 0), np.uint64)
+        """[columns, workers] the newest report of each worker, by `COLUMNS`."""
+        self._columns: dict[str, Ints] = {}
+        """Signed copies of the columns that were read since the last message, by name."""
+        self.heard_ns: Ints = np.zeros(0, np.int64)
+        """[workers] local time of the last newer report; 0 if this incarnation has reported nothing."""
+        self.step_times: list[FittedModel | None] = []
+        self.seen_steps: Ints = np.zeros((len(StepKind), 0), np.int64)
+        """[kinds, workers] steps fitted to the step time, plus one; 0 for a worker that reported none."""
+        self.kv_token_ns: NDArray[np.float64] = np.zeros(0)
+        """[workers] time to receive the KV of one token; 0 if unknown."""
+        self.revision = 0
+        """Incremented with every change of a step time."""
+        self._step_bytes: list[bytes] = []
+        # Rounded down to whole windows, but at least one.
+        self.window_ns = max(window_ns // WINDOW_NS, 1) * WINDOW_NS
+        self.works = False
+        """Whether the last message reported anything running, waiting or computed."""
+        self._slots = (self.window_ns + lag_ns) // WINDOW_NS + 12
+        self._times: NDArray[np.int32] = np.zeros((self._slots, 0, 3), np.int32)
+        """[windows, workers, 3] int32 ns; a ring indexed by window number."""
+        self._numbers: Ints = np.full(self._slots, -1, np.int64)
+        self._services: dict[str, _MetricsService] = {}
+        self.taken = Counter(dict.fromkeys(MessageOutcome, 0))
+        self.latest_arrival_ns: int | None = None
+
+    def take_roster(self, roster: WorkerColumns) -> None:
+        """Replace the roster, keeping the telemetry of workers that stay in the same incarnation."""
+        before, self.roster = self.roster, roster
+        olds = np.array([before.places.get(name, -1) for name in roster.ids], np.int64)
+        stays = olds >= 0
+        stays[stays] = before.incarnation[olds[stays]] == roster.incarnation[stays]
+        count, olds = len(roster), olds[stays]
+        loads, heard = np.zeros((len(COLUMNS), count), np.uint64), np.zeros(count, np.int64)
+        loads[:, stays], heard[stays] = self.loads[:, olds], self.heard_ns[olds]
+        times = np.zeros((self._slots, count, 3), np.int32)
+        times[:, stays] = self._times[:, olds]
+        seen = np.zeros((len(StepKind), count), np.int64)
+        seen[:, stays] = self.seen_steps[:, olds]
+        kv_token_ns = np.zeros(count)
+        kv_token_ns[stays] = self.kv_token_ns[olds]
+        self.kv_token_ns = kv_token_ns
+        models: list[FittedModel | None] = [None] * count
+        raw = [b""] * count
+        for new, old in zip(np.flatnonzero(stays).tolist(), olds.tolist(), strict=True):
+            models[new], raw[new] = self.step_times[old], self._step_bytes[old]
+        self.loads, self.heard_ns, self._times, self.step_times, self._step_bytes = loads, heard, times, models, raw
+        self.seen_steps = seen
+        self._columns.clear()
+        self.revision += 1
+
+    def take(self, message: FleetLoads, now_ns: int) -> MessageOutcome:
+        """Record a message received at `now_ns` and return whether it counted."""
+        taken = self._take(message, now_ns)
+        self.taken[taken] += 1
+        return taken
+
+    def _take(self, message: FleetLoads, now_ns: int) -> MessageOutcome:
+        if message.told_unix_ns < now_ns - OLD_NS:
+            return MessageOutcome.OLD
+        ids = list(message.worker_ids)
+        try:
+            loads = columns_of(message, len(ids))
+            windows = [window_of(each, len(ids)) for each in message.windows]
+        except ValueError:
+            return MessageOutcome.MALFORMED
+        self.latest_arrival_ns = now_ns
+        places = self._places(message.metrics_id, ids)
+        there = places >= 0
+        there[there] = loads[COLUMNS.index("incarnations")][there] == self.roster.incarnation[places[there]]
+        at = places[there]
+        covered = COLUMNS.index("covered_to_unix_ns")
+        newer = (loads[covered][there] > self.loads[covered][at]) | (self.heard_ns[at] == 0)
+        busy = any((times[:, PREFILL:] > 0).any() for _, _, times in windows)
+        self.works = busy or bool(loads[COLUMNS.index("running") : COLUMNS.index("free_kv_blocks")].any())
+        self.loads[:, at[newer]] = loads[:, there][:, newer]
+        self._columns.clear()
+        self.heard_ns[at[newer]] = now_ns
+        for start_ns, of, times in windows:
+            self._take_window(start_ns, places[of], there[of], times, now_ns)
+        for each in message.step_times:
+            if each.worker < len(ids) and there[each.worker]:
+                self._take_step_time(int(places[each.worker]), each.step_time)
+        return MessageOutcome.COUNTED
+
+    def role_now(self) -> tuple[Ints, Ints, Uints]:
+        """Return role, budget and epoch of each worker. Telemetry shows a change before the registry does."""
+        roster = self.roster
+        epoch = self.loads[COLUMNS.index("epochs")]
+        newer = epoch > roster.epoch
+        role = np.where(newer, self.column("roles"), roster.role)
+        budget = np.where(newer, self.column("budget_tokens"), roster.budget_tokens)
+        return role, budget, np.where(newer, epoch, roster.epoch)
+
+    def epoch(self, place: int) -> int:
+        """Return the newest known epoch of one worker's assignment."""
+        return max(int(self.loads[COLUMNS.index("epochs"), place]), int(self.roster.epoch[place]))
+
+    def column(self, name: str) -> Ints:
+        """Return a [workers] column by name. Values are small enough for the sum of all to fit 64 bits."""
+        if name not in self._columns:
+            self._columns[name] = self.loads[COLUMNS.index(name)].astype(np.int64)
+        return self._columns[name]
+
+    def is_known(self) -> Bools:
+        """Return whether each worker's present incarnation has reported anything."""
+        return self.heard_ns > 0
+
+    def load(self, place: int) -> Load | None:
+        """Return a worker's last reported load, or None if it has reported nothing."""
+        if not self.heard_ns[place]:
+            return None
+        words = {name: int(self.loads[COLUMNS.index(name), place]) for name in LOAD_COLUMNS}
+        return Load(**words)
+
+    def times_ns(self, end_ns: int) -> Ints:
+        """Return [workers, 3] covered, prefill and decode time in the last `window_ns` of whole windows ended by
+        `end_ns`.
+        """
+        last = end_ns // WINDOW_NS
+        first = last - self.window_ns // WINDOW_NS
+        wanted = (self._numbers >= first) & (self._numbers < last)
+        found: Ints = self._times[wanted].sum(axis=0, dtype=np.int64)
+        return found
+
+    def _places(self, metrics_id: str, ids: Sequence[str]) -> Ints:
+        service = self._services.pop(metrics_id, None) or _MetricsService()
+        if len(self._services) >= MAX_METRICS_SERVICES:
+            del self._services[next(iter(self._services))]
+        self._services[metrics_id] = service
+        if service.roster is not self.roster or service.ids != ids:
+            known = self.roster.places
+            service.ids, service.roster = ids, self.roster
+            service.places = np.array([known.get(name, -1) for name in ids], np.int64)
+        return service.places
+
+    def _take_window(self, start_ns: int, places: Ints, there: Bools, times: NDArray[np.int32], now_ns: int) -> None:
+        number = start_ns // WINDOW_NS
+        if number < now_ns // WINDOW_NS - self._slots or number > now_ns // WINDOW_NS + self._slots:
+            return
+        slot = number % self._slots
+        if self._numbers[slot] > number:
+            return
+        if self._numbers[slot] < number:
+            self._numbers[slot] = number
+            self._times[slot] = 0
+        at, new = places[there], times[there]
+        fuller = new[:, COVERED] >= self._times[slot, at, COVERED]
+        self._times[slot, at[fuller]] = new[fuller]
+
+    def _take_step_time(self, place: int, message: StepTime) -> None:
+        raw = message.SerializeToString()
+        if raw != self._step_bytes[place]:
+            fitted = fitted_model(message)
+            self._step_bytes[place], self.step_times[place] = raw, fitted
+            known = 0.0 < message.kv_token_ns < MAX_COEFFICIENT_NS
+            self.kv_token_ns[place] = message.kv_token_ns if known else 0.0
+            for number, kind in enumerate(StepKind):
+                steps = getattr(fitted, kind.value).steps if fitted is not None else -1
+                self.seen_steps[number, place] = min(steps, MOST_COUNTED) + 1
+            self.revision += 1
+
+
+LOAD_COLUMNS: Final = (
+    "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions",
+    "recomputed_tokens", "pool_faults",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedWorker:
+    """A registered worker and its load, which is None until its present incarnation reports."""
+
+    worker: Worker
+    load: Load | None
+    coverage: float
+    """Share of the window that its telemetry covers, 0..1."""
+
+
+def observed_workers(view: FleetView, end_ns: int) -> list[ObservedWorker]:
+    """Return every registered worker over the window that ends at `end_ns`."""
+    covered_ns = view.times_ns(end_ns)[:, COVERED].tolist()
+    return [
+        ObservedWorker(worker, view.load(place), covered_ns[place] / view.window_ns)
+        for place, worker in enumerate(view.roster.workers)
+    ]
+
+
+# Plans kept; the one received longest ago is dropped.
+MAX_MODELS: Final = 64
+# An older plan, or one made as far in the future, is ignored; metrics services make one every five minutes.
+FRESH_NS: Final = 3_600_000_000_000
+
+
+class ReceivedPlans:
+    """The newest fresh capacity plan of each model. Implements `libs.policy.capacity.CapacityPlans`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._plans: dict[str, tuple[int, CapacityPlan]] = {}
+        """Pairs of (made_unix_ns, plan) by model."""
+        self.taken = Counter(dict.fromkeys(MessageOutcome, 0))
+
+    def take(self, message: PlanMessage) -> MessageOutcome:
+        """Keep a plan unless a later one of the same model is known."""
+        taken = self._take(message)
+        self.taken[taken] += 1
+        return taken
+
+    def _take(self, message: PlanMessage) -> MessageOutcome:
+        known = self._plans.get(message.model)
+        if not self._fresh(message.made_unix_ns) or (known is not None and known[0] > message.made_unix_ns):
+            return MessageOutcome.OLD
+        if known is None or known[0] != message.made_unix_ns:  # it is sent again and again
+            try:
+                known = message.made_unix_ns, plan_of(message)
+            except ValueError:
+                return MessageOutcome.MALFORMED
+        self._plans.pop(message.model, None)
+        self._plans[message.model] = known
+        if len(self._plans) > MAX_MODELS:
+            del self._plans[next(iter(self._plans))]
+        return MessageOutcome.COUNTED
+
+    def plan(self, model: str) -> CapacityPlan | None:
+        """Return a model's plan with times in Unix seconds, or None without a fresh one."""
+        known = self._plans.get(model)
+        return known[1] if known is not None and self._fresh(known[0]) else None
+
+    def _fresh(self, made_unix_ns: int) -> bool:
+        return abs(self._clock.now_ns() - made_unix_ns) <= FRESH_NS

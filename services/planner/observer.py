@@ -1,0 +1,291 @@
+"""Capacity and work of each model's workers, from telemetry and gateway queues: the input of role planning. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
+from libs.contracts.protocol import FRESH_NS
+from libs.perfmodel.learner import FittedModel, StepKind, combine
+from libs.policy.planner.advice import KvSpeed, decodes_to_come, pressing_tokens, workload
+from libs.policy.planner.groups import gather, share
+from libs.policy.planner.role_planning import ClusterSnapshot, PlannedWorker, RoleOrder, RolePool
+from libs.policy.pressure import WorkerProfile, Workload
+from libs.policy.roles import MAX_BUDGET_TOKENS, Role
+from libs.policy.step_time import StepTimeModel
+from libs.telemetry.gateways import ModelBacklog
+from services.planner.fleet_view import COVERED, PREFILL, ROLES, Bools, FleetView, Ints
+
+# Share of a model's ready workers that must report before anything is decided about it.
+HEARD_SHARE: Final = 0.5
+# Least time of a step. Fitted models that predict less are treated as unknown.
+LEAST_NS: Final = 1.0
+_ROLES: Final = {int(role): role for role in Role}
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedModel:
+    """A model's workers. If `engine` is None, `unknown` says what is missing."""
+
+    model: str
+    engine: WorkerProfile | None
+    work: Workload
+    standings: Sequence[PlannedWorker]
+    unknown: str = ""
+    gpus: int = 0
+    links: Sequence[KvSpeed] = ()
+    """Speeds of KV transfers to the workers that have received any."""
+    age_ns: int = 0
+    """Median age of the last reports of workers with work."""
+    strays: Sequence[RoleOrder] = ()
+    """Orders for data-parallel ranks whose role differs from that of their group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedCluster:
+    models: Sequence[ObservedModel]
+    """The models that have workers with a role."""
+    snapshot: ClusterSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The inputs of one observation beside telemetry."""
+
+    asked: Mapping[str, Assignment]
+    """Requested assignments of registered workers of which nothing newer is known."""
+    waiting: Mapping[str, ModelBacklog] | None
+    """Backlog at gateways, by model; None if no gateway reports."""
+    tpot_ns: Callable[[str], int]
+    """Returns the TPOT target of a model."""
+    pinned: Bools
+    now_ns: int
+    end_ns: int
+    """End of the window that recent computation is taken from."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """[workers] arrays in the roster's order."""
+
+    role: Ints
+    budget_tokens: Ints
+    fresh: Bools
+    """Whether the worker has reported within `FRESH_NS`."""
+    kv_tokens: Ints
+    """KV tokens that its sequences hold; 0 for a worker that has reported nothing."""
+    times_ns: Ints
+    """[workers, 3] covered, prefill and decode time in the window."""
+
+
+class Observer:
+    """Observes every model's workers, and caches their profiles until their step times change."""
+
+    def __init__(self, view: FleetView) -> None:
+        self._view = view
+        self._engines: dict[str, tuple[int, bytes, WorkerProfile | str]] = {}
+
+    def look(self, look: Look) -> ObservedCluster:
+        """Return the present state of all models and pools."""
+        view, roster = self._view, self._view.roster
+        role, budget, _ = view.role_now()
+        for name, assignment in look.asked.items():
+            place = roster.places[name]
+            role[place], budget[place] = assignment.role, assignment.budget_tokens
+        held = np.maximum(roster.kv_blocks - view.column("free_kv_blocks"), 0) * roster.block_tokens
+        columns = _Columns(
+            role=role,
+            budget_tokens=budget,
+            fresh=view.heard_ns > look.now_ns - FRESH_NS,
+            kv_tokens=np.where(view.is_known(), held, 0),
+            times_ns=view.times_ns(look.end_ns),
+        )
+        models = []
+        for model, members in roster.models.items():
+            places = members[_has_role(role[members])]
+            if len(places):
+                models.append(self._model(model, places, columns, look))
+        self._engines = {name: each for name, each in self._engines.items() if name in roster.models}
+        return ObservedCluster(models, _snapshot(view, columns))
+
+    def _model(self, model: str, places: Ints, columns: _Columns, look: Look) -> ObservedModel:
+        roster, fresh = self._view.roster, columns.fresh[places]
+        gathered = gather(_standings(self._view, places, columns, look.pinned), roster.groups)
+        heard, tpot_ns = places[fresh], look.tpot_ns(model)
+        if gathered.incomplete:
+            heard = heard[[roster.ids[place] not in gathered.incomplete for place in heard.tolist()]]
+        found = self._engine(model, heard)
+        unknown = _unheard(roster.ready[places], fresh) or gathered.unknown
+        unknown = unknown or (found if isinstance(found, str) else "")
+        if look.waiting is None:
+            unknown = unknown or "no gateway says what waits there"
+        engine, work = None, Workload(0.0, 0, 0, tpot_ns)
+        if not unknown and isinstance(found, WorkerProfile):
+            at_gateways = (look.waiting or {}).get(model, ModelBacklog())
+            work = share(_work(self._view, found, heard, columns, at_gateways, tpot_ns=tpot_ns), gathered.ranks)
+            engine = found
+        return ObservedModel(
+            model,
+            engine,
+            work,
+            gathered.workers,
+            unknown,
+            int(roster.gpus[places].sum()),
+            _links(self._view, places),
+            _age_ns(self._view, heard, look.now_ns),
+            gathered.strays,
+        )
+
+    def _engine(self, model: str, heard: Ints) -> WorkerProfile | str:
+        """Return a profile of the weakest worker in each respect, or what is missing.
+
+        A change of roles must not ask too much of any worker.
+        """
+        key, known = heard.tobytes(), self._engines.get(model)
+        if known is not None and known[:2] == (self._view.revision, key):
+            return known[2]
+        engine = _engine(self._view, heard)
+        self._engines[model] = self._view.revision, key, engine
+        return engine
+
+
+def _has_role(role: Ints) -> Bools:
+    # The numbers of `Role` are contiguous.
+    return (role >= min(Role)) & (role <= max(Role))
+
+
+def _age_ns(view: FleetView, heard: Ints, now_ns: int) -> int:
+    # Ages are by the workers' clocks. Idle workers report seldom, and nothing has changed with them.
+    busy = heard[(view.column("running") + view.column("waiting"))[heard] > 0]
+    covered_to_ns = view.column("covered_to_unix_ns")[busy]
+    return max(now_ns - int(np.median(covered_to_ns)), 0) if len(covered_to_ns) else 0
+
+
+def _links(view: FleetView, places: Ints) -> list[KvSpeed]:
+    roster = view.roster
+    known = places[view.kv_token_ns[places] > 0]
+    return [
+        KvSpeed(roster.ids[at], float(roster.kv_token_bytes[at] / view.kv_token_ns[at]), roster.workers[at].gpus > 0)
+        for at in known.tolist()
+    ]
+
+
+def _unheard(ready: Bools, fresh: Bools) -> str:
+    count, whole = int((ready & fresh).sum()), int(ready.sum())
+    return "" if count >= max(whole * HEARD_SHARE, 1) else f"{count} of {whole} workers are heard"
+
+
+def _standings(view: FleetView, places: Ints, columns: _Columns, pinned: Bools) -> list[PlannedWorker]:
+    roster, own = view.roster, view.roster.own_budgets
+    movable = columns.fresh & roster.paired & roster.ready
+    reported = (
+        [roster.ids[place] for place in places.tolist()],
+        map(_ROLES.__getitem__, columns.role[places].tolist()),
+        columns.budget_tokens[places].tolist(),
+        movable[places].tolist(),
+        view.column("waiting_prefill_tokens")[places].tolist(),
+        columns.kv_tokens[places].tolist(),
+        pinned[places].tolist(),
+        roster.keeps_budget[places].tolist(),
+        [own.get(roster.ids[place], 0) for place in places.tolist()] if own else [0] * len(places),
+    )
+    return list(map(PlannedWorker._make, zip(*reported, strict=True)))  # a third of the time of calling it
+
+
+def _engine(view: FleetView, heard: Ints) -> WorkerProfile | str:
+    roster = view.roster
+    chunks, sequences = roster.chunk_tokens[heard], roster.max_sequences[heard]
+    model = _step_time(view, heard)
+    if model is None:
+        return "no worker has said how long its steps take"
+    if not chunks.any() or not sequences.any():
+        return "no worker has said how many tokens and sequences a step takes"
+    kv_tokens = int((roster.kv_blocks[heard] * roster.block_tokens[heard]).min())
+    chunk_tokens = min(int(chunks[chunks > 0].min()), MAX_BUDGET_TOKENS)
+    return WorkerProfile(model, chunk_tokens, int(sequences[sequences > 0].min()), kv_tokens)
+
+
+def _step_time(view: FleetView, heard: Ints) -> StepTimeModel | None:
+    """Combine step times, each part from the worker that has seen most steps of its kind.
+
+    A worker in one role knows little of the other's steps.
+    """
+    seen = view.seen_steps[:, heard]
+    known = np.flatnonzero(seen[0])
+    base = view.step_times[int(heard[known[0]])] if len(known) else None
+    if base is None:
+        return None
+    fits: dict[StepKind, FittedModel] = {}
+    for kind, counts in zip(StepKind, seen, strict=True):
+        most = int(counts.argmax())
+        fitted = view.step_times[int(heard[most])] if counts[most] > 1 else None
+        if fitted is not None:
+            fits[kind] = fitted
+    model = combine(base.model, fits)
+    sane = min(model.chunks_ns(1, 1), model.decode_fixed_ns + model.decode_sequence_ns) >= LEAST_NS
+    return model if sane else None
+
+
+def _work(
+    view: FleetView, engine: WorkerProfile, heard: Ints, columns: _Columns, at_gateways: ModelBacklog, *, tpot_ns: int
+) -> Workload:
+    """Return recent computation plus the work that runs or waits, at workers and at gateways."""
+    covered, prefill_ns = columns.times_ns[heard, COVERED], columns.times_ns[heard, PREFILL]
+    served = float((prefill_ns[covered > 0] / covered[covered > 0]).sum())
+    running, waiting = view.column("running")[heard], view.column("waiting")[heard]
+    prompt_tokens = view.column("waiting_prefill_tokens")[heard]
+    computes = columns.role[heard] == Role.PREFILL
+    at_gateways_tokens = pressing_tokens(served, at_gateways.hopeful_tokens, at_gateways.prompt_tokens)
+    queued = np.where(prompt_tokens > 0, 0, waiting)  # else they are prompts
+    decoding = (running + queued + view.column("awaiting_kv")[heard])[~computes]
+    decodes, kv_tokens = int(decoding.sum()), int(columns.kv_tokens[heard][~computes].sum())
+    reported = (running[computes].tolist(), waiting[computes].tolist(), prompt_tokens[computes].tolist())
+    for count, tokens in map(decodes_to_come, *reported):
+        decodes += count
+        kv_tokens += round(tokens)
+    return workload(
+        engine,
+        served=served,
+        waiting_tokens=at_gateways_tokens + int(prompt_tokens.sum()),
+        decodes=decodes,
+        kv_tokens=kv_tokens,
+        held=at_gateways.decode_requests,
+        held_prompt_tokens=at_gateways.decode_prompt_tokens,
+        tpot_ns=tpot_ns,
+    )
+
+
+def _snapshot(view: FleetView, columns: _Columns) -> ClusterSnapshot:
+    """Return all pools, including that of workers without a known role."""
+    roster, pools = view.roster, []
+    weighed_ns = columns.times_ns * roster.gpus[:, None]
+    depths = np.stack([view.column(name) for name in ("running", "waiting", "waiting_prefill_tokens")], axis=1)
+    for model, members in roster.models.items():
+        roles = np.where(_has_role(columns.role[members]), columns.role[members], 0)
+        for role in sorted(set(roles.tolist())):
+            places = members[roles == role]
+            covered_ns, prefill_ns, decode_ns = weighed_ns[places].sum(axis=0).tolist()
+            running, waiting, prompt_tokens = depths[places].sum(axis=0).tolist()
+            gpus = int(roster.gpus[places].sum())
+            pools.append(
+                RolePool(
+                    model=model,
+                    role=_ROLES[role] if role in ROLES else None,
+                    workers=int(roster.counts[places].sum()),
+                    gpus=gpus,
+                    busy=(prefill_ns + decode_ns) / covered_ns if covered_ns else None,
+                    coverage=covered_ns / (gpus * view.window_ns),
+                    running=running,
+                    waiting=waiting,
+                    waiting_prefill_tokens=prompt_tokens,
+                )
+            )
+    whole = int(roster.gpus.sum()) * view.window_ns
+    return ClusterSnapshot(
+        window_ms=view.window_ns // 1_000_000,
+        pools=tuple(pools),
+        coverage=float(weighed_ns[:, COVERED].sum()) / whole if whole else 0.0,
+        heard=bool(columns.fresh.all()),
+    )
