@@ -6,7 +6,7 @@ from typing import NamedTuple
 from libs.dispatch.generation import Generation
 from libs.dispatch.ports import Links
 from libs.dispatch.router import Router
-from libs.policy.gateway.effects import (
+from libs.policy.gateway.placement import (
     Attempt,
     Forget,
     Proceed,

@@ -31,12 +31,11 @@ from libs.dispatch.worker_news import (
     WorkerNews,
 )
 from libs.engine.reports import Logprob
-from libs.policy.gateway.effects import Attempt, Effects, End, EndReason, Requeue, WorkerKey
+from libs.policy.gateway.order import WaitBounds
 from libs.policy.gateway.outlook import lend_speeds
-from libs.policy.gateway.placement import Partner
+from libs.policy.gateway.placement import Attempt, Effects, End, EndReason, Partner, Requeue, WorkerKey
+from libs.policy.gateway.queues import Queue
 from libs.policy.gateway.view import Binding, WorkerView, rooms, serves_decode
-from libs.policy.queue.expiry import WaitBounds
-from libs.policy.queue.queues import Queue
 from libs.runtime.clock import Clock
 from libs.runtime.scheduler import Call, Scheduler
 

@@ -8,11 +8,11 @@ from typing import NoReturn
 from libs.contracts.errors import QueueFull
 from libs.dispatch.ports import OneForAll, Tenancy
 from libs.dispatch.waiting import RETRY_AFTER_S
-from libs.policy.limits.slots import ANYBODY, SlotLine
+from libs.policy.gateway.fairness import ANYBODY, SlotLine
 
 
 class FairSlots:
-    """The slots of one process. `libs/policy/limits/slots.py` decides who gets one."""
+    """The slots of one process. `libs/policy/gateway/fairness.py` decides who gets one."""
 
     def __init__(
         self,

@@ -9,9 +9,8 @@ from typing import NamedTuple, Protocol
 from libs.contracts.errors import FulcrumError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.worker_news import WorkerNews
-from libs.policy.gateway.effects import Attempt, Blocks, WorkerKey
 from libs.policy.gateway.outlook import WorkerOutlook
-from libs.policy.gateway.placement import Partner
+from libs.policy.gateway.placement import Attempt, Blocks, Partner, WorkerKey
 from libs.policy.gateway.view import WorkerView
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from libs.dispatch.generation import Generation
-from libs.policy.gateway.binding import bind
-from libs.policy.gateway.routing import RoutingPolicy
+from libs.policy.gateway.binding import RoutingPolicy, bind
 from libs.policy.gateway.view import Ask, Binding, WorkerView, serves_decode
 
 

@@ -13,12 +13,13 @@ from prometheus_client.registry import Collector
 from libs.contracts import metric_names as names
 from libs.contracts.errors import PoisonRequest
 from libs.dispatch.generation import Generation
-from libs.policy.gateway.effects import Attempt, WorkerKey
-from libs.policy.gateway.first_tries import FirstTries, Key
+from libs.policy.gateway.placement import Attempt, WorkerKey
 from libs.policy.gateway.suspicion import (
     FRESH_TOKENS,
     MAX_LOST_WORKERS,
+    FirstTries,
     HeldChoice,
+    Key,
     Prompt,
     SuspectTrial,
     Suspicion,

@@ -8,7 +8,7 @@ from libs.contracts.packing import unpack_f32, unpack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import ApiFinishReason
 from libs.engine.reports import Logprob
-from libs.policy.gateway.effects import Blocks
+from libs.policy.gateway.placement import Blocks
 from libs.policy.roles import Refusal
 
 _FINISHED: Final = {pb.FINISH_REASON_STOP: ApiFinishReason.STOP, pb.FINISH_REASON_LENGTH: ApiFinishReason.LENGTH}

@@ -28,10 +28,10 @@ from libs.keys.gate import KeyGate
 from libs.keys.hosts import own_hosts
 from libs.keys.port import KeyStore
 from libs.keys.table import KeyTable
-from libs.policy.gateway.effects import Attempt
-from libs.policy.gateway.routing import POLICIES
+from libs.policy.gateway.binding import POLICIES
+from libs.policy.gateway.order import WaitBounds
+from libs.policy.gateway.placement import Attempt
 from libs.policy.gateway.view import serves
-from libs.policy.queue.expiry import WaitBounds
 from libs.runtime.clock import Clock
 from libs.runtime.scheduler import LoopScheduler, Scheduler
 from libs.runtime.slices import USUAL_SLICE_NS, ask_slice

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from libs.contracts.errors import QueueFull
 from libs.contracts.roles import ROLE_NAMES
 from libs.policy.alerts.store import Alert
-from libs.policy.limits.slots import may_take
+from libs.policy.gateway.fairness import may_take
 from libs.runtime.tasks import until_first
 from libs.telemetry.history import WrittenWindow
 from libs.telemetry.listing import Listing, Loads

@@ -21,9 +21,9 @@ from libs.lab.cluster.worker import LabWorker
 from libs.lab.cluster.wrong import Wrong
 from libs.lab.rivals.port import RivalMover, Slo
 from libs.lab.traces.request import TraceRequest
-from libs.policy.gateway.effects import Attempt
-from libs.policy.gateway.routing import RoutingPolicy
-from libs.policy.queue.expiry import WaitBounds
+from libs.policy.gateway.binding import RoutingPolicy
+from libs.policy.gateway.order import WaitBounds
+from libs.policy.gateway.placement import Attempt
 from libs.policy.roles import Phase, serves
 
 SUSPECTED_S = 60.0

@@ -13,10 +13,8 @@ from libs.lab.cluster.frames import Coasted, ToGateway, ToWorker
 from libs.lab.cluster.sequence import GREEDY, CountedRequest, CountedTokens
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
-from libs.policy.gateway.credit_balance import CreditBalance
-from libs.policy.gateway.effects import Attempt, Blocks, WorkerKey
-from libs.policy.gateway.outlook import Sent, WorkerOutlook
-from libs.policy.gateway.placement import Partner
+from libs.policy.gateway.outlook import CreditBalance, Sent, WorkerOutlook
+from libs.policy.gateway.placement import Attempt, Blocks, Partner, WorkerKey
 from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Assignment, Phase, Role, serves
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
-from libs.policy.limits.usage import DAY, MINUTE, Span
+from libs.policy.gateway.usage import DAY, MINUTE, Span
 
 Kind = Literal["requests", "tokens", "gpu_ms"]
 SPANS: Final[Mapping[Kind, Span]] = {"requests": MINUTE, "tokens": MINUTE, "gpu_ms": DAY}

@@ -1,7 +1,7 @@
 """Use of tenants' limits in Redis, by its clock.
 
 Each kind has a hash of slots, and concurrent requests have a hash of gateways. The arithmetic is that of
-`libs.policy.limits`, where it is tested; here it runs in scripts that do not interleave.
+`libs.policy.gateway.usage`, where it is tested; here it runs in scripts that do not interleave.
 
 Redis's clock may be set back. Values written for a time later than any possible one are moved to the latest
 possible.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from libs.policy.limits.usage import MinuteWindow, held
+from libs.policy.gateway.usage import MinuteWindow, held
 from libs.stores.limits.port import HOLD_S, MAX_REPORT_BYTES, REPORT_HOLD_S, SPANS, Grant, Kind, LedgerDown
 
 

@@ -20,7 +20,7 @@ from libs.dispatch.ports import OneForAll, Tenancy
 from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.model.sampling import SamplingDefaults
 from libs.model.tokenizer import Decoder
-from libs.policy.limits.intake import MOST_WAITING, IntakeLine, units_of
+from libs.policy.gateway.fairness import MOST_WAITING, IntakeLine, units_of
 from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, prompt_end
 from services.gateway.answers.guide import ToolSchema, guide_of
 from services.gateway.answers.parts import AnswerReader

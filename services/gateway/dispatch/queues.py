@@ -8,7 +8,7 @@ from typing import Final
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 from libs.contracts.topics import QUEUES
-from libs.policy.queue.queues import Queue
+from libs.policy.gateway.queues import Queue
 from libs.runtime.clock import Clock
 
 EVERY_S: Final = 0.2

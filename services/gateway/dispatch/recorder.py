@@ -12,7 +12,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 )
 from libs.contracts.topics import REQUESTS
 from libs.dispatch.generation import ApiFinishReason, Ending, Generation
-from libs.policy.limits.usage import decode_gpu_ns, prompt_gpu_ns
+from libs.policy.gateway.usage import decode_gpu_ns, prompt_gpu_ns
 from libs.policy.ratios import LEVELS
 from services.gateway.dispatch.tenant_limits import TenantLimiter
 from services.gateway.metrics import GatewayMetrics

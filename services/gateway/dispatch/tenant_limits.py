@@ -13,7 +13,7 @@ import structlog
 from libs.contracts.errors import InvalidRequest, RateLimited
 from libs.keys.book import TenantLimits
 from libs.keys.table import KeyTable
-from libs.policy.limits.usage import SLOTS, Lease, MinuteWindow, ahead, local_share, written_s
+from libs.policy.gateway.usage import SLOTS, Lease, MinuteWindow, ahead, local_share, written_s
 from libs.runtime.clock import Clock
 from libs.stores.limits.port import SPANS, Kind, Ledger, LedgerDown
 

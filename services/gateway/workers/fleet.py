@@ -10,9 +10,8 @@ from libs.contracts.pairing import Unpaired, unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_ASLEEP, WORKER_STATE_LOADING, Worker
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.dispatch.ports import LinkListener
-from libs.policy.gateway.effects import WorkerKey
-from libs.policy.gateway.silence import MAX_SILENT_MS, QUIET_SHARE, SILENT_MS, Heard, whom_to_leave
-from libs.policy.gateway.view import WorkerView
+from libs.policy.gateway.placement import WorkerKey
+from libs.policy.gateway.view import MAX_SILENT_MS, QUIET_SHARE, SILENT_MS, Heard, WorkerView, whom_to_leave
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport

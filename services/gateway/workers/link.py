@@ -23,10 +23,8 @@ from libs.dispatch.ports import LinkListener, QueuedDemand, Work
 from libs.dispatch.worker_news import MalformedFrame, Prefilled, read_news
 from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.wire import compute_of, speed_of
-from libs.policy.gateway.credit_balance import CreditBalance
-from libs.policy.gateway.effects import Attempt, Blocks
-from libs.policy.gateway.outlook import Sent, WorkerOutlook
-from libs.policy.gateway.placement import Partner
+from libs.policy.gateway.outlook import CreditBalance, Sent, WorkerOutlook
+from libs.policy.gateway.placement import Attempt, Blocks, Partner
 from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Phase, serves
 from libs.runtime.backoff import Backoff

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.policy.batch import LOOK_AHEAD, SHARE_LINES, GatewayLoad, allowed
-from libs.policy.queue.order import Line
+from libs.policy.gateway.order import Line
 from services.gateway.batch.jobs.fold import MAX_EARLY, JobBook, snapshot
 from services.gateway.batch.jobs.progress import ShareNote
 from services.gateway.batch.lines.line import read_line

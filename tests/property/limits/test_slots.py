@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.errors import QueueFull
 from libs.dispatch.fair_slots import FairSlots
-from libs.policy.limits.slots import ANYBODY, SlotLine, may_take
+from libs.policy.gateway.fairness import ANYBODY, SlotLine, may_take
 from load.chaos.loop import SimLoop
 
 

@@ -8,9 +8,9 @@ from libs.dispatch import waiting as waiting_queue
 from libs.dispatch.generation import ApiFinishReason, Generation, RequestTimes
 from libs.dispatch.ports import OneForAll, QueuedDemand
 from libs.dispatch.waiting import WaitingQueue, expired
-from libs.policy.gateway.credit_balance import CreditBalance
+from libs.policy.gateway.order import WaitBounds
+from libs.policy.gateway.outlook import CreditBalance
 from libs.policy.gateway.view import WorkerView, serves
-from libs.policy.queue.expiry import WaitBounds
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.settings import load_settings

@@ -6,7 +6,7 @@ import pytest
 
 from libs.contracts.errors import QueueFull
 from libs.dispatch.ports import OneForAll
-from libs.policy.limits.intake import ROUND_UNITS
+from libs.policy.gateway.fairness import ROUND_UNITS
 from services.gateway.dispatch import intake
 from services.gateway.dispatch.intake import IntakeRounds
 

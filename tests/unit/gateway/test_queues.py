@@ -7,8 +7,8 @@ import pytest
 from libs.contracts.liveness import FRESH_NS
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
+from libs.policy.gateway.queues import Queue, model_queues
 from libs.policy.gateway.view import WorkerView
-from libs.policy.queue.queues import Queue, model_queues
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.gateways import GONE_NS, MAX_GATEWAYS, MAX_MODELS, OLD_NS, SILENT_NS, GatewayReports, ModelBacklog
 from libs.telemetry.worker.split import prefill_shares

@@ -13,9 +13,8 @@ from libs.engine.reports import EngineEvent, KvTransferReport
 from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.wire import speed_message, speed_of
-from libs.policy.gateway.binding import bind
+from libs.policy.gateway.binding import LeastLoaded, PredictedTtft, RoundRobin, bind
 from libs.policy.gateway.outlook import Sent, lend_speeds
-from libs.policy.gateway.routing import LeastLoaded, PredictedTtft, RoundRobin
 from libs.policy.gateway.view import Ask, WorkerView
 from libs.policy.speed import Speed
 from libs.testing.workers.hosts import local_worker

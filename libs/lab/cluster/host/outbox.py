@@ -5,7 +5,7 @@ from libs.dispatch.worker_news import Failed, Happened, KvOpened, Prefilled, Seq
 from libs.engine.kv_port import KvHandle
 from libs.engine.reports import FinishReason, SequenceOutput
 from libs.lab.cluster.host.shape import WorkerShape
-from libs.policy.gateway.effects import Blocks
+from libs.policy.gateway.placement import Blocks
 
 
 class LabOutbox:
