@@ -11,25 +11,29 @@ from itertools import count
 import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, SequenceFailed
-from libs.dispatch.attempts import Attempts, HandOvers
 from libs.dispatch.generation import ApiFinishReason, Ending, Experience, Generation
 from libs.dispatch.places import ModelPlaces, Others, TenantPlaces
-from libs.dispatch.ports import ColdModels, Link, Links, OneForAll, QueuedDemand, Tenancy
-from libs.dispatch.router import Router
-from libs.dispatch.suspects import Suspects, poison_error
-from libs.dispatch.waiting import RETRY_AFTER_S, Arrivals, WaitingQueue, expired
-from libs.dispatch.worker_news import (
+from libs.dispatch.ports import (
+    ColdModels,
     Failed,
     HandOverWanted,
     Happened,
     KvOpened,
+    Link,
+    Links,
+    OneForAll,
     Prefilled,
+    QueuedDemand,
     SequenceFinished,
     SequenceHandedOver,
     SequenceRefused,
+    Tenancy,
     Tokens,
     WorkerNews,
 )
+from libs.dispatch.rounds import Attempts, HandOvers, Router
+from libs.dispatch.suspects import Suspects, poison_error
+from libs.dispatch.waiting import RETRY_AFTER_S, Arrivals, WaitingQueue, expired
 from libs.engine.reports import Logprob
 from libs.policy.gateway.order import WaitBounds
 from libs.policy.gateway.outlook import lend_speeds

@@ -23,7 +23,7 @@ from libs.keys.table import KeyTable
 from libs.model.info import load_model_info
 from libs.runtime.net.access import bearer
 from libs.runtime.tasks import TaskOwner
-from libs.stores.limits.port import Ledger
+from libs.stores.limits import Ledger
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.memory.kvindex import MemoryKvIndex
 from libs.testing.memory.registry import MemoryRegistry

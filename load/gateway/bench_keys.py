@@ -12,8 +12,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from libs.keys.book import KeyBook, TenantLimits, draw_key
-from libs.keys.gate import KeyGate
-from libs.keys.hosts import HostCheck
+from libs.keys.gate import HostCheck, KeyGate
 from libs.keys.table import KeyTable
 from libs.runtime.clock import SystemClock
 from libs.testing.memory.limits import MemoryLedger

@@ -11,18 +11,18 @@ from libs.bus.security import brokers_of
 from libs.contracts.errors import StartupError
 from libs.filestore.local import LocalFiles
 from libs.filestore.port import FileStore
-from libs.keys.follow import follow_keys, start_keys
-from libs.keys.place import open_keys
+from libs.keys.gate import follow_keys, start_keys
+from libs.keys.store import open_keys
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.memory import give_memory_back
 from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
 from libs.stores.catalogue.redis import RedisCatalogue
-from libs.stores.kvindex.redis import RedisKvIndex
-from libs.stores.limits.redis import RedisLedger
+from libs.stores.kvindex import RedisKvIndex
+from libs.stores.limits import RedisLedger
 from libs.stores.registry.redis import RedisRegistry
-from libs.stores.responses.redis import RedisResponses
+from libs.stores.responses import RedisResponses
 from services.gateway.answers.families import FormatNames
 from services.gateway.batch.run import BatchPorts
 from services.gateway.prompt.catalog import load_catalog

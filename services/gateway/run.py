@@ -20,13 +20,12 @@ from libs.contracts.protocol import OLDEST, PROTOCOL
 from libs.contracts.topics import AUDIT
 from libs.dispatch.dispatcher import Bounds, Dispatcher, Ended
 from libs.dispatch.generation import Ending, Generation
-from libs.dispatch.router import Router
+from libs.dispatch.rounds import Router
 from libs.dispatch.suspects import PoisonCollector, Suspects
 from libs.filestore.port import Stored
 from libs.keys.audit import AuditDoor, deletes
-from libs.keys.gate import KeyGate
-from libs.keys.hosts import own_hosts
-from libs.keys.port import KeyStore
+from libs.keys.book import KeyStore
+from libs.keys.gate import KeyGate, own_hosts
 from libs.keys.table import KeyTable
 from libs.policy.gateway.binding import POLICIES
 from libs.policy.gateway.order import WaitBounds
@@ -38,11 +37,10 @@ from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
 from libs.stores.catalogue.port import ModelCatalogue
-from libs.stores.kvindex.port import KvIndex
-from libs.stores.limits.port import Ledger
+from libs.stores.kvindex import KvIndex
+from libs.stores.limits import Ledger
 from libs.stores.registry.port import Registry
-from libs.stores.responses.memory import MemoryResponses
-from libs.stores.responses.port import ResponseStore
+from libs.stores.responses import MemoryResponses, ResponseStore
 from services.gateway.batch.run import BatchPorts, BatchService, Serving
 from services.gateway.batch.tenant_bounds import TenantBounds
 from services.gateway.dispatch.demand import DemandPublisher

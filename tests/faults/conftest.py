@@ -15,7 +15,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind
 from libs.runtime.tasks import TaskOwner
-from libs.stores.kvindex.port import KvIndex, PrefixQuery
+from libs.stores.kvindex import KvIndex, PrefixQuery
 from libs.testing.servers.listed_registry import ListedRegistry
 from libs.testing.servers.stores import KafkaServer
 from libs.testing.suites.suite import RunningSuite, running_suite

@@ -8,7 +8,7 @@ from libs.contracts.errors import FulcrumError
 from libs.dispatch.dispatcher import Bounds, Dispatcher
 from libs.dispatch.generation import Ending, Generation, RequestTimes
 from libs.dispatch.ports import Tenancy
-from libs.dispatch.router import Router
+from libs.dispatch.rounds import Router
 from libs.dispatch.suspects import Suspects
 from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.borrowed import BorrowedMover

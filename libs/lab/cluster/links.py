@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from libs.dispatch.generation import Generation
-from libs.dispatch.ports import LinkListener, QueuedDemand, Work
-from libs.dispatch.worker_news import Prefilled, Tokens, WorkerNews
+from libs.dispatch.ports import LinkListener, Prefilled, QueuedDemand, Tokens, Work, WorkerNews
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase
 from libs.lab.cluster.frames import Coasted, ToGateway, ToWorker

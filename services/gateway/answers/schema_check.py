@@ -8,9 +8,8 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from libs.contracts.errors import QueueFull
-from libs.dispatch.fair_slots import FairSlots
 from libs.dispatch.ports import Tenancy
-from libs.dispatch.waiting import RETRY_AFTER_S
+from libs.dispatch.waiting import RETRY_AFTER_S, FairSlots
 from libs.model.grammar import MAX_CPU_S, MAX_MEMORY_BYTES
 
 MAX_CHECKED = 256

@@ -5,8 +5,8 @@ from typing import Final
 
 from libs.contracts.errors import FileTooLarge, QuotaUsed, StoreFull
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from libs.dispatch.fair_slots import FairSlots
 from libs.dispatch.ports import OneForAll, Tenancy
+from libs.dispatch.waiting import FairSlots
 from libs.filestore.port import FileStore, Stored
 from libs.keys.book import TenantLimits
 from libs.keys.table import DEFAULT_TENANT, NO_LIMITS, KeyTable

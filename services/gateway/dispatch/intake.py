@@ -14,10 +14,9 @@ from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.dispatch.fair_slots import FairSlots
 from libs.dispatch.generation import Generation, RequestTimes
 from libs.dispatch.ports import OneForAll, Tenancy
-from libs.dispatch.waiting import RETRY_AFTER_S
+from libs.dispatch.waiting import RETRY_AFTER_S, FairSlots
 from libs.model.sampling import SamplingDefaults
 from libs.model.tokenizer import Decoder
 from libs.policy.gateway.fairness import MOST_WAITING, IntakeLine, units_of

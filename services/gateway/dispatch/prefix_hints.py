@@ -11,8 +11,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import PHASE_BOTH, PHASE_DECODE, PHASE_PREFILL
 from libs.policy.roles import serves
 from libs.runtime.tasks import TaskOwner
-from libs.stores.kvindex.entries import probes
-from libs.stores.kvindex.port import KvIndex, PrefixQuery
+from libs.stores.kvindex import KvIndex, PrefixQuery, probes
 from services.gateway.workers.fleet import WorkerLinks
 
 MAX_PROBES = 64

@@ -11,7 +11,7 @@ import structlog
 from libs.dispatch.dispatcher import Dispatcher
 from libs.dispatch.places import ModelPlaces, Others
 from libs.dispatch.ports import Tenancy
-from libs.stores.limits.port import Ledger, LedgerDown
+from libs.stores.limits import Ledger, LedgerDown
 
 log = structlog.get_logger()
 

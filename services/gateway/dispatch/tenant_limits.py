@@ -15,7 +15,7 @@ from libs.keys.book import TenantLimits
 from libs.keys.table import KeyTable
 from libs.policy.gateway.usage import SLOTS, Lease, MinuteWindow, ahead, local_share, written_s
 from libs.runtime.clock import Clock
-from libs.stores.limits.port import SPANS, Kind, Ledger, LedgerDown
+from libs.stores.limits import SPANS, Kind, Ledger, LedgerDown
 
 log = structlog.get_logger()
 

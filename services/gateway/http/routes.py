@@ -17,9 +17,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError
-from libs.keys.book import Role
+from libs.keys.book import KeyStore, Role
 from libs.keys.gate import caller_of, is_public
-from libs.keys.port import KeyStore
 from libs.keys.table import KeyTable
 from libs.policy.gateway.view import serves
 from libs.runtime.clock import Clock

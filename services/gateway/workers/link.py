@@ -19,8 +19,7 @@ from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.protocol import check_protocol
 from libs.contracts.ranges import fault_of
-from libs.dispatch.ports import LinkListener, QueuedDemand, Work
-from libs.dispatch.worker_news import MalformedFrame, Prefilled, read_news
+from libs.dispatch.ports import LinkListener, MalformedFrame, Prefilled, QueuedDemand, Work, read_news
 from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.wire import compute_of, speed_of
 from libs.policy.gateway.outlook import CreditBalance, Sent, WorkerOutlook

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, Field
 
 from libs.keys.audit import named_actor
-from libs.keys.change_guard import ChangeGuard
+from libs.keys.gate import ChangeGuard
 from libs.keys.table import MAX_SAID_CHARS
 from libs.policy.alerts.silences import MAX_ALERT_ID_CHARS, MAX_LABELS, MAX_TEXT_CHARS, Silence
 from libs.policy.alerts.store import MAX_RECENT, MS_NS, Alert, AlertStore

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from libs.contracts.errors import InvalidRequest
 from libs.demand.counts import Counts, DemandKey
-from libs.keys.change_guard import ChangeGuard
+from libs.keys.gate import ChangeGuard
 from services.metrics.demand.capacity import Capacity
 from services.metrics.demand.forecasts import Forecasts
 from services.metrics.demand.keeping import DemandKeeper

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fastapi import APIRouter
 from prometheus_client.registry import Collector
 
-from libs.keys.change_guard import ChangeGuard
+from libs.keys.gate import ChangeGuard
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from services.metrics.alerts.evaluator import AlertEvaluator

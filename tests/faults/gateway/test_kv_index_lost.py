@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from libs.contracts.keys import kv_blocks
 from libs.runtime.tasks import TaskOwner
-from libs.stores.kvindex.redis import RedisKvIndex
+from libs.stores.kvindex import RedisKvIndex
 from libs.testing.servers.stores import RedisServer
 from libs.testing.wait import until
 from libs.testing.workers.hosts import LocalWorker, local_worker

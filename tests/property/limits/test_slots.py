@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.errors import QueueFull
-from libs.dispatch.fair_slots import FairSlots
+from libs.dispatch.waiting import FairSlots
 from libs.policy.gateway.fairness import ANYBODY, SlotLine, may_take
 from load.chaos.loop import SimLoop
 

@@ -12,7 +12,7 @@ from libs.contracts.topics import DEMAND
 from libs.demand.counts import Counts, DemandKey
 from libs.demand.plan_wire import plan_of
 from libs.demand.wire import totals_message
-from libs.keys.change_guard import ChangeGuard
+from libs.keys.gate import ChangeGuard
 from libs.runtime.web import make_web_app
 from libs.telemetry.worker.split import prefill_shares
 from libs.testing.wait import ManualClock

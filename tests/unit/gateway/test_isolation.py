@@ -13,13 +13,13 @@ import pytest
 
 from libs.contracts.topics import BATCH_JOBS
 from libs.keys.book import KeyBook, Role, draw_key
-from libs.keys.file import FileKeys
 from libs.keys.gate import KeyGate
+from libs.keys.store import FileKeys
 from libs.keys.table import KeyTable
 from libs.model.builtin import BUILTIN_SIM
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
-from libs.stores.responses.memory import MemoryResponses
+from libs.stores.responses import MemoryResponses
 from libs.testing.batch.lanes import running, store
 from libs.testing.batch.work import MemoryWork
 from libs.testing.wait import until

@@ -11,8 +11,7 @@ import pytest
 
 from libs.contracts.errors import ResponseNotFound
 from libs.dispatch.generation import ApiFinishReason
-from libs.stores.responses.memory import MemoryResponses
-from libs.stores.responses.port import ResponsesDown
+from libs.stores.responses import MemoryResponses, ResponsesDown
 from services.gateway.dispatch.choice import Piece
 from services.gateway.responses.exchange import ResponseExchange
 from services.gateway.responses.keeping import KeptResponses

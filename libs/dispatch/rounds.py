@@ -1,11 +1,11 @@
-"""The attempts of choices on workers, and the calls that carry out their placements."""
+"""Binding rounds, and the attempts on workers by which placements are carried out."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from libs.dispatch.generation import Generation
 from libs.dispatch.ports import Links
-from libs.dispatch.router import Router
+from libs.policy.gateway.binding import RoutingPolicy, bind
 from libs.policy.gateway.placement import (
     Attempt,
     Forget,
@@ -16,8 +16,58 @@ from libs.policy.gateway.placement import (
     WorkerEffect,
     WorkerKey,
 )
-from libs.policy.gateway.view import Ask, Binding
+from libs.policy.gateway.view import Ask, Binding, WorkerView, serves_decode
 from libs.policy.roles import Phase
+
+
+class Router:
+    def __init__(self, policy: RoutingPolicy) -> None:
+        self._policy = policy
+
+    def round(
+        self,
+        waiting: Iterable[Generation],
+        views: list[WorkerView],
+        now_ns: int,
+        *,
+        quiet: frozenset[str],
+        drop_stale_kv: Callable[[Generation], None],
+        barred: frozenset[str] = frozenset(),
+    ) -> list[Binding]:
+        """Return bindings for `waiting`, in its order.
+
+        `quiet` workers are used only if there are no others, `barred` ones never. `drop_stale_kv` is called for
+        requests whose KV blocks no worker is left to pull.
+        """
+
+        def ask(generation: Generation) -> Ask:
+            blocks = generation.placement.blocks
+            if blocks is not None and not serves_decode(views, generation.model, blocks.kind):
+                drop_stale_kv(generation)
+            return _ask(generation, quiet)
+
+        open_to_all = [view for view in views if view.id not in barred] if barred else views
+        return self.bind(map(ask, waiting), open_to_all, now_ns)
+
+    def bind(self, asks: Iterable[Ask], views: Sequence[WorkerView], now_ns: int) -> list[Binding]:
+        """Return bindings in the order of `asks`, as far as there is room."""
+        if not any(view.decode_credits for view in views):
+            return []
+        return bind(asks, views, self._policy, now_ns)
+
+
+def _ask(generation: Generation, quiet: frozenset[str]) -> Ask:
+    placement = generation.placement
+    return Ask(
+        sequence_id=placement.sequence_id,
+        model=generation.model,
+        tokens=generation.tokens,
+        kv_kind=placement.blocks.kind if placement.blocks is not None else None,
+        cached_tokens=generation.cached_hints,
+        avoid=quiet.union(placement.avoid),
+        batch=generation.batch,
+    )
+
 
 Found = tuple[Generation, Attempt]
 
@@ -136,7 +186,7 @@ class HandOvers:
             and attempt.worker[0] not in takes_decode
         }
         asks = [
-            _ask(generation, partner.kv_kind)
+            _hand_over_ask(generation, partner.kv_kind)
             for generation, attempt in self._asked.values()
             if (link := links.link(attempt.worker)) is not None and (partner := link.partner()) is not None
         ]
@@ -144,7 +194,7 @@ class HandOvers:
         return [(*self._asked.pop(binding.sequence_id), binding) for binding in router.bind(asks, heard, now_ns)]
 
 
-def _ask(generation: Generation, kv_kind: str) -> Ask:
+def _hand_over_ask(generation: Generation, kv_kind: str) -> Ask:
     placement = generation.placement
     return Ask(
         sequence_id=placement.sequence_id,

@@ -1,4 +1,7 @@
-"""Keys in a file of one machine, replaced atomically and readable by its owner only."""
+"""Where keys are stored: in Redis, or in a file of one machine.
+
+The file is replaced atomically and readable by its owner only.
+"""
 
 import asyncio
 import fcntl
@@ -12,9 +15,8 @@ from typing import Final
 import msgspec
 
 from libs.contracts.errors import StoreUnavailable
-from libs.keys.book import KeyBook, read_book
-from libs.keys.port import Stored
-from libs.runtime.paths import create_private, private_folder
+from libs.keys.book import KeyBook, KeyStore, StoredBook, read_book
+from libs.runtime.paths import cache_dir, create_private, private_folder
 
 ABSENT: Final = "absent"
 """The version of a book that was never stored."""
@@ -25,7 +27,7 @@ class FileKeys:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def load(self, known: str = "") -> Stored | None:
+    async def load(self, known: str = "") -> StoredBook | None:
         # Only one fstat if nothing has changed.
         return await asyncio.to_thread(self._load, known)
 
@@ -36,7 +38,7 @@ class FileKeys:
     async def close(self) -> None:
         """Do nothing, since no file stays open."""
 
-    def _load(self, known: str) -> Stored | None:
+    def _load(self, known: str) -> StoredBook | None:
         with self._errors():
             try:
                 with self._path.open("rb") as file:
@@ -48,9 +50,9 @@ class FileKeys:
                         raise StoreUnavailable(
                             f"the keys in {self._path} can be written by other users: chmod 600 {self._path}"
                         )
-                    return Stored(version, read_book(file.read()))
+                    return StoredBook(version, read_book(file.read()))
             except FileNotFoundError:
-                return None if known == ABSENT else Stored(ABSENT, KeyBook())
+                return None if known == ABSENT else StoredBook(ABSENT, KeyBook())
 
     def _change(self, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
         with self._errors():
@@ -83,3 +85,20 @@ class FileKeys:
             raise StoreUnavailable(f"the keys in {self._path} cannot be used ({error.strerror})") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreUnavailable(f"the keys in {self._path} cannot be read ({error})") from error
+
+
+IN_REDIS: Final = "redis"
+
+
+def keys_place(place: str, cluster: str) -> str:
+    """Return where the keys are by the setting: `redis`, or the path of a file."""
+    return place or str(cache_dir() / "keys" / f"{cluster}.json")
+
+
+def open_keys(place: str, *, redis: str, cluster: str) -> KeyStore:
+    """Return the store at `place`, a value of FULCRUM_KEYS."""
+    if place == IN_REDIS:
+        from libs.keys.redis import RedisKeys  # noqa: PLC0415 (0.1 s, which most commands need not wait for)
+
+        return RedisKeys(redis, cluster)
+    return FileKeys(Path(keys_place(place, cluster)).expanduser())

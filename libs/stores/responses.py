@@ -1,15 +1,106 @@
-"""Stored responses in Redis.
+"""Stored responses, which later requests of the same tenant can continue: the port, in memory, and in Redis.
 
-Each tenant has a hash of values, a sorted set of their expiry times by Redis's clock, and the sum of their sizes.
-With one hash per tenant, its bounds are enforced in one step and all of it expires together.
+In Redis each tenant has a hash of values, a sorted set of their expiry times by Redis's clock, and the sum of their
+sizes. With one hash per tenant, its bounds are enforced in one step and all of it expires together.
 """
 
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from libs.contracts import keys
 from libs.runtime.redis import in_time, make_redis
-from libs.stores.responses.port import MAX_RESPONSE_BYTES, MAX_RESPONSES, MAX_TENANT_BYTES, ResponsesDown
+
+MAX_RESPONSES: Final = 1_000
+"""The most responses of one tenant; the oldest make room."""
+MAX_TENANT_BYTES: Final = 64 * 1024**2
+"""The most bytes of one tenant's responses; the oldest make room."""
+MAX_RESPONSE_BYTES: Final = 1024**2
+"""The most bytes of a response with the conversation that led to it. Larger ones are not stored."""
+
+
+class ResponsesDown(Exception):
+    """The store does not respond in time."""
+
+
+class ResponseStore(Protocol):
+    """Response values by tenant and id. Methods raise ResponsesDown."""
+
+    async def keep(self, tenant: str, response_id: str, value: bytes, keep_s: int) -> bool:
+        """Store a value for `keep_s` within the bounds above, and return False if it is too large."""
+        ...
+
+    async def get(self, tenant: str, response_id: str) -> bytes | None:
+        """Return the value, or None if this tenant has none with that id or it has expired."""
+        ...
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """Delete a value and return whether it existed."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection to the store. Safe to call twice."""
+        ...
+
+
+MAX_TENANTS = 256
+"""The most tenants with responses at a time; those of the least recently active one make room."""
+
+
+@dataclass(slots=True)
+class _TenantResponses:
+    values: OrderedDict[str, tuple[bytes, float]] = field(default_factory=OrderedDict)
+    """Value and expiry time by response id, oldest first."""
+    size_bytes: int = 0
+
+    def drop(self, response_id: str) -> bool:
+        found = self.values.pop(response_id, None)
+        if found is not None:
+            self.size_bytes -= len(found[0])
+        return found is not None
+
+
+class MemoryResponses:
+    """A ResponseStore that lasts as long as its process."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._tenants: OrderedDict[str, _TenantResponses] = OrderedDict()
+
+    async def keep(self, tenant: str, response_id: str, value: bytes, keep_s: int) -> bool:
+        if len(value) > MAX_RESPONSE_BYTES:
+            return False
+        kept = self._tenants.setdefault(tenant, _TenantResponses())
+        self._tenants.move_to_end(tenant)
+        while len(self._tenants) > MAX_TENANTS:
+            self._tenants.popitem(last=False)
+        now_s = self._now_s()
+        for over in [each for each, (_, ends_s) in kept.values.items() if ends_s <= now_s]:
+            kept.drop(over)
+        kept.drop(response_id)
+        while kept.values and (len(kept.values) >= MAX_RESPONSES or kept.size_bytes + len(value) > MAX_TENANT_BYTES):
+            kept.drop(next(iter(kept.values)))
+        kept.values[response_id] = value, now_s + keep_s
+        kept.size_bytes += len(value)
+        return True
+
+    async def get(self, tenant: str, response_id: str) -> bytes | None:
+        kept = self._tenants.get(tenant)
+        value, ends_s = kept.values.get(response_id, (None, 0.0)) if kept else (None, 0.0)
+        return value if ends_s > self._now_s() else None
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        stands = await self.get(tenant, response_id) is not None
+        if stands:
+            self._tenants[tenant].drop(response_id)
+        return stands
+
+    async def close(self) -> None:
+        # There is no connection to close.
+        ...
+
 
 SOCKET_TIMEOUT_MS: Final = 500
 # An answer may wait this long for the store.

@@ -1,20 +1,119 @@
-"""The KV index in Redis, with one set of block hashes per model and worker, which expires with the worker's lease.
+"""The KV index, which finds the workers that hold a KV block: its port, and its adapter to Redis.
 
-A worker's changes are mirrored in its process. If one fails, or the set is missing, the next change or renewal
-writes the whole set again. The index thereby recovers from an outage and from a Redis that came back empty.
+Losing the index costs reuse, never a request. Redis has one set of block hashes per model and worker, which expires
+with the worker's lease. A worker's changes are mirrored in its process. If one fails, or the set is missing, the next
+change or renewal writes the whole set again. The index thereby recovers from an outage and from a Redis that came back
+empty.
 """
 
 import asyncio
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import structlog
 from redis.exceptions import RedisError
 
 from libs.contracts import keys
 from libs.runtime.redis import is_wrong_type, make_redis
-from libs.stores.kvindex.entries import Mirror, distinct, leading_blocks
-from libs.stores.kvindex.port import KvIndexStats, PrefixQuery
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixQuery:
+    """Prompts of one model as ordered block hashes, and the workers to look up."""
+
+    model: str
+    prompts: Sequence[Sequence[bytes]]
+    worker_ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class KvIndexStats:
+    """The counters of the index since start."""
+
+    lookups: int
+    """The number of attempted round trips for prefixes."""
+    lookup_errors: int
+    """The number of look-ups that found nothing because the store was away."""
+    change_errors: int
+    """The number of changes and renewals that the store did not accept. The next one makes up for them."""
+
+
+class KvIndex(Protocol):
+    """Block locations by chained hash (libs/contracts/hashing.py). No method raises while the store is away."""
+
+    async def publish(self, model: str, worker_id: str, *, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        """Add the blocks that a worker has stored, then remove those that it has evicted."""
+        ...
+
+    async def renew(self, model: str, worker_id: str, *, lease_ms: int) -> None:
+        """Extend the lease of a worker's blocks, which all disappear when it ends."""
+        ...
+
+    async def forget(self, model: str, worker_id: str) -> None:
+        """Drop all blocks of a worker that restarts or leaves."""
+        ...
+
+    async def longest_prefix(self, queries: Sequence[PrefixQuery]) -> list[list[Mapping[str, int]]]:
+        """Return for each prompt of each query how many of its leading blocks each worker holds, in one round trip.
+
+        Workers that hold none are left out, so a store that is away looks like one that holds nothing.
+        """
+        ...
+
+    def stats(self) -> KvIndexStats: ...
+
+    async def close(self) -> None:
+        """Close the connection to the store. Safe to call twice."""
+        ...
+
+
+# The most blocks listed per worker, which take about 100 MB for hashes here and as much in the store.
+MAX_LISTED_BLOCKS = 1_000_000
+
+
+@dataclass(slots=True)
+class Mirror:
+    """A copy of the blocks that the store lists for one worker."""
+
+    lease_ms: int
+    blocks: set[bytes] = field(default_factory=set)
+    in_doubt: bool = False
+    """Whether the store may differ, because a change was not confirmed. If so, the whole copy is written again."""
+
+    def apply(self, stored: Sequence[bytes], removed: Sequence[bytes]) -> list[bytes]:
+        """Apply a change, stored blocks before removed ones, and return the stored blocks to be listed."""
+        room = MAX_LISTED_BLOCKS - len(self.blocks)
+        listed = list(stored[: max(0, room)])
+        self.blocks.update(listed)
+        self.blocks.difference_update(removed)
+        return listed
+
+
+def distinct(hashes: Sequence[Sequence[bytes]]) -> list[bytes]:
+    # Prompts that begin alike share their first blocks.
+    return list(dict.fromkeys(block for prompt in hashes for block in prompt))
+
+
+def leading_blocks(prompt: Sequence[bytes], held: Mapping[bytes, bool]) -> int:
+    """Return the length of the prompt's longest prefix of held blocks."""
+    for count, block in enumerate(prompt):
+        if not held[block]:
+            return count
+    return len(prompt)
+
+
+def probes(blocks: int, at_most: int) -> list[int]:
+    """Return the depths in 1..blocks to probe for a prefix: all of them, or `at_most` evenly spaced ones up to the
+    last.
+
+    A chained hash represents all blocks before it, and pools evict a chain from its end. A holder of one block
+    therefore holds all blocks that lead to it.
+    """
+    if blocks <= at_most:
+        return list(range(1, blocks + 1))
+    return [blocks * number // at_most for number in range(1, at_most + 1)]
+
 
 log = structlog.get_logger()
 
