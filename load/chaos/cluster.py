@@ -36,7 +36,7 @@ from load.chaos.net import Net
 from load.chaos.rpc import SimTransport
 from load.chaos.stores import CLUSTER, Stores
 from services.gateway.batch.run import BatchPorts
-from services.gateway.prompt.catalog import load_catalog
+from services.gateway.request.prompt import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
 from services.metrics.run import MetricsPorts, RunningMetrics, open_metrics

@@ -25,7 +25,7 @@ from libs.stores.registry.redis import RedisRegistry
 from libs.stores.responses import RedisResponses
 from services.gateway.answers.families import FormatNames
 from services.gateway.batch.run import BatchPorts
-from services.gateway.prompt.catalog import load_catalog
+from services.gateway.request.prompt import load_catalog
 from services.gateway.run import GatewayPorts, open_gateway
 from services.gateway.settings import GatewaySettings
 

@@ -43,28 +43,22 @@ from libs.stores.registry.port import Registry
 from libs.stores.responses import MemoryResponses, ResponseStore
 from services.gateway.batch.run import BatchPorts, BatchService, Serving
 from services.gateway.batch.tenant_bounds import TenantBounds
-from services.gateway.dispatch.demand import DemandPublisher
-from services.gateway.dispatch.intake import TOKENISE_THREADS, Intake, IntakeRounds, RequestLimits
-from services.gateway.dispatch.model_desk import ModelDesk
-from services.gateway.dispatch.prefix_hints import PrefixHints
-from services.gateway.dispatch.queues import QueueReporter
-from services.gateway.dispatch.recorder import GpuCharge, Recorder
-from services.gateway.dispatch.shared_places import SharedPlaces
-from services.gateway.dispatch.tenant_limits import TenantLimiter
-from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader
-from services.gateway.http.formats import ChatFormat, CompletionFormat
-from services.gateway.http.routes import cross_origin, make_routes, make_tenant_router, need
-from services.gateway.http.stalls import Stalls
-from services.gateway.http.tokens import token_routes
+from services.gateway.fleet import SilenceWatch, WorkerLinks
+from services.gateway.link import StreamTraffic
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.prompt.catalog import Catalog
-from services.gateway.prompt.headers import Defaults
-from services.gateway.prompt.parse import parse_chat, parse_completion
+from services.gateway.request.endpoint import CompletionEndpoint, CompletionReader, Reader
+from services.gateway.request.exchange import Stalls
+from services.gateway.request.formats import ChatFormat, CompletionFormat
+from services.gateway.request.intake import TOKENISE_THREADS, Intake, IntakeRounds, RequestLimits
+from services.gateway.request.limits import SharedPlaces, TenantLimiter
+from services.gateway.request.models import ModelDesk
+from services.gateway.request.parse import Defaults, parse_chat, parse_completion
+from services.gateway.request.prompt import Catalog, PrefixHints
+from services.gateway.request.recorder import DemandPublisher, GpuCharge, QueueReporter, Recorder
 from services.gateway.responses.exchange import ResponseReader
 from services.gateway.responses.keeping import DECLARED, KeptResponses, make_responses_router
+from services.gateway.routes import cross_origin, make_routes, make_tenant_router, need, token_routes
 from services.gateway.settings import GatewaySettings
-from services.gateway.workers.fleet import SilenceWatch, WorkerLinks
-from services.gateway.workers.link import StreamTraffic
 
 # Time for the last bytes of answers to leave, once every request has ended.
 CLOSE_S = 1

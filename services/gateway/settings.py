@@ -12,7 +12,7 @@ from libs.policy.gateway.binding import PolicyName
 from libs.policy.gateway.view import MAX_SILENT_MS, SILENT_MS
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
-from services.gateway.prompt.schema import MAX_CHOICES
+from services.gateway.request.schema import MAX_CHOICES
 
 ReasoningName = Literal["think", "mistral", "seed", "harmony", "none"]
 ToolFormatName = Literal[

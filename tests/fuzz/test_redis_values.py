@@ -43,7 +43,7 @@ from libs.testing.servers.stores import RedisServer
 from libs.testing.suites.suite import RunningSuite
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
-from services.gateway.workers.fleet import WorkerLinks
+from services.gateway.fleet import WorkerLinks
 from services.planner.http.admin import Admin
 from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api

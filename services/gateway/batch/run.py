@@ -25,11 +25,11 @@ from services.gateway.batch.runner.line_request import LineRequester
 from services.gateway.batch.runner.runner import LaneRunner
 from services.gateway.batch.runner.slots import ServedModels, Slots
 from services.gateway.batch.tenant_bounds import TenantBounds
-from services.gateway.dispatch.intake import Intake
-from services.gateway.dispatch.model_desk import ModelDesk
+from services.gateway.fleet import WorkerLinks
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.request.intake import Intake
+from services.gateway.request.models import ModelDesk
 from services.gateway.settings import GatewaySettings
-from services.gateway.workers.fleet import WorkerLinks
 
 RUNNERS, SUBMISSIONS = "batch-runners.v2", "batch-submissions"
 

@@ -14,7 +14,7 @@ from libs.policy.gateway.places import queue_room
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.lines.upload import FileRoom
-from services.gateway.dispatch.tenant_limits import TenantLimiter
+from services.gateway.request.limits import TenantLimiter
 
 UNBOUNDED: Final = Stored(sys.maxsize, sys.maxsize)
 # Concurrent uploads to one gateway.

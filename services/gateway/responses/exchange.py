@@ -6,13 +6,13 @@ from functools import partial
 
 from libs.contracts.errors import FulcrumError
 from libs.dispatch.generation import ApiFinishReason
-from services.gateway.dispatch.choice import Choice, Piece
-from services.gateway.dispatch.intake import Arrival
-from services.gateway.http.endpoint import Answer
-from services.gateway.http.exchange import News, Wire, sse_event
-from services.gateway.http.formats import ChatFormat, usage
-from services.gateway.prompt.catalog import ServedModel
-from services.gateway.prompt.parse import Asked
+from services.gateway.request.choice import Choice, Piece
+from services.gateway.request.endpoint import Answer
+from services.gateway.request.exchange import News, Wire, sse_event
+from services.gateway.request.formats import ChatFormat, usage
+from services.gateway.request.intake import Arrival
+from services.gateway.request.parse import Asked
+from services.gateway.request.prompt import ServedModel
 from services.gateway.responses.keeping import KeptResponses
 from services.gateway.responses.output import ResponseOutput
 from services.gateway.responses.replies import (

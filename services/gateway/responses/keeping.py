@@ -11,7 +11,7 @@ from msgspec import to_builtins
 from libs.contracts.errors import ResponseNotFound, StoreUnavailable, UnsupportedField, quoted
 from libs.keys.gate import caller_of
 from libs.stores.responses import ResponsesDown, ResponseStore
-from services.gateway.prompt.headers import read_headers
+from services.gateway.request.parse import read_headers
 from services.gateway.responses.replies import Deleted, Response
 from services.gateway.responses.request import Items
 from services.gateway.responses.schema import ResponseRequest

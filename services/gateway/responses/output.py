@@ -6,8 +6,8 @@ from typing import Final
 import msgspec
 
 from services.gateway.answers.parts import PartKind
-from services.gateway.dispatch.choice import AnswerRun, Piece, TokenLogprob
-from services.gateway.http.replies import ChatTokenLogprob
+from services.gateway.request.choice import AnswerRun, Piece, TokenLogprob
+from services.gateway.request.formats import ChatTokenLogprob
 from services.gateway.responses.replies import (
     ArgumentsDelta,
     ArgumentsDone,

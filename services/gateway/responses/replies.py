@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from services.gateway.http.replies import ChatTokenLogprob
+from services.gateway.request.formats import ChatTokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 

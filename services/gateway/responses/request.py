@@ -7,9 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from libs.contracts.errors import InvalidRequest, UnsupportedField, quoted
-from services.gateway.prompt.fit import fit
-from services.gateway.prompt.parse import Asked, chat_asked
-from services.gateway.prompt.schema import (
+from services.gateway.request.parse import Asked, chat_asked
+from services.gateway.request.schema import (
     MAX_CALLS,
     CalledFunction,
     ChatRequest,
@@ -21,6 +20,7 @@ from services.gateway.prompt.schema import (
     ResponseFormat,
     Tool,
     ToolCall,
+    fit,
 )
 from services.gateway.responses.replies import ReasoningShown, Response, TextShown
 from services.gateway.responses.schema import (

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from services.gateway.prompt.schema import (
+from services.gateway.request.schema import (
     MAX_TOOLS,
     AtLeastOne,
     Effort,

@@ -16,7 +16,7 @@ from libs.testing.servers.stores import RedisServer
 from libs.testing.wait import until
 from libs.testing.workers.hosts import LocalWorker, local_worker
 from libs.testing.workers.scripted import scripted_worker
-from services.gateway.dispatch.prefix_hints import MAX_PROBES, PrefixHints
+from services.gateway.request.prompt import MAX_PROBES, PrefixHints
 
 LEASE_MS = 1200
 SPEEDUP = 4.0

@@ -10,7 +10,7 @@ from typing import Any
 from libs.testing.suites.processes import gateway_metrics
 from libs.testing.wait import until
 from libs.testing.workers.scripted import Plan, scripted_worker
-from services.gateway.prompt.parse import Asked
+from services.gateway.request.parse import Asked
 
 BODY_BYTES = 1024 * 1024
 OPEN = 2

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.errors import InvalidRequest
-from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
-from services.gateway.prompt.schema import ChatRequest, CompletionRequest
+from services.gateway.request.parse import Asked, parse_chat, parse_completion
+from services.gateway.request.schema import ChatRequest, CompletionRequest
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "m", "prompt": "hi"}

@@ -21,7 +21,7 @@ from libs.testing.wait import until
 from services.gateway.batch.api.routes import make_batch_router
 from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.view import JobView
-from services.gateway.http.routes import tell_errors
+from services.gateway.routes import tell_errors
 
 pytestmark = pytest.mark.system
 

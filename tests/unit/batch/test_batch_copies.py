@@ -24,7 +24,7 @@ from services.gateway.batch.lines.line import BatchLine
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.runner.runner import LaneRunner
 from services.gateway.batch.runner.slots import Slots
-from services.gateway.http.replies import CompletionChoice, Envelope
+from services.gateway.request.formats import CompletionChoice, Envelope
 
 LINES = 40
 LARGE = 7

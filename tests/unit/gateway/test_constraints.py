@@ -11,9 +11,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from libs.contracts.errors import InvalidRequest
 from libs.model.grammar import choice_rule, fault_of_rule, pattern_rule
-from services.gateway.answers.schema_check import SchemaCheck
-from services.gateway.dispatch.intake import check_schemas
-from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
+from services.gateway.answers.guide import SchemaCheck
+from services.gateway.request.intake import check_schemas
+from services.gateway.request.parse import Asked, parse_chat, parse_completion
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 BYTES = LLTokenizer("byte")

@@ -9,12 +9,12 @@ from libs.dispatch.ports import OneForAll
 from libs.dispatch.waiting import WaitingQueue
 from libs.runtime.tasks import TaskOwner
 from libs.testing.wait import ManualClock
-from services.gateway.dispatch.demand import DemandPublisher
-from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader
-from services.gateway.http.formats import CompletionFormat
-from services.gateway.http.stalls import Stalls
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.prompt.parse import Asked, parse_completion
+from services.gateway.request.endpoint import CompletionEndpoint, CompletionReader
+from services.gateway.request.exchange import Stalls
+from services.gateway.request.formats import CompletionFormat
+from services.gateway.request.parse import Asked, parse_completion
+from services.gateway.request.recorder import DemandPublisher
 
 
 class Known(OneForAll):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from libs.contracts.errors import InvalidRequest, UnsupportedField
-from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
+from services.gateway.request.parse import Asked, parse_chat, parse_completion
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": "m", "prompt": "hi"}

@@ -14,12 +14,10 @@ from libs.policy.gateway.view import WorkerView, serves
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.settings import load_settings
-from services.gateway.dispatch.choice import StopMatcher
-from services.gateway.dispatch.recorder import request_event
-from services.gateway.prompt.catalog import load_catalog
-from services.gateway.prompt.headers import Defaults, read_headers
-from services.gateway.prompt.parse import Asked, parse_completion
-from services.gateway.prompt.tokenise import check_fit
+from services.gateway.request.choice import StopMatcher
+from services.gateway.request.parse import Asked, Defaults, parse_completion, read_headers
+from services.gateway.request.prompt import check_fit, load_catalog
+from services.gateway.request.recorder import request_event
 from services.gateway.settings import GatewaySettings
 
 MODEL = load_catalog({"sim": "builtin:sim"}).get("sim")

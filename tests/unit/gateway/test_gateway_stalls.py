@@ -8,7 +8,7 @@ import pytest
 
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.http_errors import BodyTooLarge
-from services.gateway.http.stalls import BODY_TIMEOUT_S, ClientGone, Patience, Stalls, read_body
+from services.gateway.request.exchange import BODY_TIMEOUT_S, ClientGone, Patience, Stalls, read_body
 
 ROOM = 4096
 

@@ -7,8 +7,8 @@ import pytest
 from libs.contracts.errors import QueueFull
 from libs.dispatch.ports import OneForAll
 from libs.policy.gateway.fairness import ROUND_UNITS
-from services.gateway.dispatch import intake
-from services.gateway.dispatch.intake import IntakeRounds
+from services.gateway.request import intake
+from services.gateway.request.intake import IntakeRounds
 
 
 class Known(OneForAll):

@@ -28,18 +28,17 @@ from services.gateway.batch.jobs.order import AllowedTopics
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.lines.parts import PART_PURPOSE
 from services.gateway.batch.tenant_bounds import TenantBounds
-from services.gateway.dispatch.demand import DemandPublisher
-from services.gateway.dispatch.intake import Intake, RequestLimits
-from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader
-from services.gateway.http.formats import ChatFormat, CompletionFormat
-from services.gateway.http.routes import GatewayRoutes, make_routes, make_tenant_router, need
-from services.gateway.http.stalls import Stalls
-from services.gateway.http.tokens import token_routes
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.prompt.catalog import load_catalog
-from services.gateway.prompt.parse import parse_chat, parse_completion
+from services.gateway.request.endpoint import CompletionEndpoint, CompletionReader, Reader
+from services.gateway.request.exchange import Stalls
+from services.gateway.request.formats import ChatFormat, CompletionFormat
+from services.gateway.request.intake import Intake, RequestLimits
+from services.gateway.request.parse import parse_chat, parse_completion
+from services.gateway.request.prompt import load_catalog
+from services.gateway.request.recorder import DemandPublisher
 from services.gateway.responses.exchange import ResponseReader
 from services.gateway.responses.keeping import KeptResponses, make_responses_router
+from services.gateway.routes import GatewayRoutes, make_routes, make_tenant_router, need, token_routes
 from tests.unit.routes import head_differs, routes
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "open", "prompt": "a"}}\n'

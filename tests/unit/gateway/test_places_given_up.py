@@ -10,7 +10,7 @@ import pytest
 from libs.dispatch.generation import Generation
 from libs.dispatch.places import Others, TenantPlaces
 from libs.dispatch.ports import QueuedDemand
-from services.gateway.dispatch.shared_places import TELL_S, read
+from services.gateway.request.limits import TELL_S, read
 from tests.unit.gateway.places_rig import Known, choice, run
 
 STEP_NS: Final = 5_000_000

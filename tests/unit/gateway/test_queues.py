@@ -15,7 +15,7 @@ from libs.telemetry.worker.split import prefill_shares
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.telemetry import MS, at, step_batch
-from services.gateway.dispatch.queues import QueueReporter
+from services.gateway.request.recorder import QueueReporter
 from services.metrics.accounting.queues import phase_queues
 
 

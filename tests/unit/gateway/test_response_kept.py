@@ -12,7 +12,7 @@ import pytest
 from libs.contracts.errors import ResponseNotFound
 from libs.dispatch.generation import ApiFinishReason
 from libs.stores.responses import MemoryResponses, ResponsesDown
-from services.gateway.dispatch.choice import Piece
+from services.gateway.request.choice import Piece
 from services.gateway.responses.exchange import ResponseExchange
 from services.gateway.responses.keeping import KeptResponses
 from services.gateway.responses.output import ResponseOutput

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from services.gateway.answers.parts import PartKind
-from services.gateway.dispatch.choice import AnswerRun, Piece
-from services.gateway.http.replies import ChatTokenLogprob
+from services.gateway.request.choice import AnswerRun, Piece
+from services.gateway.request.formats import ChatTokenLogprob
 from services.gateway.responses.output import ResponseOutput
 
 RUNS = [

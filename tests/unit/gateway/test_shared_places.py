@@ -9,7 +9,7 @@ import msgspec
 from libs.dispatch.places import NOBODY, ModelPlaces, Others, TenantCount, together
 from libs.dispatch.ports import OneForAll
 from libs.testing.memory.limits import MemoryLedger
-from services.gateway.dispatch.shared_places import LISTEN_EVERY, MAX_TENANTS, SharedPlaces, read
+from services.gateway.request.limits import LISTEN_EVERY, MAX_TENANTS, SharedPlaces, read
 
 
 class Places:

@@ -41,8 +41,8 @@ from services.gateway.batch.lines.parts import PART_PURPOSE
 from services.gateway.batch.lines.upload import PURPOSES, receive_file, small_body
 from services.gateway.batch.retention import is_over
 from services.gateway.batch.tenant_bounds import TenantBounds
-from services.gateway.http.stalls import ClientGone
-from services.gateway.prompt.headers import read_headers
+from services.gateway.request.exchange import ClientGone
+from services.gateway.request.parse import read_headers
 
 CONTENT_TYPE: Final = "application/octet-stream"
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {

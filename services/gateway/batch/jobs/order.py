@@ -14,7 +14,7 @@ from libs.contracts.http_errors import BodyTooLarge
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Created
 from libs.keys.book import TENANT_NAME
 from libs.keys.table import ANYBODY, DEFAULT_TENANT, Caller
-from services.gateway.prompt.fit import fit
+from services.gateway.request.schema import fit
 
 IDEMPOTENCY_HEADER = "idempotency-key"
 MAX_BODY_BYTES = 64 * 1024

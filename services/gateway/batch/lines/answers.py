@@ -9,8 +9,8 @@ from libs.contracts.errors import FulcrumError, TooLargeForTopic
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
 from services.gateway.batch.jobs.reasons import AnswerTooLarge, Cancelled, Expired, NotRun
 from services.gateway.batch.lines.line import BatchLine
-from services.gateway.http.exchange import error_reply
-from services.gateway.http.replies import ChatChoice, CompletionChoice, Envelope, ErrorReply
+from services.gateway.request.exchange import error_reply
+from services.gateway.request.formats import ChatChoice, CompletionChoice, Envelope, ErrorReply
 
 # Bound of a record on the broker, less room for its key and headers.
 MAX_RESULT_BYTES = 900 * 1024

@@ -13,7 +13,7 @@ from libs.contracts.errors import MAX_QUOTED_CHARS, FileTooLarge, FulcrumError, 
 from libs.contracts.http_errors import BodyTooLarge, UnsupportedMediaType
 from libs.filestore.port import Draft, FileInfo, FileStore
 from libs.runtime.media import check_encoding
-from services.gateway.http.stalls import ClientGone
+from services.gateway.request.exchange import ClientGone
 
 PURPOSES = ("batch",)
 MAX_FIELD_BYTES = 1024

@@ -16,14 +16,19 @@ from services.gateway.batch.jobs.reasons import NoWorkersForLong
 from services.gateway.batch.lines.answers import request_id
 from services.gateway.batch.lines.line import BatchLine
 from services.gateway.batch.runner.slots import ServedModels, Slots
-from services.gateway.dispatch.intake import Arrival, Intake
-from services.gateway.dispatch.model_desk import ModelDesk
-from services.gateway.http.exchange import Exchange, Frame, News
-from services.gateway.http.formats import ChatFormat, CompletionFormat, Format
-from services.gateway.http.replies import ChatChoice, CompletionChoice, Envelope
-from services.gateway.prompt.catalog import ServedModel
-from services.gateway.prompt.headers import MAX_TARGET_MS, Headers
-from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
+from services.gateway.request.exchange import Exchange, Frame, News
+from services.gateway.request.formats import (
+    ChatChoice,
+    ChatFormat,
+    CompletionChoice,
+    CompletionFormat,
+    Envelope,
+    Format,
+)
+from services.gateway.request.intake import Arrival, Intake
+from services.gateway.request.models import ModelDesk
+from services.gateway.request.parse import MAX_TARGET_MS, Asked, Headers, parse_chat, parse_completion
+from services.gateway.request.prompt import ServedModel
 
 # Nobody reads along, so running lines should not delay anybody's prompt.
 TPOT_TARGET_MS = 1_000.0

@@ -15,7 +15,7 @@ from libs.model.tokenizer import Tokenizer, load_tokenizer
 from libs.runtime.clock import Clock
 from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
 from libs.stores.catalogue.port import Catalogued, CatalogueDown, ModelCatalogue
-from services.gateway.prompt.catalog import Catalog, ServedModel
+from services.gateway.request.prompt import Catalog, ServedModel
 
 # Assumed for a model that was never loaded, if no planner gives an estimate.
 GUESSED_BYTES_PER_S: Final = 1e9

@@ -16,8 +16,8 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
 from libs.stores.registry.port import Registry
+from services.gateway.link import StreamTraffic, WorkerLink
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.workers.link import StreamTraffic, WorkerLink
 
 log = structlog.get_logger()
 

@@ -21,18 +21,14 @@ from libs.model.sampling import SamplingDefaults
 from libs.model.tokenizer import Decoder
 from libs.policy.gateway.fairness import MOST_WAITING, IntakeLine, units_of
 from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, prompt_end
-from services.gateway.answers.guide import ToolSchema, guide_of
+from services.gateway.answers.guide import SchemaCheck, ToolSchema, guide_of
 from services.gateway.answers.parts import AnswerReader
-from services.gateway.answers.schema_check import SchemaCheck
-from services.gateway.dispatch.choice import Choice, ChoiceText, PartReaders, PromptShown
-from services.gateway.dispatch.prefix_hints import PrefixHints
-from services.gateway.dispatch.tenant_limits import FREE, Allowance
-from services.gateway.prompt.catalog import Catalog, ServedModel
-from services.gateway.prompt.headers import Defaults, Headers
-from services.gateway.prompt.parse import Asked
-from services.gateway.prompt.schema import MAX_CALLS
-from services.gateway.prompt.tokenise import check_fit, tokenise
-from services.gateway.workers.fleet import WorkerLinks
+from services.gateway.fleet import WorkerLinks
+from services.gateway.request.choice import Choice, ChoiceText, PartReaders, PromptShown
+from services.gateway.request.limits import FREE, Allowance
+from services.gateway.request.parse import Asked, Defaults, Headers
+from services.gateway.request.prompt import Catalog, PrefixHints, ServedModel, check_fit, tokenise
+from services.gateway.request.schema import MAX_CALLS
 
 MAX_SCHEMA_CHARS = 64 * 1024
 

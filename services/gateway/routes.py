@@ -1,14 +1,17 @@
-"""The FastAPI app around the routes that generate: models, health, metrics, and errors in one shape."""
+"""The FastAPI app around the routes that generate: models, tokens, health, metrics, and errors in one shape."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi_offline import FastAPIOffline
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -16,21 +19,39 @@ from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError
+from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError, InvalidRequest
 from libs.keys.book import KeyStore, Role
 from libs.keys.gate import caller_of, is_public
 from libs.keys.table import KeyTable
 from libs.policy.gateway.view import serves
 from libs.runtime.clock import Clock
 from libs.runtime.http.semantics import HttpSemantics
-from services.gateway.dispatch.model_desk import ModelDesk
-from services.gateway.http.exchange import error_reply
-from services.gateway.http.replies import ChatChoice, CompletionChoice, Envelope, ErrorBody, ErrorReply
-from services.gateway.http.tokens import Detokenized, Tokenized
+from libs.runtime.media import check_json
+from services.gateway.fleet import WorkerLinks
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.prompt.catalog import Catalog
-from services.gateway.prompt.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from services.gateway.workers.fleet import WorkerLinks
+from services.gateway.request.exchange import ClientGone, Stalled, Stalls, Wire, error_reply, read_body
+from services.gateway.request.formats import ChatChoice, CompletionChoice, Envelope, ErrorBody, ErrorReply
+from services.gateway.request.intake import Intake
+from services.gateway.request.models import ModelDesk
+from services.gateway.request.parse import parse_detokenize, parse_tokenize, read_headers
+from services.gateway.request.prompt import Catalog
+from services.gateway.request.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+
+
+class Tokenized(Struct):
+    """The tokens of a text or a chat. `token_strs` is null unless requested."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(Struct):
+    """The text of tokens, without special ones."""
+
+    prompt: str
+
 
 _REF = "#/components/schemas/{name}"
 Declared = tuple[str, str, Any, Any]
@@ -284,3 +305,65 @@ def make_tenant_router(store: KeyStore, table: KeyTable, clock: Clock) -> APIRou
         return {"id": tenant, "object": "tenant", "deleted": True}
 
     return router
+
+
+class TokenRoutes:
+    """The handlers of both routes. `allowed` holds the models that the caller may use; empty allows all."""
+
+    def __init__(self, intake: Intake, catalog: Catalog) -> None:
+        self._intake = intake
+        self._catalog = catalog
+
+    async def tokenize(self, body: bytes, allowed: AbstractSet[str], tenant: str) -> Tokenized:
+        asked, shows = parse_tokenize(body)
+        model = self._catalog.need(asked.model, allowed)
+        (tokens,) = await self._intake.tokens(asked, model, tenant)
+        strings = [model.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens] if shows else None
+        return Tokenized(len(tokens), model.info.max_context_tokens, tokens, strings)
+
+    async def detokenize(self, body: bytes, allowed: AbstractSet[str], _tenant: str) -> Detokenized:
+        asked = parse_detokenize(body)
+        model = self._catalog.need(asked.model, allowed)
+        if any(token >= model.info.vocab_size for token in asked.tokens):
+            text = f"tokens: one is beyond the vocabulary's {model.info.vocab_size}"
+            raise InvalidRequest(text, param="tokens")
+        return Detokenized(model.tokenizer.decode(asked.tokens))
+
+
+class TokenEndpoint:
+    """One of the two routes as an ASGI callable, within the bounds on all bodies."""
+
+    def __init__(
+        self, answer: Callable[[bytes, AbstractSet[str], str], Awaitable[Any]], stalls: Stalls, max_body_bytes: int
+    ) -> None:
+        self._answer = answer
+        self._stalls = stalls
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, using OpenAI's error shape if it fails."""
+        request_id = uuid.uuid4().hex
+        with suppress(ClientGone, Stalled):
+            try:
+                raw = dict(scope["headers"])
+                caller = caller_of(scope)
+                headers = read_headers(raw, caller)
+                request_id = headers.request_id or request_id
+                check_json(raw)
+                self._stalls.check_room(headers.tenant)
+                with self._stalls.watched(headers.tenant) as patience:
+                    body = await read_body(receive, raw, self._max_body_bytes, patience, self._stalls)
+                    found = await self._answer(body, caller.models, headers.tenant)
+                    await Wire(send, patience).json(200, found, {"x-request-id": request_id})
+            except FulcrumError as error:
+                with self._stalls.watched() as patience:
+                    own = {"x-request-id": request_id, **error.http_headers}
+                    await Wire(send, patience).json(error.http_status, error_reply(error), own)
+
+
+def token_routes(intake: Intake, catalog: Catalog, stalls: Stalls, max_body_bytes: int) -> dict[str, ASGIApp]:
+    tokens = TokenRoutes(intake, catalog)
+    return {
+        "/tokenize": TokenEndpoint(tokens.tokenize, stalls, max_body_bytes),
+        "/detokenize": TokenEndpoint(tokens.detokenize, stalls, max_body_bytes),
+    }

@@ -8,7 +8,7 @@ import msgspec
 
 from libs.contracts.errors import InvalidRequest, quoted
 from libs.model.chat import Arguments, ChatMessage
-from services.gateway.prompt.schema import ChatRequest, Message, NamedToolChoice, Tool, ToolCall
+from services.gateway.request.schema import ChatRequest, Message, NamedToolChoice, Tool, ToolCall
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 

@@ -19,18 +19,27 @@ from libs.model.tokenizer import Tokenizer
 from libs.runtime.clock import Clock
 from libs.runtime.media import check_json
 from libs.runtime.tasks import TaskOwner
-from services.gateway.dispatch.choice import Choice, first_error
-from services.gateway.dispatch.demand import DemandArrival, DemandPublisher
-from services.gateway.dispatch.intake import Arrival, Intake, IntakeRounds
-from services.gateway.dispatch.model_desk import ModelDesk
-from services.gateway.dispatch.tenant_limits import FREE, TenantLimiter
-from services.gateway.http.exchange import Exchange, Frame, News, Wire, error_reply
-from services.gateway.http.formats import Format
-from services.gateway.http.stalls import ClientGone, Patience, Stalled, Stalls, read_body
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.prompt.catalog import ServedModel
-from services.gateway.prompt.headers import Headers, read_headers
-from services.gateway.prompt.parse import Asked
+from services.gateway.request.choice import Choice, first_error
+from services.gateway.request.exchange import (
+    ClientGone,
+    Exchange,
+    Frame,
+    News,
+    Patience,
+    Stalled,
+    Stalls,
+    Wire,
+    error_reply,
+    read_body,
+)
+from services.gateway.request.formats import Format
+from services.gateway.request.intake import Arrival, Intake, IntakeRounds
+from services.gateway.request.limits import FREE, TenantLimiter
+from services.gateway.request.models import ModelDesk
+from services.gateway.request.parse import Asked, Headers, read_headers
+from services.gateway.request.prompt import ServedModel
+from services.gateway.request.recorder import DemandArrival, DemandPublisher
 
 WAIT_HEADER = "x-fulcrum-expected-wait-ms"
 """The header with the expected wait for a model that had to be loaded, as estimated when the request arrived."""
@@ -73,11 +82,11 @@ class CompletionReader:
 
     async def read(self, body: bytes, arrival: Arrival) -> tuple[Asked, Answer]:
         asked = self._parse(body)
-        return asked, partial(self._answer, _Shown.of(asked))
+        return asked, partial(self._answer, _AnswerFields.of(asked))
 
     def _answer(
         self,
-        shown: "_Shown",
+        shown: "_AnswerFields",
         choices: list[Choice],
         model: ServedModel,
         arrival: Arrival,
@@ -228,7 +237,7 @@ def _headers(arrival: Arrival, wait_s: float) -> dict[str, str]:
     return {"x-request-id": arrival.request_id, **expected, **arrival.allowance.headers()}
 
 
-class _Shown(NamedTuple):
+class _AnswerFields(NamedTuple):
     # Only what the answer needs of a request: the request itself may be large, and an answer may take long.
 
     model: str
@@ -240,7 +249,7 @@ class _Shown(NamedTuple):
     continuous_usage: bool
 
     @classmethod
-    def of(cls, asked: Asked) -> "_Shown":
+    def of(cls, asked: Asked) -> "_AnswerFields":
         shown = (asked.shows_logprobs, asked.include_usage, asked.continuous_usage)
         return cls(asked.model, asked.n, asked.best, asked.shows_prompt_logprobs, *shown)
 
