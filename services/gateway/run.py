@@ -22,7 +22,6 @@ from libs.dispatch.dispatcher import Bounds, Dispatcher, Ended
 from libs.dispatch.generation import Ending, Generation
 from libs.dispatch.rounds import Router
 from libs.dispatch.suspects import PoisonCollector, Suspects
-from libs.filestore.port import Stored
 from libs.keys.audit import AuditDoor, deletes
 from libs.keys.book import KeyStore
 from libs.keys.gate import KeyGate, own_hosts
@@ -41,8 +40,7 @@ from libs.stores.kvindex import KvIndex
 from libs.stores.limits import Ledger
 from libs.stores.registry.port import Registry
 from libs.stores.responses import MemoryResponses, ResponseStore
-from services.gateway.batch.run import BatchPorts, BatchService, Serving
-from services.gateway.batch.tenant_bounds import TenantBounds
+from services.gateway.batch.run import BatchPorts, Serving, make_batch
 from services.gateway.fleet import SilenceWatch, WorkerLinks
 from services.gateway.link import StreamTraffic
 from services.gateway.metrics import GatewayMetrics
@@ -56,7 +54,7 @@ from services.gateway.request.parse import Defaults, parse_chat, parse_completio
 from services.gateway.request.prompt import Catalog, PrefixHints
 from services.gateway.request.recorder import DemandPublisher, GpuCharge, QueueReporter, Recorder
 from services.gateway.responses.exchange import ResponseReader
-from services.gateway.responses.keeping import DECLARED, KeptResponses, make_responses_router
+from services.gateway.responses.request import DECLARED, KeptResponses, make_responses_router
 from services.gateway.routes import cross_origin, make_routes, make_tenant_router, need, token_routes
 from services.gateway.settings import GatewaySettings
 
@@ -138,7 +136,7 @@ async def open_gateway(
         )
         kept = _kept_responses(settings, ports, clock)
         serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, desk)
-        batch = _batch(settings, ports, serving, limiter, metrics=metrics, clock=clock)
+        batch = make_batch(ports.batch, serving, settings, clock, keys=ports.keys, limiter=limiter)
         app = make_routes(
             hot=_hot_routes(make_endpoint, kept) | token_routes(intake, catalog, stalls, settings.max_body_bytes),
             routers=[*([batch.router] if batch else ()), make_responses_router(kept), *_tenants(ports, clock)],
@@ -366,22 +364,6 @@ def _watch(
         open_requests=lambda: len(stalls),
         body_bytes=lambda: stalls.body_bytes,
     )
-
-
-def _batch(
-    settings: GatewaySettings,
-    ports: GatewayPorts,
-    serving: Serving,
-    limiter: TenantLimiter | None,
-    *,
-    metrics: GatewayMetrics,
-    clock: Clock,
-) -> BatchService | None:
-    """Return the service of files and batches, or None if the gateway has none."""
-    store = Stored(settings.files_max_count, settings.files_max_bytes)
-    bounds = TenantBounds(ports.keys, limiter, store=store, tenant_files=settings.tenant_files_max_count)
-    metrics.watch_slots({"uploads": bounds.uploads})
-    return BatchService(ports.batch, serving, settings, clock, bounds) if ports.batch else None
 
 
 def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint], kept: KeptResponses) -> dict[str, ASGIApp]:

@@ -23,11 +23,11 @@ from libs.stores.responses import MemoryResponses
 from libs.testing.batch.lanes import running, store
 from libs.testing.batch.work import MemoryWork
 from libs.testing.wait import until
-from services.gateway.batch.api.routes import make_batch_router
-from services.gateway.batch.jobs.order import AllowedTopics
-from services.gateway.batch.jobs.view import JobView
-from services.gateway.batch.lines.parts import PART_PURPOSE
-from services.gateway.batch.tenant_bounds import TenantBounds
+from services.gateway.batch.begin import AllowedTopics
+from services.gateway.batch.bounds import TenantBounds
+from services.gateway.batch.output import PART_PURPOSE
+from services.gateway.batch.routes import make_batch_router
+from services.gateway.batch.view import JobView
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.request.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.request.exchange import Stalls
@@ -37,7 +37,7 @@ from services.gateway.request.parse import parse_chat, parse_completion
 from services.gateway.request.prompt import load_catalog
 from services.gateway.request.recorder import DemandPublisher
 from services.gateway.responses.exchange import ResponseReader
-from services.gateway.responses.keeping import KeptResponses, make_responses_router
+from services.gateway.responses.request import KeptResponses, make_responses_router
 from services.gateway.routes import GatewayRoutes, make_routes, make_tenant_router, need, token_routes
 from tests.unit.routes import head_differs, routes
 

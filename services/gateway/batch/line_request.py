@@ -1,7 +1,7 @@
-"""Runs a line through the intake, queue and workers of any request, in the last class."""
+"""Runs a line through the intake, queue and workers of any request, in the last class, once it has a slot."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
 from libs.contracts.classes import BATCH_CLASS
@@ -10,12 +10,12 @@ from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Share
 from libs.dispatch.dispatcher import Dispatcher
 from libs.keys.table import DEFAULT_TENANT
 from libs.model.tokenizer import Tokenizer
+from libs.policy.batch import GatewayLoad, allowed
+from libs.policy.gateway.view import WorkerView, serves
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
-from services.gateway.batch.jobs.reasons import NoWorkersForLong
-from services.gateway.batch.lines.answers import request_id
-from services.gateway.batch.lines.line import BatchLine
-from services.gateway.batch.runner.slots import ServedModels, Slots
+from services.gateway.batch.job import NoWorkersForLong
+from services.gateway.batch.lines import BatchLine, request_id
 from services.gateway.request.exchange import Exchange, Frame, News
 from services.gateway.request.formats import (
     ChatChoice,
@@ -29,6 +29,83 @@ from services.gateway.request.intake import Arrival, Intake
 from services.gateway.request.models import ModelDesk
 from services.gateway.request.parse import MAX_TARGET_MS, Asked, Headers, parse_chat, parse_completion
 from services.gateway.request.prompt import ServedModel
+
+POLL_S = 0.02
+"""Interval between checks for free capacity: no event announces that credits have come or gone."""
+
+WITHOUT_POLL_S = 0.25
+"""Interval between checks by a line that waits for its model's workers."""
+
+
+class Slots:
+    def __init__(self, load: Callable[[], GatewayLoad], *, share: float, max_in_flight: int) -> None:
+        self._load = load
+        self._share = share
+        self._max_in_flight = max_in_flight
+        self.in_flight = 0
+        """The number of lines that hold a slot."""
+
+    async def take(self, give_up: Callable[[], object]) -> bool:
+        """Wait for a slot, which `give` returns; return False if `give_up()` came true first."""
+        while not give_up():
+            if self.in_flight < allowed(self._load(), self._share, self._max_in_flight):
+                self.in_flight += 1
+                return True
+            await asyncio.sleep(POLL_S)
+        return False
+
+    async def without(self, until: Callable[[], bool]) -> None:
+        """Release the caller's slot until `until()` is true and a slot is free again."""
+        self.give()
+        try:
+            while True:
+                if until() and self.in_flight < allowed(self._load(), self._share, self._max_in_flight):
+                    return
+                await asyncio.sleep(WITHOUT_POLL_S)
+        finally:
+            self.in_flight += 1  # which the caller gives, however this ends
+
+    def give(self) -> None:
+        self.in_flight -= 1
+
+
+# Age at which the list of served models is refreshed.
+LOOK_S = 0.25
+# A model that nobody has looked up for this long may have had workers meanwhile.
+FORGET_S = 10.0
+
+
+class ServedModels:
+    """The models that the workers of one gateway serve."""
+
+    def __init__(self, views: Callable[[], Sequence[WorkerView]], models: Sequence[str], clock: Clock) -> None:
+        self._views = views
+        self._models = models
+        self._clock = clock
+        self._looked_ns = 0
+        self._served: frozenset[str] = frozenset()
+        self._away: dict[str, tuple[int, int]] = {}
+        """The time since which a model has had no workers, and the time of the last look-up."""
+
+    def has(self, model: str) -> bool:
+        now_ns = self._clock.now_ns()
+        if now_ns - self._looked_ns >= LOOK_S * 1e9:
+            views = self._views()
+            self._looked_ns, self._served = now_ns, frozenset(name for name in self._models if serves(views, name))
+        return model in self._served
+
+    def away_s(self, model: str) -> float:
+        """Return for how long the model has had no workers while others had some, as far as look-ups show."""
+        if self.has(model) or not self._served:
+            self._away.pop(model, None)
+            return 0.0
+        now_ns = self._clock.now_ns()
+        since_ns, asked_ns = self._away.get(model, (now_ns, now_ns))
+        if now_ns - asked_ns > FORGET_S * 1e9:
+            since_ns = now_ns
+        self._away[model] = since_ns, now_ns
+        return (now_ns - since_ns) / 1e9
+
 
 # Nobody reads along, so running lines should not delay anybody's prompt.
 TPOT_TARGET_MS = 1_000.0

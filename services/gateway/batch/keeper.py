@@ -29,21 +29,14 @@ from libs.filestore.port import FileInfo, FileStore
 from libs.policy.batch import deal
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
-from services.gateway.batch.jobs.ending import ends_s, news
-from services.gateway.batch.jobs.fold import JobBook, snapshot
-from services.gateway.batch.jobs.job import Job
-from services.gateway.batch.jobs.reasons import NotRun
-from services.gateway.batch.jobs.view import MAX_UNFINISHED, JobView
-from services.gateway.batch.keeper.assemble import PART_BYTES, Assembly
-from services.gateway.batch.keeper.begin import INPUT, begin, cannot_begin
-from services.gateway.batch.keeper.dealer import Dealer
-from services.gateway.batch.lines.answers import MAX_ERROR_TEXT_CHARS, refused
-from services.gateway.batch.lines.copies import Copies, check_topics
-from services.gateway.batch.lines.line import read_lines
-from services.gateway.batch.lines.parts import PART, PART_PURPOSE
-from services.gateway.batch.lines.repeats import count
-from services.gateway.batch.metrics import BatchMetrics
-from services.gateway.batch.tenant_bounds import TenantBounds
+from services.gateway.batch.begin import INPUT, begin, cannot_begin
+from services.gateway.batch.bounds import TenantBounds
+from services.gateway.batch.job import Job, NotRun, ends_s, news
+from services.gateway.batch.lines import MAX_ERROR_TEXT_CHARS, Copies, check_topics, count, read_lines, refused
+from services.gateway.batch.output import PART, PART_BYTES, PART_PURPOSE, Assembly
+from services.gateway.batch.shares import Dealer
+from services.gateway.batch.view import MAX_UNFINISHED, JobBook, JobView, snapshot
+from services.gateway.metrics import BatchMetrics
 
 # Shares of one job refused in one transaction; each is read whole.
 SHARES_AT_ONCE = 4
@@ -60,7 +53,7 @@ class RefusedShares:
     lines: int
 
 
-class Refusals:
+class TopicRefusals:
     """The answers to undealt shares of stopped jobs, for one keeper."""
 
     def __init__(self, files: FileStore) -> None:
@@ -192,7 +185,7 @@ class _LaneJobs:
         self._open: set[str] = set()
         self._minded: set[str] = set()
         self._dealers: dict[str, Dealer] = {}
-        self._refusals = Refusals(keeper.files)
+        self._refusals = TopicRefusals(keeper.files)
         self._some = asyncio.Event()
         self._begins: int | None = None
         """The offset at which the next keeper of the lane begins."""

@@ -20,16 +20,11 @@ from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.port import FileStore
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
-from services.gateway.batch.jobs.catch_up import look_back
-from services.gateway.batch.jobs.progress import ShareNote
-from services.gateway.batch.jobs.reasons import Cancelled, NotRun, stopped
-from services.gateway.batch.jobs.view import JobView
-from services.gateway.batch.lines.answers import answered, fitting, refused
-from services.gateway.batch.lines.copies import Copies
-from services.gateway.batch.lines.line import BatchLine, read_lines
-from services.gateway.batch.metrics import BatchMetrics
-from services.gateway.batch.runner.line_request import LineRequester
-from services.gateway.batch.runner.slots import Slots
+from services.gateway.batch.job import Cancelled, NotRun, ShareNote, stopped
+from services.gateway.batch.line_request import LineRequester, Slots
+from services.gateway.batch.lines import BatchLine, Copies, answered, fitting, read_lines, refused
+from services.gateway.batch.view import JobView, look_back
+from services.gateway.metrics import BatchMetrics
 
 
 class _Prompt(msgspec.Struct):
