@@ -32,7 +32,7 @@ from libs.dispatch.ports import (
     WorkerNews,
 )
 from libs.dispatch.rounds import Attempts, HandOvers, Router
-from libs.dispatch.suspects import Suspects, poison_error
+from libs.dispatch.suspects import BindingBatch, Suspects, poison_error
 from libs.dispatch.waiting import RETRY_AFTER_S, Arrivals, WaitingQueue, expired
 from libs.engine.reports import Logprob
 from libs.policy.gateway.order import WaitBounds
@@ -272,10 +272,9 @@ class Dispatcher:
             waiting = self._queue.in_order(
                 now_ns, views, self.places, may_start=suspects.first_tries(), whole=bool(suspects)
             )
-            if self.suspects:
-                waiting = self._bind_suspects(waiting, links, now_ns)
-                views = self._links.views()
-            self._bind_these(waiting, views, links, now_ns)
+            for batch in suspects.batches(waiting, self._live, now_ns):
+                self._bind_these(batch, views or self._links.views(), links, now_ns)
+                views = []  # the batch has taken room
 
     def _make_room(self, contested: Mapping[str, Mapping[str, int]], free: Mapping[str, int], now_ns: int) -> None:
         """Preempt running choices of tenants above their share of a model's places in favour of waiting ones."""
@@ -283,35 +282,12 @@ class Dispatcher:
             for generation in self.places.giving_way(model, waiting, free.get(model, 0), now_ns):
                 self._do(generation, generation.placement.gives_way("another tenant has less than its share of places"))
 
-    def _bind_suspects(self, waiting: list[Generation], links: Mapping[str, Link], now_ns: int) -> list[Generation]:
-        """Bind suspects and return the other choices.
-
-        Suspects that must be isolated are bound one by one, then all others on trial.
-        """
-        suspects = self.suspects
-        for generation in filter(suspects.apart, waiting):
-            if not suspects.held_back(generation, self._live, now_ns):
-                views, barred = self._links.views(), suspects.barred(generation, now_ns)
-                self._bind_these([generation], views, links, now_ns, barred=barred)
-        on_trial = [each for each in waiting if each.trial is not None and not suspects.apart(each)]
-        self._bind_these(on_trial, self._links.views(), links, now_ns, avoided=suspects.taken())
-        return [generation for generation in waiting if generation.trial is None]
-
-    def _bind_these(
-        self,
-        waiting: Sequence[Generation],
-        views: list[WorkerView],
-        links: Mapping[str, Link],
-        now_ns: int,
-        *,
-        avoided: frozenset[str] = frozenset(),
-        barred: frozenset[str] = frozenset(),
-    ) -> None:
-        """Bind where there is room. Workers of `avoided` are used only if no others have room, those of `barred`
-        never.
-        """
-        quiet = self._links.quiet | avoided
-        bindings = self._router.round(waiting, views, now_ns, quiet=quiet, drop_stale_kv=self._drop_kv, barred=barred)
+    def _bind_these(self, batch: BindingBatch, views: list[WorkerView], links: Mapping[str, Link], now_ns: int) -> None:
+        """Bind where there is room."""
+        quiet = self._links.quiet | batch.avoided
+        bindings = self._router.round(
+            batch.choices, views, now_ns, quiet=quiet, drop_stale_kv=self._drop_kv, barred=batch.barred
+        )
         for binding in bindings:
             self._start(self._queue[binding.sequence_id], binding, links, now_ns)
 
