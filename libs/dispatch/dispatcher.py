@@ -56,8 +56,6 @@ Ended = Callable[[Generation, Ending], None]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds on the queue and on each choice."""
-
     max_waiting: int
     patience: WaitBounds
     max_reroutes: int
@@ -122,7 +120,6 @@ class Dispatcher:
         return self._queue.hopeful_tokens
 
     def waiting_for(self, model: str) -> int:
-        """Return the number of choices that wait for a model."""
         return self._queue.of(model)
 
     @property
@@ -205,7 +202,6 @@ class Dispatcher:
             on_idle()
 
     def stop(self) -> None:
-        """Fail every choice that has not ended."""
         for generation in list(self._live):
             self._end(generation, NoWorkers(STOPPING, retry_after_s=RETRY_AFTER_S))
 
@@ -260,7 +256,6 @@ class Dispatcher:
             link.set_demand(demands[model])
 
     def _bind(self) -> None:
-        """Bind hand-overs and waiting choices to workers with room."""
         links, now_ns = self._links.serving(), self._clock.now_ns()
         if self._hand_overs:
             for generation, attempt, binding in self._hand_overs.places(self._links, self._router, now_ns):
@@ -283,7 +278,6 @@ class Dispatcher:
                 self._do(generation, generation.placement.gives_way("another tenant has less than its share of places"))
 
     def _bind_these(self, batch: BindingBatch, views: list[WorkerView], links: Mapping[str, Link], now_ns: int) -> None:
-        """Bind where there is room."""
         quiet = self._links.quiet | batch.avoided
         bindings = self._router.round(
             batch.choices, views, now_ns, quiet=quiet, drop_stale_kv=self._drop_kv, barred=batch.barred

@@ -28,8 +28,6 @@ class MalformedFrame(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """New tokens of one frame, in order."""
-
     sequence_ids: Sequence[int]
     ids: Sequence[int]
     logprobs: Mapping[int, Logprob]

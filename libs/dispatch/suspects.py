@@ -68,7 +68,6 @@ class Suspects:
 
     @property
     def remembered(self) -> int:
-        """Number of prompts that are refused now."""
         return self._suspicion.poison(self._clock.now_ns())
 
     def admit(self, generations: Sequence[Generation]) -> None:
@@ -96,7 +95,6 @@ class Suspects:
         return lambda generation: generation.trial is not None or may_start(generation)
 
     def bound(self, generation: Generation) -> None:
-        """Record that a choice goes to workers."""
         self._first_tries.bound(generation)
 
     def waits(self, generation: Generation) -> None:
@@ -104,7 +102,6 @@ class Suspects:
         self._first_tries.waits(generation)
 
     def computed(self, generation: Generation) -> None:
-        """Record that a choice has its first token."""
         if generation.prompt:
             self._first_tries.computed(_key(generation), self._clock.now_ns())
 
@@ -171,7 +168,6 @@ class Suspects:
         yield BindingBatch([each for each in waiting if each.trial is None])
 
     def _is_apart(self, generation: Generation) -> bool:
-        """Return whether a choice must be isolated from other suspects."""
         return generation.trial is not None and self._suspicion.is_alone(_fingerprint(generation))
 
     def _held_back(self, generation: Generation, live: Iterable[Generation], now_ns: int) -> bool:

@@ -79,7 +79,6 @@ class WaitingQueue:
         return sum(line.hopeful_tokens for line in self._lines.values())
 
     def of(self, model: str) -> int:
-        """Return how many choices wait for a model."""
         return len(self._lines.get(model, ()))
 
     def hopeful_of(self, model: str) -> int:
@@ -305,8 +304,6 @@ MAX_MODELS: Final = 64
 
 
 class Arrivals:
-    """Counts choices from their arrival until they end."""
-
     def __init__(self) -> None:
         self._tokens: Counter[str] = Counter()
         self._lines: Counter[str] = Counter()
@@ -368,7 +365,6 @@ class FairSlots:
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
     def __len__(self) -> int:
-        """Return the number of requests that wait for a slot."""
         return len(self._waiting)
 
     @property

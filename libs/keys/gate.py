@@ -200,7 +200,6 @@ class KeyGate:
         self._sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its caller, or refuse it."""
         if scope["type"] == "http":
             found: dict[bytes, bytes] = dict(scope["headers"])
             try:

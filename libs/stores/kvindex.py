@@ -29,8 +29,6 @@ class PrefixQuery:
 
 @dataclass(frozen=True, slots=True)
 class KvIndexStats:
-    """The counters of the index since start."""
-
     lookups: int
     """The number of attempted round trips for prefixes."""
     lookup_errors: int

@@ -37,8 +37,6 @@ SERVE = f"/{pb.DESCRIPTOR.services_by_name['WorkerService'].full_name}/Serve"
 
 
 class StreamTraffic:
-    """The traffic counters that all links of a gateway share."""
-
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._sent, self._sent_bytes = (m.labels("sent") for m in (metrics.frames, metrics.frame_bytes))
         self._received, self._received_bytes = (m.labels("received") for m in (metrics.frames, metrics.frame_bytes))
@@ -69,8 +67,6 @@ MAX_SUBMIT_BYTES = 4 * 1024 * 1024
 
 
 class _End(Enum):
-    """The way in which a stream ended."""
-
     BROKEN = "broken"
     CLOSED = "closed"
     """The worker ended the stream in good order."""

@@ -34,8 +34,6 @@ class ModelMetrics:
 
 
 class GatewayMetrics:
-    """The gateway's Prometheus metrics, in a registry of their own."""
-
     def __init__(self) -> None:
         # Bounded by the number of served models, which is small.
         self._of_model: dict[str, ModelMetrics] = {}

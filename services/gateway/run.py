@@ -64,8 +64,6 @@ CLOSE_S = 1
 
 @dataclass(frozen=True, slots=True)
 class GatewayPorts:
-    """The gateway's ports to stores and to other processes."""
-
     bus: Bus
     registry: Registry
     kv_index: KvIndex
@@ -349,7 +347,6 @@ def _watch(
     *,
     tasks: TaskOwner,
 ) -> None:
-    """Register everything whose value is read at scrape time."""
     metrics.watch_registry(ports.registry)
     metrics.registry.register(BusCollector(ports.bus))
     metrics.registry.register(PoisonCollector(dispatcher.suspects))
@@ -367,7 +364,6 @@ def _watch(
 
 
 def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint], kept: KeptResponses) -> dict[str, ASGIApp]:
-    """Return the endpoints that generate, by path."""
     readers: dict[str, Reader] = {
         "/v1/chat/completions": CompletionReader(parse_chat, ChatFormat),
         "/v1/completions": CompletionReader(parse_completion, CompletionFormat),

@@ -17,7 +17,6 @@ MOST_CLASSES: Final = 16
 """The most classes of one tenant waiting at once; further ones are treated as one class."""
 
 Flow = tuple[str, str]
-"""A tenant and one of its classes."""
 _OTHERS: Final = "\0others"
 
 

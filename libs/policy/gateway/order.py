@@ -226,7 +226,6 @@ class Line(Generic[W]):
             heapify(self._turning)
 
     def remove(self, sequence_id: int) -> bool:
-        """Remove a request and return whether it was waiting."""
         found = self._requests.pop(sequence_id, None)
         if found is None:
             return False

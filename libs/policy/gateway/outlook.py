@@ -82,9 +82,7 @@ class LoadReport(Protocol):
     """A worker's own count of its load, as a record or as a message."""
 
     @property
-    def running(self) -> int:
-        """The number of sequences that are decoding."""
-        ...
+    def running(self) -> int: ...
 
     @property
     def waiting(self) -> int: ...
@@ -274,7 +272,6 @@ class WorkerOutlook:
         prompts: int = 0,
         batch_prompts: int = 0,
     ) -> WorkerView:
-        """Return the worker as one binding round sees it."""
         load, capabilities, assignment = self._load, worker.capabilities, worker.assignment
         takes_prefill, takes_decode = serves(assignment, Phase.PREFILL), serves(assignment, Phase.DECODE)
         takes_both = serves(assignment, Phase.BOTH)

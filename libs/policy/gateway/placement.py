@@ -35,7 +35,6 @@ class Blocks(NamedTuple):
     # What a decode worker needs to find the blocks; opaque here.
     source: "object"
     worker_id: str
-    """The id of the worker that holds the blocks."""
     kind: str
     """The kind of KV; workers of equal kind can exchange blocks."""
     once: bool

@@ -45,7 +45,6 @@ class Queue:
     arrived_tokens: int = 0
     """The prompt tokens of all requests ever received, without batch lines."""
     batch_requests: int = 0
-    """The waiting requests that are batch lines."""
     batch_tokens: int = 0
     """The prompt tokens of the waiting batch lines."""
     batch_bound: int = 0

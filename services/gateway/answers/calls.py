@@ -22,8 +22,6 @@ _TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number"
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The marks around the parts of a call."""
-
     name: tuple[str, str] | None
     """The marks around the name; None if it extends from the start to the first key or the end."""
     key: tuple[str, str]

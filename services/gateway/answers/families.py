@@ -73,7 +73,6 @@ class HarmonyParser:
         return self._opening
 
     def text(self, text: str) -> list[AnswerPart]:
-        """Read text of a header or of a message."""
         if self._state is _HarmonyState.OPENING:
             return self._open(text)
         if self._state is _HarmonyState.HEADER:
@@ -372,7 +371,6 @@ class AnswerFormat:
 
     @property
     def reasons(self) -> bool:
-        """Return whether the model marks reasoning apart from content."""
         return self.harmony or self.thinking is not None
 
     def parser(self, tools: Tools, prompt_end: str) -> Parser | None:

@@ -42,8 +42,6 @@ MAX_REASON_CHARS = 300
 
 
 class SchemaVerdict(NamedTuple):
-    """The result of checking a schema or a rule."""
-
     fault: str
     """The reason why the schema cannot be enforced; empty if it can."""
     schema: str = "{}"
@@ -129,9 +127,7 @@ _MAX_BOUND: Final = 4096
 class Writer(Protocol):
     """A writer of texts as terminals of a grammar."""
 
-    def __call__(self, *texts: str) -> str:
-        """Return the terminals of these texts in sequence."""
-        ...
+    def __call__(self, *texts: str) -> str: ...
 
     def until(self, closes: str, rule: str = ..., text: str = ...) -> str:
         """Return a terminal for text through `closes`."""
@@ -220,10 +216,8 @@ class _Writer:
     def __init__(self, special: Mapping[str, int]) -> None:
         self._special = special
         self.rules: list[str] = []
-        """The additional rules that the terminals need."""
 
     def __call__(self, *texts: str) -> str:
-        """Return the terminals of these texts in sequence."""
         return " ".join(
             f"<[{self._special[text]}]>" if text in self._special else json.dumps(text, ensure_ascii=False)
             for text in texts
@@ -256,7 +250,6 @@ def _harmony_final(write: _Writer) -> str:
 
 
 def _calls(shape: AnswerFormat, write: _Writer, tools: Sequence[ToolSchema], parallel: bool) -> list[str]:
-    """Return the rule `calls` and the rules of each tool."""
     which = "call: " + " | ".join(f"call_{at}" for at in range(len(tools)))
     marked = CALLS.get(shape.calls)
     if marked is not None and issubclass(marked, MarkedCalls):

@@ -90,7 +90,6 @@ class AnswerReader:
 
 
 def is_content(parts: list[AnswerPart]) -> bool:
-    """Return whether any of the parts is shown as content."""
     return any(part.kind is PartKind.CONTENT for part in parts)
 
 

@@ -192,8 +192,6 @@ _OUTCOMES: dict[int, Status] = {
 
 @dataclass(slots=True)
 class Job:
-    """The state of one job, as folded from its events."""
-
     id: str
     created: pb.Created
     created_unix_ns: int
@@ -221,12 +219,10 @@ class Job:
 
     @property
     def completed(self) -> int:
-        """Return the number of lines answered without an error."""
         return self.finished.completed if self.finished else self.counts.completed
 
     @property
     def failed(self) -> int:
-        """Return the number of lines answered with an error."""
         return self.finished.failed if self.finished else self.counts.failed
 
     @property

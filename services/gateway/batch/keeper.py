@@ -126,8 +126,6 @@ _NEVER = (FileNotFound, FileTooLarge, TopicNotFound)
 
 
 class JobKeeper:
-    """The handler of lanes of the jobs topic."""
-
     def __init__(
         self,
         work: WorkBus,
@@ -191,7 +189,6 @@ class _LaneJobs:
         """The offset at which the next keeper of the lane begins."""
         self._next = 0
         self._events = 0
-        """The number of events read since that offset."""
         self._commits = asyncio.Lock()
         self._counting = keeper.bounds.slots(MAX_COUNTED, MAX_UNFINISHED)
         self._along = asyncio.Semaphore(MAX_ASSEMBLED)

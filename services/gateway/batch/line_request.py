@@ -43,7 +43,6 @@ class Slots:
         self._share = share
         self._max_in_flight = max_in_flight
         self.in_flight = 0
-        """The number of lines that hold a slot."""
 
     async def take(self, give_up: Callable[[], object]) -> bool:
         """Wait for a slot, which `give` returns; return False if `give_up()` came true first."""
@@ -76,8 +75,6 @@ FORGET_S = 10.0
 
 
 class ServedModels:
-    """The models that the workers of one gateway serve."""
-
     def __init__(self, views: Callable[[], Sequence[WorkerView]], models: Sequence[str], clock: Clock) -> None:
         self._views = views
         self._models = models

@@ -41,8 +41,6 @@ from services.gateway.request.formats import ChatChoice, CompletionChoice, Envel
 
 
 class _Named(msgspec.Struct):
-    """The one field of a line that identifies it."""
-
     custom_id: str | None = None
 
 
@@ -77,7 +75,6 @@ class IdHashes:
         return frozenset(values[1:][values[1:] == values[:-1]].tolist())
 
     def finder(self) -> "Repeats":
-        """Return the second pass over the same lines."""
         return Repeats(self._hashes, self.suspects())
 
 
@@ -108,8 +105,6 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The result of reading a whole file."""
-
     lines: int
     repeats: "array[int]"
     """Places of lines that repeat an earlier custom_id, in order."""
@@ -157,7 +152,6 @@ class BatchLine:
     """The client's id of the line; empty if it is missing, unreadable or too long."""
     body: bytes
     refusal: FulcrumError | None
-    """The reason why the line is not run."""
 
 
 def read_line(text: bytes, *, number: int, place: int, endpoint: str, repeated: bool) -> BatchLine:
@@ -255,12 +249,10 @@ _encoder = msgspec.json.Encoder()
 
 
 def request_id(job_id: str, place: int) -> str:
-    """Return the id of the request made for a line."""
     return f"{job_id}-{place}"
 
 
 def answered(job_id: str, line: BatchLine, reply: Envelope[ChatChoice | CompletionChoice]) -> Result:
-    """Return the result of a line that was answered."""
     response = _Response(200, request_id(job_id, line.place), msgspec.Raw(_encoder.encode(reply)))
     answer = _encoder.encode(_Answer(_id(job_id, line.place), line.custom_id, response, None))
     return Result(job_id=job_id, place=line.place, custom_id=line.custom_id, ok=True, answer=answer)

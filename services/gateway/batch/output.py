@@ -29,8 +29,6 @@ PART = re.compile(r"file-(.+)-(?:output|errors|places)-[0-9a-f]{16}")
 
 
 class Parts:
-    """The parts of one job."""
-
     def __init__(self, files: FileStore, job_id: str) -> None:
         self._files = files
         self._job_id = job_id
@@ -44,7 +42,6 @@ class Parts:
         return part
 
     def file_id(self, kind: str, part: int) -> str:
-        """The id of a part in the file store."""
         return f"file-{self._job_id}-{kind}-{part:016x}"
 
     def published(self) -> None:
@@ -203,7 +200,6 @@ class Places:
 
     @property
     def content(self) -> bytes:
-        """The bytes of the file of places."""
         return bytes(self._bits)
 
 

@@ -45,7 +45,6 @@ class Serving:
     """The parts of the gateway that lines pass through."""
 
     models: Sequence[str]
-    """The names of the models that the gateway serves."""
     intake: Intake
     dispatcher: Dispatcher
     fleet: WorkerLinks

@@ -66,8 +66,6 @@ WATCH_S = 0.25
 
 
 class LaneRunner:
-    """The handler of lanes of the shares topic."""
-
     def __init__(
         self,
         *,

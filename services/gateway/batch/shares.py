@@ -22,8 +22,6 @@ SHARE_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class ShareSpan:
-    """The location of a share in its file."""
-
     number: int
     first_line: int
     first_place: int
@@ -134,7 +132,6 @@ class Dealer:
 
     @property
     def left(self) -> int:
-        """Return the number of lines still to be dealt."""
         return self.job.lines - self.job.dealt.lines
 
     async def next(self, count: int) -> list[ShareSpan]:
@@ -148,7 +145,6 @@ class Dealer:
         return self._ready[:count]
 
     def dealt(self, spans: Sequence[ShareSpan]) -> pb.Dealt:
-        """Return the event that deals these spans."""
         end = after(spans[-1])
         return pb.Dealt(
             shares=end.number,
@@ -159,7 +155,6 @@ class Dealer:
         )
 
     def share(self, span: ShareSpan) -> pb.Share:
-        """Return the share that a runner receives."""
         job, end = self.job, span.first_place + span.lines
         repeats = self._repeats[bisect_left(self._repeats, span.first_place) : bisect_left(self._repeats, end)]
         return pb.Share(

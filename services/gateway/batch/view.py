@@ -227,7 +227,6 @@ class JobView:
         self._book = JobBook()
         self._rate = LineRate()
         self._working: set[str] = set()
-        """The jobs whose lines runners hold."""
         self._creating: Counter[str] = Counter()
         """The jobs that this gateway is creating, by tenant."""
         self._unread: set[str] = set()
@@ -260,7 +259,6 @@ class JobView:
         self._fold(event)
 
     def apply(self, event: JobEvent) -> None:
-        """Apply an event that was read from the broker."""
         if event.HasField("look_back"):
             if (awaited := self._awaited.get(event.look_back.token)) is not None:
                 awaited.set()

@@ -26,13 +26,11 @@ class PromptShown:
     ids: bool = False
     """Whether the ids of prompt and answer are shown."""
     total_logprob: float = 0.0
-    """The sum of the answer's logprobs so far."""
     scored_tokens: int = 0
     logprobs: tuple[Logprob, ...] = ()
     """The logprobs of the prompt's second to last token, available with the first token of the answer."""
 
     def add_logprob(self, logprob: Logprob | None) -> None:
-        """Record the logprob of the answer's next token."""
         if logprob is None:
             return
         if logprob.prompt:
@@ -42,7 +40,6 @@ class PromptShown:
 
     @property
     def mean_logprob(self) -> float:
-        """Return the mean logprob of the answer's tokens."""
         return self.total_logprob / max(self.scored_tokens, 1)
 
     def pieces(self) -> list[str]:

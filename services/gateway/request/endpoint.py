@@ -52,9 +52,7 @@ class Answering(Protocol):
 
     async def stream(self, wire: Wire) -> None: ...
 
-    async def whole(self, wire: Wire) -> None:
-        """Send the answer as one JSON object."""
-        ...
+    async def whole(self, wire: Wire) -> None: ...
 
 
 class Answer(Protocol):
@@ -74,8 +72,6 @@ class Reader(Protocol):
 
 
 class CompletionReader:
-    """The reader of /v1/chat/completions and /v1/completions."""
-
     def __init__(self, parse: Callable[[bytes], Asked], make_format: Callable[[Tokenizer, bool], Format]) -> None:
         self._parse = parse
         self._make_format = make_format

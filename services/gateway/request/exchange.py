@@ -54,7 +54,6 @@ class Patience:
         self._until_s = 0.0
         self._late: Callable[[], Exception] = Stalled
         self.error: Exception | None = None
-        """The error of a wait that was cut short."""
         self.body_bytes = 0
         """The bytes of the request's body that have arrived."""
 
@@ -67,7 +66,6 @@ class Patience:
         self._until_s = 0.0
 
     def check(self, now_s: float) -> None:
-        """Break a wait that is over its limit."""
         if self.error is None and 0 < self._until_s < now_s:
             self.error = self._late()
             self._task.cancel()
@@ -218,8 +216,6 @@ def error_reply(error: FulcrumError) -> ErrorReply:
 
 
 class Wire:
-    """The ASGI connection on which one answer is sent."""
-
     def __init__(self, send: Send, patience: Patience) -> None:
         self._send = send
         self._patience = patience
@@ -247,8 +243,6 @@ NO_CHOICES = b'"choices":[]'
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The fields that all parts of one answer share."""
-
     id: str
     created: int
     model: str
@@ -273,7 +267,6 @@ class News:
         self._gone = False
 
     def changed(self) -> None:
-        """Wake the answer: a choice has new output."""
         self._changed.set()
 
     async def wait(self) -> None:

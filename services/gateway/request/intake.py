@@ -110,7 +110,6 @@ class Arrival:
     models: AbstractSet[str] = frozenset()
     """The models that the request may name; empty allows all."""
     allowance: Allowance = FREE
-    """The request's share of its tenant's limits."""
 
 
 class Intake:
@@ -283,7 +282,6 @@ def _prompt_shown(asked: Asked, model: ServedModel, prompt: list[int]) -> Prompt
 
 
 def _ends(asked: Asked, model: ServedModel) -> frozenset[int]:
-    """Return the tokens that end an answer."""
     stops = asked.sampling.stop_token_ids
     if asked.sampling.ignore_eos:
         return frozenset(stops)
@@ -319,7 +317,6 @@ class IntakeRounds:
         self._is_due = False
 
     def __len__(self) -> int:
-        """Return the number of requests that wait for their turn."""
         return len(self._waiting)
 
     async def turn(self, tenant: str, choices: int = 1) -> None:

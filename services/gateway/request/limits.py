@@ -128,8 +128,6 @@ class _Limited(Allowance):
 
 
 class TenantLimiter:
-    """The limits of all tenants, as one gateway enforces them."""
-
     def __init__(self, table: KeyTable, ledger: Ledger, clock: Clock, gateway_id: str) -> None:
         self._table = table
         self._ledger = ledger
@@ -336,8 +334,6 @@ _MODELS: Final = msgspec.json.Decoder(dict[str, ModelPlaces])
 
 
 class SharedPlaces:
-    """One gateway's side of the exchange."""
-
     def __init__(self, dispatcher: Dispatcher, ledger: Ledger, tenants: Tenancy, gateway_id: str) -> None:
         self._dispatcher = dispatcher
         self._ledger = ledger

@@ -58,7 +58,6 @@ class Headers:
     details: bool
 
     def context(self, arrival_ns: int, defaults: Defaults) -> RequestContext:
-        """Return the context that accompanies the request on every hop."""
         bounds = defaults.tightest
         least_ttft_ms, least_tpot_ms = bounds.get(self.service_class) or bounds.get(ANY) or (0.0, 0.0)
         ttft_ms = max(self.ttft_deadline_ms or defaults.ttft_deadline_ms, least_ttft_ms)
@@ -238,19 +237,16 @@ class Asked:
 
     @property
     def guided(self) -> bool:
-        """Return whether the answer is constrained by a grammar."""
         return self.schema is not None or bool(self.rule) or (self.tools is not None and self.tools.required)
 
     @property
     def prompt_field(self) -> str:
-        """Return the field that errors about the prompt name."""
         if self.for_response:
             return "input"
         return "messages" if self.messages else "prompt"
 
     @property
     def choices(self) -> int:
-        """Return the number of choices over all prompts."""
         return self.n * max(len(self.prompts), 1)
 
 

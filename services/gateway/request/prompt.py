@@ -59,7 +59,6 @@ class ServedModel:
 
     @property
     def routed(self) -> str:
-        """Return the name under which workers serve the model."""
         return self.base or self.info.name
 
     @property
@@ -324,8 +323,6 @@ class _Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _PromptQuery:
-    """One prompt on one kind of worker."""
-
     kind: _Kind
     model: str
     workers: Sequence[str]

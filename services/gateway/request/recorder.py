@@ -148,8 +148,6 @@ MAX_UNSENT: Final = 256
 
 
 class QueueReporter:
-    """The publisher of one gateway's queues to the topic `queues.v1`."""
-
     def __init__(
         self, bus: Bus, queues: Callable[[], list[Queue]], live: Callable[[], int], gateway_id: str, clock: Clock
     ) -> None:
@@ -206,8 +204,6 @@ NO_ROOM: Final = frozenset({429, 503})
 
 
 class DemandPublisher:
-    """The publisher of one gateway's arrival counts."""
-
     def __init__(self, bus: Bus, gateway_id: str, clock: Clock) -> None:
         self.counter = ArrivalCounter()
         self._bus = bus
