@@ -36,7 +36,6 @@ MAX_CHANGES: Final = 200
 """The most changes of the book that are stored with it."""
 MAX_KEY_MODELS: Final = 256
 MAX_PRIORITY: Final = 100
-MAX_WEIGHT: Final = 100
 ANY: Final = "*"
 TENANT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -13,11 +13,11 @@ from functools import partial
 from typing import Final, Literal, Protocol
 
 from libs.contracts import keys
-from libs.policy.gateway.usage import DAY, MINUTE, Span
+from libs.policy.gateway.usage import DAY, MINUTE, WindowSlots
 from libs.runtime.redis import in_time, make_redis
 
 Kind = Literal["requests", "tokens", "gpu_ms"]
-SPANS: Final[Mapping[Kind, Span]] = {"requests": MINUTE, "tokens": MINUTE, "gpu_ms": DAY}
+SPANS: Final[Mapping[Kind, WindowSlots]] = {"requests": MINUTE, "tokens": MINUTE, "gpu_ms": DAY}
 """The span over which each kind is limited."""
 
 

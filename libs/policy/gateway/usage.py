@@ -25,7 +25,7 @@ IDLE_S: Final = 1.0
 """The idle time after which a gateway returns its unused units."""
 
 
-class Span(NamedTuple):
+class WindowSlots(NamedTuple):
     """The division of a limit's window into slots."""
 
     slot_s: int
@@ -38,14 +38,14 @@ class Span(NamedTuple):
         return self.slot_s * self.slots
 
 
-MINUTE: Final = Span(1, SLOTS)
-DAY: Final = Span(3600, 25)
+MINUTE: Final = WindowSlots(1, SLOTS)
+DAY: Final = WindowSlots(3600, 25)
 
 
 class MinuteWindow:
     """The units used per slot, such as a whole second; never more entries than the span has slots."""
 
-    def __init__(self, span: Span = MINUTE) -> None:
+    def __init__(self, span: WindowSlots = MINUTE) -> None:
         self._span = span
         # Units by slot number, in chronological order.
         self._used: dict[int, int] = {}
