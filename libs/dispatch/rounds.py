@@ -44,7 +44,9 @@ class Router:
             blocks = generation.placement.blocks
             if blocks is not None and not serves_decode(views, generation.model, blocks.kind):
                 drop_stale_kv(generation)
-            return _ask(generation, quiet)
+                blocks = generation.placement.blocks
+            kv_kind = blocks.kind if blocks is not None else None
+            return _ask(generation, kv_kind, quiet, batch=generation.batch)
 
         open_to_all = [view for view in views if view.id not in barred] if barred else views
         return self.bind(map(ask, waiting), open_to_all, now_ns)
@@ -56,16 +58,18 @@ class Router:
         return bind(asks, views, self._policy, now_ns)
 
 
-def _ask(generation: Generation, quiet: frozenset[str]) -> Ask:
+def _ask(
+    generation: Generation, kv_kind: str | None, quiet: frozenset[str] = frozenset(), *, batch: bool = False
+) -> Ask:
     placement = generation.placement
     return Ask(
         sequence_id=placement.sequence_id,
         model=generation.model,
         tokens=generation.tokens,
-        kv_kind=placement.blocks.kind if placement.blocks is not None else None,
+        kv_kind=kv_kind,
         cached_tokens=generation.cached_hints,
         avoid=quiet.union(placement.avoid),
-        batch=generation.batch,
+        batch=batch,
     )
 
 
@@ -186,21 +190,9 @@ class HandOvers:
             and attempt.worker[0] not in takes_decode
         }
         asks = [
-            _hand_over_ask(generation, partner.kv_kind)
+            _ask(generation, partner.kv_kind)
             for generation, attempt in self._asked.values()
             if (link := links.link(attempt.worker)) is not None and (partner := link.partner()) is not None
         ]
         heard = [view for view in views if view.id not in links.quiet]
         return [(*self._asked.pop(binding.sequence_id), binding) for binding in router.bind(asks, heard, now_ns)]
-
-
-def _hand_over_ask(generation: Generation, kv_kind: str) -> Ask:
-    placement = generation.placement
-    return Ask(
-        sequence_id=placement.sequence_id,
-        model=generation.model,
-        tokens=generation.tokens,
-        kv_kind=kv_kind,
-        cached_tokens=generation.cached_hints,
-        avoid=frozenset(placement.avoid),
-    )

@@ -16,7 +16,8 @@ from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.job import NoWorkersForLong
 from services.gateway.batch.lines import BatchLine, request_id
-from services.gateway.request.exchange import Exchange, Frame, News
+from services.gateway.request.endpoint import AnswerFields
+from services.gateway.request.exchange import Exchange, News
 from services.gateway.request.formats import (
     ChatChoice,
     ChatFormat,
@@ -193,18 +194,7 @@ class LineRequester:
         news = News()
         choices = await self._intake.choices(asked, model, arrival, news.changed)
         shape = make_format(model.tokenizer, asked.shows_logprobs)
-        frame = Frame(
-            id=shape.id_prefix + arrival.request_id,
-            created=now_ns // 1_000_000_000,
-            model=asked.model,
-            n=asked.n,
-            best=asked.best,
-            scores=asked.shows_prompt_logprobs,
-            include_usage=False,
-            continuous_usage=False,
-            details=False,
-            headers={},
-        )
+        frame = AnswerFields.of(asked).frame(arrival, shape, headers={})
         error: FulcrumError | None = None
         try:
             self._dispatcher.submit([choice.generation for choice in choices])

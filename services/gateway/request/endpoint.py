@@ -78,11 +78,11 @@ class CompletionReader:
 
     async def read(self, body: bytes, arrival: Arrival) -> tuple[Asked, Answer]:
         asked = self._parse(body)
-        return asked, partial(self._answer, _AnswerFields.of(asked))
+        return asked, partial(self._answer, AnswerFields.of(asked))
 
     def _answer(
         self,
-        shown: "_AnswerFields",
+        shown: "AnswerFields",
         choices: list[Choice],
         model: ServedModel,
         arrival: Arrival,
@@ -233,7 +233,7 @@ def _headers(arrival: Arrival, wait_s: float) -> dict[str, str]:
     return {"x-request-id": arrival.request_id, **expected, **arrival.allowance.headers()}
 
 
-class _AnswerFields(NamedTuple):
+class AnswerFields(NamedTuple):
     # Only what the answer needs of a request: the request itself may be large, and an answer may take long.
 
     model: str
@@ -245,7 +245,7 @@ class _AnswerFields(NamedTuple):
     continuous_usage: bool
 
     @classmethod
-    def of(cls, asked: Asked) -> "_AnswerFields":
+    def of(cls, asked: Asked) -> "AnswerFields":
         shown = (asked.shows_logprobs, asked.include_usage, asked.continuous_usage)
         return cls(asked.model, asked.n, asked.best, asked.shows_prompt_logprobs, *shown)
 
