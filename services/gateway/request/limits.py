@@ -392,12 +392,12 @@ class SharedPlaces:
         return False
 
     def _others(self, reports: Mapping[str, bytes]) -> Others:
-        found = [(name, read(reports[name])) for name in sorted(reports)]
+        found = [(name, read_places(reports[name])) for name in sorted(reports)]
         before = tuple(report for name, report in found if name < self._gateway_id)
         return Others(before, tuple(report for name, report in found if name > self._gateway_id))
 
 
-def read(report: bytes) -> Mapping[str, ModelPlaces]:
+def read_places(report: bytes) -> Mapping[str, ModelPlaces]:
     """Parse a gateway's report, by model; return nothing if it is malformed."""
     try:
         models = _MODELS.decode(report)

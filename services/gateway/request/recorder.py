@@ -142,8 +142,8 @@ QUEUES_EVERY_NS: Final = 180_000_000
 # An empty queue is reported again after this long: readers count a gateway as silent after 2 s.
 EMPTY_QUEUES_EVERY_NS: Final = 500_000_000
 MAX_MODELS: Final = 64
-# Above this the broker counts as away and reports are dropped: they would be useless later, and the buffer keeps
-# its room for request events.
+# Above this the broker counts as away. Reports of queues are dropped: they would be useless later, and the buffer
+# keeps its room for request events. Counts of arrivals are cumulative, so one later record replaces those skipped.
 MAX_UNSENT: Final = 256
 
 
