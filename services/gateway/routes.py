@@ -32,7 +32,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.request.exchange import ClientGone, Stalled, Stalls, Wire, error_reply, read_body
 from services.gateway.request.formats import ChatChoice, CompletionChoice, Envelope, ErrorBody, ErrorReply
 from services.gateway.request.intake import Intake
-from services.gateway.request.models import ModelDesk
+from services.gateway.request.models import LoadableModels
 from services.gateway.request.parse import parse_detokenize, parse_tokenize, read_headers
 from services.gateway.request.prompt import Catalog
 from services.gateway.request.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -168,7 +168,7 @@ def make_routes(
     draining: Callable[[], bool],
     metrics: GatewayMetrics,
     version: str,
-    desk: ModelDesk | None = None,
+    loadable: LoadableModels | None = None,
     declared: Sequence[Declared] = (),
 ) -> "GatewayRoutes":
     """Return the gateway's ASGI app.
@@ -189,7 +189,7 @@ def make_routes(
     async def models(request: Request) -> dict[str, object]:
         """List the models that requests can name."""
         names = [name for name in catalog.names if caller_of(request.scope).may_use(name)]
-        return {"object": "list", "data": [_model(catalog, name, started, desk) for name in names]}
+        return {"object": "list", "data": [_model(catalog, name, started, loadable) for name in names]}
 
     @app.get(
         "/v1/models/{name:path}",
@@ -200,7 +200,7 @@ def make_routes(
     async def model(name: str, request: Request) -> dict[str, object]:
         """Return one model."""
         catalog.need(name, caller_of(request.scope).models)
-        return _model(catalog, name, started, desk)
+        return _model(catalog, name, started, loadable)
 
     @app.get("/healthz", tags=["operation"], summary="Tell whether the process lives.")
     @app.get("/health", tags=["operation"], summary="Tell whether the process lives, by vLLM's name.")
@@ -214,7 +214,7 @@ def make_routes(
         of models that are loaded when they are asked for."""
         views = fleet.views()
         ready = {name: serves(views, catalog.get(name).routed) and not draining() for name in catalog.names}
-        loads = desk is not None and desk.has_models and not draining()
+        loads = loadable is not None and loadable.has_models and not draining()
         is_ready = any(ready.values()) or loads
         shown = {name: state for name, state in ready.items() if caller_of(request.scope).may_use(name)}
         return JSONResponse({"ready": is_ready, "models": shown}, 200 if is_ready else 503)
@@ -252,9 +252,9 @@ class GatewayRoutes:
         await (hot or self._app)(scope, receive, send)
 
 
-def _model(catalog: Catalog, name: str, created: int, desk: ModelDesk | None) -> dict[str, object]:
+def _model(catalog: Catalog, name: str, created: int, loadable: LoadableModels | None) -> dict[str, object]:
     info = catalog.get(name).info
-    stands = desk.state(name) if desk else None
+    stands = loadable.state(name) if loadable else None
     cold = {"state": stands[0], "expected_wait_ms": round(stands[1] * 1000)} if stands else {}
     return {
         "id": info.name,

@@ -49,7 +49,7 @@ from services.gateway.request.exchange import Stalls
 from services.gateway.request.formats import ChatFormat, CompletionFormat
 from services.gateway.request.intake import TOKENISE_THREADS, Intake, IntakeRounds, RequestLimits
 from services.gateway.request.limits import SharedPlaces, TenantLimiter
-from services.gateway.request.models import ModelDesk
+from services.gateway.request.models import LoadableModels
 from services.gateway.request.parse import Defaults, parse_chat, parse_completion
 from services.gateway.request.prompt import Catalog, PrefixHints
 from services.gateway.request.recorder import DemandPublisher, GpuCharge, QueueReporter, Recorder
@@ -117,7 +117,9 @@ async def open_gateway(
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
         intake = _intake(settings, catalog, fleet, hints, threads, keys=ports.keys)
         metrics.watch_slots({"tokenise": intake.tokenising, "schemas": intake.schemas.slots})
-        desk = _desk(ports.models, catalog, dispatcher, fleet, settings=settings, clock=clock, tasks=tasks)
+        loadable = _loadable_models(
+            ports.models, catalog, dispatcher, fleet, settings=settings, clock=clock, tasks=tasks
+        )
         make_endpoint = partial(
             CompletionEndpoint,
             intake=intake,
@@ -128,12 +130,12 @@ async def open_gateway(
             stalls=stalls,
             demand=demand,
             max_body_bytes=settings.max_body_bytes,
-            models=desk,
+            models=loadable,
             limits=limiter,
             rounds=IntakeRounds(ports.keys),
         )
         kept = _kept_responses(settings, ports, clock)
-        serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, desk)
+        serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, loadable)
         batch = make_batch(ports.batch, serving, settings, clock, keys=ports.keys, limiter=limiter)
         app = make_routes(
             hot=_hot_routes(make_endpoint, kept) | token_routes(intake, catalog, stalls, settings.max_body_bytes),
@@ -143,7 +145,7 @@ async def open_gateway(
             draining=lambda: dispatcher.draining,
             metrics=metrics,
             version=version("fulcrum"),
-            desk=desk,
+            loadable=loadable,
             declared=DECLARED,
         )
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
@@ -289,7 +291,7 @@ async def _sharing_places(
     await places.leave()
 
 
-def _desk(
+def _loadable_models(
     store: ModelCatalogue | None,
     catalog: Catalog,
     dispatcher: Dispatcher,
@@ -298,11 +300,11 @@ def _desk(
     settings: GatewaySettings,
     clock: Clock,
     tasks: TaskOwner,
-) -> ModelDesk | None:
+) -> LoadableModels | None:
     """Start following the catalogue and make the dispatcher consult it; return None without a catalogue."""
     if store is None:
         return None
-    desk = ModelDesk(
+    loadable = LoadableModels(
         store,
         catalog,
         clock,
@@ -312,10 +314,10 @@ def _desk(
         served=lambda name: serves(fleet.views(), name),
         draw=SystemRandom().random,
     )
-    dispatcher.cold = desk
-    tasks.spawn("model catalogue", desk.follow())
-    tasks.spawn("model use", desk.report())
-    return desk
+    dispatcher.cold = loadable
+    tasks.spawn("model catalogue", loadable.follow())
+    tasks.spawn("model use", loadable.report())
+    return loadable
 
 
 def _quiet(fleet: WorkerLinks, attempt: Attempt) -> bool:

@@ -27,8 +27,8 @@ from services.gateway.request.formats import (
     Format,
 )
 from services.gateway.request.intake import Arrival, Intake
-from services.gateway.request.models import ModelDesk
-from services.gateway.request.parse import MAX_TARGET_MS, Asked, Headers, parse_chat, parse_completion
+from services.gateway.request.models import LoadableModels
+from services.gateway.request.parse import MAX_TARGET_MS, Headers, ParsedRequest, parse_chat, parse_completion
 from services.gateway.request.prompt import ServedModel
 
 POLL_S = 0.02
@@ -114,7 +114,7 @@ MAX_ATTEMPTS = 3
 BACKOFF_FIRST_S = 0.2
 BACKOFF_MAX_S = 5.0
 
-_ROUTES: Mapping[str, tuple[Callable[[bytes], Asked], Callable[[Tokenizer, bool], Format]]] = {
+_ROUTES: Mapping[str, tuple[Callable[[bytes], ParsedRequest], Callable[[Tokenizer, bool], Format]]] = {
     "/v1/chat/completions": (parse_chat, ChatFormat),
     "/v1/completions": (parse_completion, CompletionFormat),
 }
@@ -129,10 +129,10 @@ class LineRequester:
         served: ServedModels,
         clock: Clock,
         *,
-        desk: ModelDesk | None = None,
+        loadable: LoadableModels | None = None,
     ) -> None:
-        """Each line holds one of `slots` while it runs. `desk` has the models loaded on demand."""
-        self._desk = desk
+        """Each line holds one of `slots` while it runs. `loadable` has the models loaded on demand."""
+        self._loadable = loadable
         self._slots = slots
         self._served = served
         self._intake = intake
@@ -165,7 +165,7 @@ class LineRequester:
 
         Raise NoWorkersForLong, or UnknownModel if the model was removed meanwhile.
         """
-        fault = self._desk.fault(model) if self._desk else ""
+        fault = self._loadable.fault(model) if self._loadable else ""
         if self._served.away_s(model) >= AWAY_S:
             why = f": {fault}" if fault else ""
             raise NoWorkersForLong(f"model {model!r} has had no workers for {AWAY_S:g} s, while others had some{why}")
@@ -179,14 +179,14 @@ class LineRequester:
         if asked.stream:
             raise UnsupportedField("a batch line cannot be streamed", param="stream")
         model = self._intake.model(asked, frozenset(share.models))
-        with self._desk.line(model.routed, model.adapter_name) if self._desk else nullcontext():
+        with self._loadable.line(model.routed, model.adapter_name) if self._loadable else nullcontext():
             if not self._served.has(model.routed):
-                with self._desk.wakes(model.routed) if self._desk else nullcontext():
+                with self._loadable.wakes(model.routed) if self._loadable else nullcontext():
                     await self._slots.without(lambda: self._is_served(model.routed))
             return await self._answer(share, line, asked, model)
 
     async def _answer(
-        self, share: Share, line: BatchLine, asked: Asked, model: ServedModel
+        self, share: Share, line: BatchLine, asked: ParsedRequest, model: ServedModel
     ) -> Envelope[ChatChoice | CompletionChoice]:
         _, make_format = _ROUTES[share.endpoint]
         now_ns = self._clock.now_ns()

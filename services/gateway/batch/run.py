@@ -26,7 +26,7 @@ from services.gateway.fleet import WorkerLinks
 from services.gateway.metrics import BatchMetrics, GatewayMetrics
 from services.gateway.request.intake import Intake
 from services.gateway.request.limits import TenantLimiter
-from services.gateway.request.models import ModelDesk
+from services.gateway.request.models import LoadableModels
 from services.gateway.settings import GatewaySettings
 
 RUNNERS, SUBMISSIONS = "batch-runners.v2", "batch-submissions"
@@ -49,7 +49,7 @@ class Serving:
     dispatcher: Dispatcher
     fleet: WorkerLinks
     metrics: GatewayMetrics
-    desk: ModelDesk | None = None
+    loadable: LoadableModels | None = None
 
 
 class BatchService:
@@ -66,7 +66,9 @@ class BatchService:
         served = ServedModels(serving.fleet.views, serving.models, clock)
         self._runner = LaneRunner(
             files=ports.files,
-            requester=LineRequester(serving.intake, serving.dispatcher, slots, served, clock, desk=serving.desk),
+            requester=LineRequester(
+                serving.intake, serving.dispatcher, slots, served, clock, loadable=serving.loadable
+            ),
             slots=slots,
             clock=clock,
             view=self._view,

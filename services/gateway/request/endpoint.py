@@ -36,8 +36,8 @@ from services.gateway.request.exchange import (
 from services.gateway.request.formats import Format
 from services.gateway.request.intake import Arrival, Intake, IntakeRounds
 from services.gateway.request.limits import FREE, TenantLimiter
-from services.gateway.request.models import ModelDesk
-from services.gateway.request.parse import Asked, Headers, read_headers
+from services.gateway.request.models import LoadableModels
+from services.gateway.request.parse import Headers, ParsedRequest, read_headers
 from services.gateway.request.prompt import ServedModel
 from services.gateway.request.recorder import DemandArrival, DemandPublisher
 
@@ -66,17 +66,19 @@ class Answer(Protocol):
 class Reader(Protocol):
     """The part in which the routes differ: parsing a body and rendering its answer."""
 
-    async def read(self, body: bytes, arrival: Arrival) -> tuple[Asked, Answer]:
+    async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, Answer]:
         """Parse a body; raise FulcrumError if it is invalid."""
         ...
 
 
 class CompletionReader:
-    def __init__(self, parse: Callable[[bytes], Asked], make_format: Callable[[Tokenizer, bool], Format]) -> None:
+    def __init__(
+        self, parse: Callable[[bytes], ParsedRequest], make_format: Callable[[Tokenizer, bool], Format]
+    ) -> None:
         self._parse = parse
         self._make_format = make_format
 
-    async def read(self, body: bytes, arrival: Arrival) -> tuple[Asked, Answer]:
+    async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, Answer]:
         asked = self._parse(body)
         return asked, partial(self._answer, AnswerFields.of(asked))
 
@@ -108,7 +110,7 @@ class CompletionEndpoint:
         stalls: Stalls,
         demand: DemandPublisher,
         max_body_bytes: int,
-        models: ModelDesk | None = None,
+        models: LoadableModels | None = None,
         limits: TenantLimiter | None = None,
         rounds: IntakeRounds | None = None,
     ) -> None:
@@ -174,7 +176,7 @@ class CompletionEndpoint:
 
     async def _serve(
         self,
-        asked: Asked,
+        asked: ParsedRequest,
         answer: Answer,
         arrival: Arrival,
         *,
@@ -245,7 +247,7 @@ class AnswerFields(NamedTuple):
     continuous_usage: bool
 
     @classmethod
-    def of(cls, asked: Asked) -> "AnswerFields":
+    def of(cls, asked: ParsedRequest) -> "AnswerFields":
         shown = (asked.shows_logprobs, asked.include_usage, asked.continuous_usage)
         return cls(asked.model, asked.n, asked.best, asked.shows_prompt_logprobs, *shown)
 

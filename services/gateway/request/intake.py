@@ -26,7 +26,7 @@ from services.gateway.answers.parts import AnswerReader
 from services.gateway.fleet import WorkerLinks
 from services.gateway.request.choice import Choice, ChoiceText, PartReaders, PromptShown
 from services.gateway.request.limits import FREE, Allowance
-from services.gateway.request.parse import Asked, Defaults, Headers
+from services.gateway.request.parse import Defaults, Headers, ParsedRequest
 from services.gateway.request.prompt import Catalog, PrefixHints, ServedModel, check_fit, tokenise
 from services.gateway.request.schema import MAX_CALLS
 
@@ -41,7 +41,7 @@ class KeptSchemas:
     tools: list[ToolSchema] = field(default_factory=list)
 
 
-async def check_schemas(asked: Asked, check: SchemaCheck, tenant: str = "") -> KeptSchemas:
+async def check_schemas(asked: ParsedRequest, check: SchemaCheck, tenant: str = "") -> KeptSchemas:
     """Convert a request's schemas; raise InvalidRequest that names the field and the reason a schema cannot be
     enforced.
 
@@ -71,7 +71,7 @@ async def _check(schema: Mapping[str, Any] | str, named: str, check: SchemaCheck
     return found
 
 
-def answer_guide(asked: Asked, schemas: KeptSchemas, model: ServedModel, prompt: list[int]) -> str:
+def answer_guide(asked: ParsedRequest, schemas: KeptSchemas, model: ServedModel, prompt: list[int]) -> str:
     """Return the grammar of an answer to this prompt. Pure."""
     # What follows a prompt that is text or tokens has no format.
     shape, tokenizer, tools = model.format if asked.messages else AnswerFormat(), model.tokenizer, asked.tools
@@ -140,7 +140,7 @@ class Intake:
         self.tokenising = FairSlots(TOKENISE_THREADS, MAX_ARRIVING, full, tenants=tenants, shared=False)
         self.schemas = SchemaCheck(tenants)
 
-    def model(self, asked: Asked, allowed: AbstractSet[str]) -> ServedModel:
+    def model(self, asked: ParsedRequest, allowed: AbstractSet[str]) -> ServedModel:
         """Return the requested model if it is one of `allowed`; an empty set allows all.
 
         Raise UnknownModel, or InvalidRequest for too many choices.
@@ -153,7 +153,7 @@ class Intake:
         return self._catalog.need(asked.model, allowed)
 
     async def choices(
-        self, asked: Asked, model: ServedModel, arrival: Arrival, changed: Callable[[], None]
+        self, asked: ParsedRequest, model: ServedModel, arrival: Arrival, changed: Callable[[], None]
     ) -> list[Choice]:
         """Return one choice for each prompt and each of its `n`; raise InvalidRequest if a prompt does not fit the
         model.
@@ -217,7 +217,7 @@ class Intake:
         return replace(own, ttft_deadline_ms=ttft_ms, tpot_target_ms=tpot_ms)
 
     async def _cached(
-        self, asked: Asked, model: ServedModel, prompts: list[list[int]], salt: str
+        self, asked: ParsedRequest, model: ServedModel, prompts: list[list[int]], salt: str
     ) -> list[dict[str, int]]:
         """Return the tokens of each prompt that workers hold, if the request can use them."""
         if asked.prompt_logprobs is not None:
@@ -228,7 +228,7 @@ class Intake:
         return await asyncio.gather(*map(look_up, prompts))
 
     async def tokens(
-        self, asked: Asked, model: ServedModel, tenant: str, *, most_tokens: int | None = None
+        self, asked: ParsedRequest, model: ServedModel, tenant: str, *, most_tokens: int | None = None
     ) -> list[list[int]]:
         """Return the token ids of each prompt.
 
@@ -239,7 +239,7 @@ class Intake:
         return await tokenise(asked, model, self._threads, most_tokens=most_tokens, slot=slot)
 
 
-def _parts(asked: Asked, model: ServedModel, prompt: list[int], decoder: Decoder) -> PartReaders | None:
+def _parts(asked: ParsedRequest, model: ServedModel, prompt: list[int], decoder: Decoder) -> PartReaders | None:
     """Return the parsers of a chat's answer, or None if all of it is content."""
     shape, tools = model.format, asked.tools
     end = prompt_end(model.tokenizer, prompt) if shape.thinking is not None else ""
@@ -256,7 +256,7 @@ def _parts(asked: Asked, model: ServedModel, prompt: list[int], decoder: Decoder
     )
 
 
-def _call_ids(calls: str, asked: Asked) -> Callable[[str, int], str]:
+def _call_ids(calls: str, asked: ParsedRequest) -> Callable[[str, int], str]:
     # Templates show ids of calls again in the next turn, and some models expect a form of their own.
     if calls == "mistral":
         return lambda _name, _place: secrets.token_hex()[:MISTRAL_ID_CHARS]
@@ -266,7 +266,7 @@ def _call_ids(calls: str, asked: Asked) -> Callable[[str, int], str]:
     return lambda _name, _place: f"call_{secrets.token_hex(12)}"
 
 
-def _prompt_shown(asked: Asked, model: ServedModel, prompt: list[int]) -> PromptShown | None:
+def _prompt_shown(asked: ParsedRequest, model: ServedModel, prompt: list[int]) -> PromptShown | None:
     """Return what is shown of the prompt, or None if nothing is."""
     scored = asked.prompt_logprobs is not None
     if not (asked.echo or scored or asked.token_ids or asked.best):
@@ -281,14 +281,14 @@ def _prompt_shown(asked: Asked, model: ServedModel, prompt: list[int]) -> Prompt
     )
 
 
-def _ends(asked: Asked, model: ServedModel) -> frozenset[int]:
+def _ends(asked: ParsedRequest, model: ServedModel) -> frozenset[int]:
     stops = asked.sampling.stop_token_ids
     if asked.sampling.ignore_eos:
         return frozenset(stops)
     return model.info.eos_token_ids.union(stops) if stops else model.info.eos_token_ids
 
 
-def _sampling(asked: Asked, advised: SamplingDefaults, seed: int, guide: str) -> pb.Sampling:
+def _sampling(asked: ParsedRequest, advised: SamplingDefaults, seed: int, guide: str) -> pb.Sampling:
     own = pb.Sampling(guide=guide)
     own.MergeFrom(asked.sampling)
     for name in asked.unset:

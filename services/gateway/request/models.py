@@ -103,7 +103,7 @@ class _Use:
     """The time of the last request for which no worker had the model."""
 
 
-class ModelDesk:
+class LoadableModels:
     """The follower of the catalogue and reporter of use, run as tasks of the gateway."""
 
     def __init__(

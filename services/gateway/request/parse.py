@@ -180,7 +180,7 @@ Prompt = str | list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedRequest:
     """One request, checked as far as is possible without the model."""
 
     model: str
@@ -250,11 +250,11 @@ class Asked:
         return self.n * max(len(self.prompts), 1)
 
 
-def parse_chat(body: bytes) -> Asked:
+def parse_chat(body: bytes) -> ParsedRequest:
     return chat_asked(fit(body, ChatRequest, _tidy_chat))
 
 
-def parse_tokenize(body: bytes) -> tuple[Asked, bool]:
+def parse_tokenize(body: bytes) -> tuple[ParsedRequest, bool]:
     """Parse a body of /tokenize, and whether it wants the tokens' texts."""
     request = fit(body, TokenizeRequest, _tidy_tokenize)
     if (request.prompt is None) == (request.messages is None):
@@ -282,7 +282,7 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest:
     return fit(body, DetokenizeRequest, _tidy_detokenize)
 
 
-def chat_asked(request: ChatRequest) -> Asked:
+def chat_asked(request: ChatRequest) -> ParsedRequest:
     """Convert a body whose types and ranges have been checked."""
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
@@ -324,7 +324,7 @@ def chat_asked(request: ChatRequest) -> Asked:
     return asked
 
 
-def parse_completion(body: bytes) -> Asked:
+def parse_completion(body: bytes) -> ParsedRequest:
     request = fit(body, CompletionRequest, _tidy_completion)
     max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     scores = request.echo or request.prompt_logprobs is not None
@@ -338,7 +338,7 @@ def parse_completion(body: bytes) -> Asked:
     return asked if constraint is None else _constrained(asked, constraint, request)
 
 
-def _with_prompt(asked: Asked, request: CompletionRequest, *, only_prompt: bool) -> Asked:
+def _with_prompt(asked: ParsedRequest, request: CompletionRequest, *, only_prompt: bool) -> ParsedRequest:
     """Add the fields about prompts and best_of that only text completions have."""
     n, best_of = request.n or 1, request.best_of
     if best_of is not None and best_of < n:
@@ -354,14 +354,14 @@ def _with_prompt(asked: Asked, request: CompletionRequest, *, only_prompt: bool)
     return asked
 
 
-def _scored(asked: Asked, most: int) -> Asked:
+def _scored(asked: ParsedRequest, most: int) -> ParsedRequest:
     """Request logprobs of the prompt, which arrive with the first token's."""
     asked.sampling.logprobs = asked.sampling.prompt_logprobs = True
     asked.sampling.prompt_top_logprobs = most
     return replace(asked, prompt_logprobs=most)
 
 
-def _constrained(asked: Asked, constraint: Constraint, request: Common) -> Asked:
+def _constrained(asked: ParsedRequest, constraint: Constraint, request: Common) -> ParsedRequest:
     _check_guided(request, constraint.field)
     return replace(asked, schema=constraint.schema, rule=constraint.rule, schema_field=constraint.field)
 
@@ -392,7 +392,7 @@ def _asked(
     prompts: tuple[Prompt, ...] = (),
     max_tokens: int | None,
     max_tokens_field: str = "max_tokens",
-) -> Asked:
+) -> ParsedRequest:
     stop, options = request.stop, request.stream_options
     if options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
@@ -401,7 +401,7 @@ def _asked(
         raise InvalidRequest(f"stop: all strings together are over {MAX_STOPS_CHARS} characters", param="stop")
     if request.min_tokens and max_tokens is not None and request.min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens is over {max_tokens_field}", param="min_tokens")
-    asked = Asked(
+    asked = ParsedRequest(
         model=request.model,
         messages=messages,
         prompts=prompts,

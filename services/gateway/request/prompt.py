@@ -35,7 +35,7 @@ from libs.runtime.tasks import TaskOwner
 from libs.stores.kvindex import KvIndex, PrefixQuery, probes
 from services.gateway.answers.families import NO_NAMES, AnswerFormat, FormatNames, answer_format
 from services.gateway.fleet import WorkerLinks
-from services.gateway.request.parse import Asked
+from services.gateway.request.parse import ParsedRequest
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 # The most models that an error message lists.
@@ -150,7 +150,7 @@ MESSAGE_CHARS = 64
 
 
 async def tokenise(
-    asked: Asked,
+    asked: ParsedRequest,
     model: ServedModel,
     threads: Executor,
     *,
@@ -173,7 +173,7 @@ async def tokenise(
         return await asyncio.get_running_loop().run_in_executor(threads, _encode, asked, model, most_tokens)
 
 
-def check_fit(asked: Asked, prompts: list[list[int]], model: ServedModel, max_context_tokens: int) -> int:
+def check_fit(asked: ParsedRequest, prompts: list[list[int]], model: ServedModel, max_context_tokens: int) -> int:
     """Return the bound on each choice's tokens; raise InvalidRequest if the prompts do not fit. Pure."""
     vocab_size = model.info.vocab_size
     beyond = next((token for token in asked.sampling.logit_bias if token >= vocab_size), None)
@@ -205,7 +205,7 @@ def check_fit(asked: Asked, prompts: list[list[int]], model: ServedModel, max_co
     return asked.max_tokens
 
 
-def check_chat(asked: Asked, model: ServedModel) -> None:
+def check_chat(asked: ParsedRequest, model: ServedModel) -> None:
     """Raise UnsupportedField for anything that the model's chat template cannot express. Pure."""
     name, takes = model.info.name, model.tokenizer.takes
     if field := _unshown_tools(asked, model):
@@ -226,7 +226,7 @@ def check_chat(asked: Asked, model: ServedModel) -> None:
         raise UnsupportedField(text, param="reasoning_effort")
 
 
-def _unshown_tools(asked: Asked, model: ServedModel) -> str:
+def _unshown_tools(asked: ParsedRequest, model: ServedModel) -> str:
     """Return the first field about tools that the template would not show to the model; empty if it shows all."""
     if asked.tools and not model.tokenizer.takes("tools"):
         return "tools"
@@ -241,7 +241,7 @@ def _unshown_tools(asked: Asked, model: ServedModel) -> str:
     return ""
 
 
-def _render(asked: Asked, model: ServedModel) -> str:
+def _render(asked: ParsedRequest, model: ServedModel) -> str:
     return model.tokenizer.render_chat(
         asked.messages,
         tools=asked.tools.tools if asked.tools else (),
@@ -251,7 +251,7 @@ def _render(asked: Asked, model: ServedModel) -> str:
     )
 
 
-def _efforts(asked: Asked, model: ServedModel) -> dict[str, Any]:
+def _efforts(asked: ParsedRequest, model: ServedModel) -> dict[str, Any]:
     """Return the template variables for the effort: by name, or as a switch."""
     if asked.effort is None:
         return {}
@@ -261,7 +261,7 @@ def _efforts(asked: Asked, model: ServedModel) -> dict[str, Any]:
     return {name: value for name, value in found.items() if model.tokenizer.takes(name)}
 
 
-def _chars(asked: Asked) -> int:
+def _chars(asked: ParsedRequest) -> int:
     """Return the number of characters to render and encode."""
     chat = sum(MESSAGE_CHARS + _content_chars(message) + len(message.get("name", "")) for message in asked.messages)
     for message in asked.messages:
@@ -277,7 +277,7 @@ def _content_chars(message: ChatMessage) -> int:
     return sum(len(part["text"]) for part in content) if isinstance(content, list) else len(content or "")
 
 
-def _encode(asked: Asked, model: ServedModel, most_tokens: int | None) -> list[list[int]]:
+def _encode(asked: ParsedRequest, model: ServedModel, most_tokens: int | None) -> list[list[int]]:
     if asked.messages:
         # The template has put the special tokens where they belong.
         return [_encode_text(_render(asked, model), asked, model, most_tokens, add_special_tokens=False)]
@@ -289,7 +289,7 @@ def _encode(asked: Asked, model: ServedModel, most_tokens: int | None) -> list[l
 
 
 def _encode_text(
-    text: str, asked: Asked, model: ServedModel, most_tokens: int | None, *, add_special_tokens: bool
+    text: str, asked: ParsedRequest, model: ServedModel, most_tokens: int | None, *, add_special_tokens: bool
 ) -> list[int]:
     if most_tokens is not None and model.tokenizer.has_more(text, most_tokens - 1):
         reason = f"the prompt's {len(text)} characters leave no room in a context of {most_tokens} tokens"
@@ -314,7 +314,7 @@ class _Kind:
     block_size_tokens: int
 
 
-class _Asked(NamedTuple):
+class _PrefixLookup(NamedTuple):
     model: str
     prompt: Sequence[int]
     salt: str
@@ -365,7 +365,7 @@ class PrefixHints:
         kinds = self._kinds(model)
         if not kinds:
             return found
-        asked = _Asked(model, prompt, salt, adapter)
+        asked = _PrefixLookup(model, prompt, salt, adapter)
         if len(prompt) <= INLINE_TOKENS:
             task = self._join(_prompts(kinds, asked, found))
         else:
@@ -375,7 +375,9 @@ class PrefixHints:
         self.late += len(late)
         return found
 
-    async def _hash_and_join(self, kinds: Mapping[_Kind, list[str]], asked: _Asked, found: dict[str, int]) -> None:
+    async def _hash_and_join(
+        self, kinds: Mapping[_Kind, list[str]], asked: _PrefixLookup, found: dict[str, int]
+    ) -> None:
         loop = asyncio.get_running_loop()
         await self._join(await loop.run_in_executor(self._threads, _prompts, kinds, asked, found))
 
@@ -417,7 +419,7 @@ class PrefixHints:
         return kinds if prompts > 1 or decodes > 1 else {}
 
 
-def _prompts(kinds: Mapping[_Kind, list[str]], asked: _Asked, found: dict[str, int]) -> list[_PromptQuery]:
+def _prompts(kinds: Mapping[_Kind, list[str]], asked: _PrefixLookup, found: dict[str, int]) -> list[_PromptQuery]:
     """Return the prompt as each kind of worker hashes it."""
     prompts: list[_PromptQuery] = []
     for kind, workers in kinds.items():

@@ -18,7 +18,7 @@ from services.gateway.request.endpoint import Answer
 from services.gateway.request.exchange import News, Wire, sse_event
 from services.gateway.request.formats import ChatFormat, ChatTokenLogprob, usage
 from services.gateway.request.intake import Arrival
-from services.gateway.request.parse import Asked
+from services.gateway.request.parse import ParsedRequest
 from services.gateway.request.prompt import ServedModel
 from services.gateway.responses.request import Items, KeptResponses, parse_response, response_asked
 from services.gateway.responses.schema import (
@@ -268,7 +268,7 @@ class ResponseReader:
     def __init__(self, kept: KeptResponses) -> None:
         self._kept = kept
 
-    async def read(self, body: bytes, arrival: Arrival) -> tuple[Asked, Answer]:
+    async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, Answer]:
         # Waits for the earlier response that this one continues.
         request = parse_response(body)
         previous = request.previous_response_id

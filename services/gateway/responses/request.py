@@ -14,7 +14,7 @@ from msgspec import to_builtins
 from libs.contracts.errors import InvalidRequest, ResponseNotFound, StoreUnavailable, UnsupportedField, quoted
 from libs.keys.gate import caller_of
 from libs.stores.responses import ResponsesDown, ResponseStore
-from services.gateway.request.parse import Asked, chat_asked, read_headers
+from services.gateway.request.parse import ParsedRequest, chat_asked, read_headers
 from services.gateway.request.schema import (
     MAX_CALLS,
     CalledFunction,
@@ -123,10 +123,10 @@ Items = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseAsked:
+class ParsedResponseRequest:
     """A parsed response request with its chat."""
 
-    asked: Asked
+    asked: ParsedRequest
     items: Items
     """The whole input, including that of earlier responses."""
     shown: Response
@@ -145,7 +145,7 @@ def parse_response(body: bytes) -> ResponseRequest:
     return request
 
 
-def response_asked(request: ResponseRequest, earlier: Items, response_id: str, created_s: int) -> ResponseAsked:
+def response_asked(request: ResponseRequest, earlier: Items, response_id: str, created_s: int) -> ParsedResponseRequest:
     """Convert a request into a chat. `earlier` holds the items of the conversation before it."""
     own = request.input
     items = [*earlier, *([{"role": "user", "content": own}] if isinstance(own, str) else own)]
@@ -162,7 +162,7 @@ def response_asked(request: ResponseRequest, earlier: Items, response_id: str, c
     if request.structured_outputs is None:
         asked = replace(asked, schema_field="text.format")
     store = request.store is not False
-    return ResponseAsked(asked, items, _shown(request, asked, response_id, created_s, store), store)
+    return ParsedResponseRequest(asked, items, _shown(request, asked, response_id, created_s, store), store)
 
 
 def _tidy(body: dict[str, Any]) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def _format(wanted: TextFormat) -> ResponseFormat:
     return ResponseFormat("json_schema", JsonSchema(wanted.name, wanted.schema, wanted.description, wanted.strict))
 
 
-def _shown(request: ResponseRequest, asked: Asked, response_id: str, created_s: int, store: bool) -> Response:
+def _shown(request: ResponseRequest, asked: ParsedRequest, response_id: str, created_s: int, store: bool) -> Response:
     """Return the empty response, which repeats the request's options as OpenAI's API does."""
     plain = msgspec.to_builtins
     choice, text, reasoning = request.tool_choice, request.text, request.reasoning

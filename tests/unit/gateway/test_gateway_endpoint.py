@@ -13,7 +13,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.request.endpoint import CompletionEndpoint, CompletionReader
 from services.gateway.request.exchange import Stalls
 from services.gateway.request.formats import CompletionFormat
-from services.gateway.request.parse import Asked, parse_completion
+from services.gateway.request.parse import ParsedRequest, parse_completion
 from services.gateway.request.recorder import DemandPublisher
 
 
@@ -34,7 +34,7 @@ def counted(metrics: GatewayMetrics) -> dict[str, float]:
 
 
 async def test_a_fault_of_the_gateways_own_is_counted_as_500() -> None:
-    def broken(_body: bytes) -> Asked:
+    def broken(_body: bytes) -> ParsedRequest:
         raise RuntimeError("a bug")
 
     async def receive() -> dict[str, Any]:

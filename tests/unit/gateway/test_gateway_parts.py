@@ -15,7 +15,7 @@ from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.settings import load_settings
 from services.gateway.request.choice import StopMatcher
-from services.gateway.request.parse import Asked, Defaults, parse_completion, read_headers
+from services.gateway.request.parse import Defaults, ParsedRequest, parse_completion, read_headers
 from services.gateway.request.prompt import check_fit, load_catalog
 from services.gateway.request.recorder import request_event
 from services.gateway.settings import GatewaySettings
@@ -295,7 +295,7 @@ def test_output_is_complete_at_an_end_token_or_the_bound() -> None:
 # ------------------------------------------------------------ what fits
 
 
-def asked(body: bytes) -> Asked:
+def asked(body: bytes) -> ParsedRequest:
     return parse_completion(body)
 
 
