@@ -1,20 +1,18 @@
-"""The queue of choices that no worker has room for yet, and the lines in front of a few slots."""
+"""The queue of choices that no worker has room for yet, counted by model."""
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
-from typing import Final, NoReturn
+from typing import Final
 
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
 from libs.dispatch.generation import Generation
 from libs.dispatch.places import TenantPlaces
 from libs.dispatch.ports import ColdModels, Links, OneForAll, QueuedDemand, Tenancy
 from libs.policy.gateway.binding import fastest_speed
-from libs.policy.gateway.fairness import ANYBODY, FairTurns, Flow, SlotLine
+from libs.policy.gateway.fairness import FairTurns, Flow
 from libs.policy.gateway.order import Expiry, Line, WaitBounds, hopeless_from_ns
 from libs.policy.gateway.places import queue_room
 from libs.policy.gateway.queues import NEWCOMERS, Outflow, Promises, Queue, model_queues, retry_after_s
@@ -339,72 +337,3 @@ class Arrivals:
             batch_tokens=tokens,
             batch_bound=max(self._lines[queue.model] - lines, 0),
         )
-
-
-class FairSlots:
-    """The slots of one process. `libs/policy/gateway/fairness.py` decides who gets one."""
-
-    def __init__(
-        self,
-        slots: int,
-        max_waiting: int,
-        full: str,
-        *,
-        tenants: Tenancy | None = None,
-        shared: bool = True,
-        max_wait_s: float | None = None,
-    ) -> None:
-        """`full` is the error's text if the line is full. `shared` has the meaning of SlotLine's.
-
-        With a `max_wait_s` of None the wait is unbounded, for slots whose holders finish within moments.
-        """
-        self._line = SlotLine(slots, max_waiting, shared=shared)
-        self._full = full
-        self._tenants = tenants or OneForAll()
-        self._max_wait_s = max_wait_s
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def held(self) -> int:
-        return self._line.held
-
-    @asynccontextmanager
-    async def slot(self, tenant: str, cost: int = 1) -> AsyncIterator[None]:
-        """Hold a slot within the context after waiting for the tenant's turn. Raise QueueFull."""
-        told_apart = self._tenants.told_apart
-        name, weight = (tenant, self._tenants.weight(tenant)) if told_apart else (ANYBODY, 1)
-        if not self._line.take(name, weight):
-            if not self._line.has_room(name, weight):
-                self._refuse()
-            await self._granted(self._line.wait(name, cost, weight), name)
-        try:
-            yield
-        finally:
-            self._give_back(name)
-
-    async def _granted(self, ticket: int, tenant: str) -> None:
-        self._waiting[ticket] = waiting = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(self._max_wait_s):
-                await waiting
-        except BaseException as error:
-            if self._waiting.pop(ticket, None) is not None:
-                self._line.leave(ticket)
-            else:  # the slot came in the moment in which its request was given up
-                self._give_back(tenant)
-            if isinstance(error, TimeoutError):
-                self._refuse()
-            raise
-
-    def _give_back(self, tenant: str) -> None:
-        self._line.done(tenant)
-        for ticket in self._line.next():
-            waiting = self._waiting.pop(ticket)
-            if not waiting.done():
-                waiting.set_result(None)
-
-    def _refuse(self) -> NoReturn:
-        raise QueueFull(self._full, retry_after_s=RETRY_AFTER_S)

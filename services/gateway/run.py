@@ -47,7 +47,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.request.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.request.exchange import Stalls
 from services.gateway.request.formats import ChatFormat, CompletionFormat
-from services.gateway.request.intake import TOKENISE_THREADS, Intake, IntakeRounds, RequestLimits
+from services.gateway.request.intake import TOKENISE_THREADS, Intake, RequestLimits
 from services.gateway.request.limits import SharedPlaces, TenantLimiter
 from services.gateway.request.models import LoadableModels
 from services.gateway.request.parse import Defaults, parse_chat, parse_completion
@@ -57,6 +57,7 @@ from services.gateway.responses.exchange import ResponseReader
 from services.gateway.responses.request import DECLARED, KeptResponses, make_responses_router
 from services.gateway.routes import cross_origin, make_routes, make_tenant_router, need, token_routes
 from services.gateway.settings import GatewaySettings
+from services.gateway.turns import IntakeRounds
 
 # Time for the last bytes of answers to leave, once every request has ended.
 CLOSE_S = 1

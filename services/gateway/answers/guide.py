@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from libs.contracts.errors import QueueFull
 from libs.dispatch.ports import Tenancy
-from libs.dispatch.waiting import RETRY_AFTER_S, FairSlots
+from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.model.grammar import MAX_CPU_S, MAX_MEMORY_BYTES, choice_rule, json_rule
 from services.gateway.answers.calls import (
     DeepSeekCalls,
@@ -26,6 +26,7 @@ from services.gateway.answers.calls import (
     value_types,
 )
 from services.gateway.answers.families import CALLS, AnswerFormat
+from services.gateway.turns import FairSlots
 
 MAX_CHECKED = 256
 """The bound on schemas whose verdict is cached."""

@@ -20,7 +20,6 @@ from libs.contracts.errors import FileNotFound, FileTooLarge, FulcrumError, Quot
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.dispatch.ports import OneForAll, Tenancy
-from libs.dispatch.waiting import FairSlots
 from libs.filestore.port import FileInfo, FileStore, Stored
 from libs.keys.book import TenantLimits
 from libs.keys.table import DEFAULT_TENANT, NO_LIMITS, KeyTable
@@ -31,6 +30,7 @@ from services.gateway.batch.output import PART_PURPOSE
 from services.gateway.batch.upload import FileRoom
 from services.gateway.batch.view import JobView
 from services.gateway.request.limits import TenantLimiter
+from services.gateway.turns import FairSlots
 
 UNBOUNDED: Final = Stored(sys.maxsize, sys.maxsize)
 # Concurrent uploads to one gateway.

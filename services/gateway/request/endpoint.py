@@ -34,12 +34,13 @@ from services.gateway.request.exchange import (
     read_body,
 )
 from services.gateway.request.formats import Format
-from services.gateway.request.intake import Arrival, Intake, IntakeRounds
+from services.gateway.request.intake import Arrival, Intake
 from services.gateway.request.limits import FREE, TenantLimiter
 from services.gateway.request.models import LoadableModels
 from services.gateway.request.parse import Headers, ParsedRequest, read_headers
 from services.gateway.request.prompt import ServedModel
 from services.gateway.request.recorder import DemandArrival, DemandPublisher
+from services.gateway.turns import IntakeRounds
 
 WAIT_HEADER = "x-fulcrum-expected-wait-ms"
 """The header with the expected wait for a model that had to be loaded, as estimated when the request arrived."""

@@ -11,15 +11,13 @@ from functools import partial
 from typing import Any
 
 from libs.contracts.classes import BATCH_CLASS
-from libs.contracts.errors import InvalidRequest, QueueFull
+from libs.contracts.errors import InvalidRequest
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import Generation, RequestTimes
-from libs.dispatch.ports import OneForAll, Tenancy
-from libs.dispatch.waiting import RETRY_AFTER_S, FairSlots
+from libs.dispatch.ports import Tenancy
 from libs.model.sampling import SamplingDefaults
 from libs.model.tokenizer import Decoder
-from libs.policy.gateway.fairness import MOST_WAITING, IntakeLine, units_of
 from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, prompt_end
 from services.gateway.answers.guide import SchemaCheck, ToolSchema, guide_of
 from services.gateway.answers.parts import AnswerReader
@@ -29,6 +27,7 @@ from services.gateway.request.limits import FREE, Allowance
 from services.gateway.request.parse import Defaults, Headers, ParsedRequest
 from services.gateway.request.prompt import Catalog, PrefixHints, ServedModel, check_fit, tokenise
 from services.gateway.request.schema import MAX_CALLS
+from services.gateway.turns import FairSlots
 
 MAX_SCHEMA_CHARS = 64 * 1024
 
@@ -299,56 +298,3 @@ def _sampling(asked: ParsedRequest, advised: SamplingDefaults, seed: int, guide:
 
 def _id_of(request_id: str, index: int, choices: int) -> str:
     return request_id if choices == 1 else f"{request_id}-{index}"
-
-
-_ANYBODY = ""
-
-
-class IntakeRounds:
-    """The queue of one gateway's requests over all routes that generate, first come, first served unless tenants take
-    turns.
-    """
-
-    def __init__(self, tenants: Tenancy | None = None) -> None:
-        """`tenants` take turns; None treats all requests alike."""
-        self._tenants = tenants or OneForAll()
-        self._line = IntakeLine()
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._is_due = False
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    async def turn(self, tenant: str, choices: int = 1) -> None:
-        """Wait until one of the tenant's requests may be read, or `choices` of it made. Raise QueueFull if too many
-        wait.
-        """
-        told_apart = self._tenants.told_apart
-        weight = self._tenants.weight(tenant) if told_apart else 1
-        if len(self._waiting) >= MOST_WAITING:
-            raise QueueFull(f"{MOST_WAITING} requests wait to be read already", retry_after_s=RETRY_AFTER_S)
-        ticket = self._line.enter(tenant if told_apart else _ANYBODY, units_of(choices), weight)
-        loop = asyncio.get_running_loop()
-        self._round_soon(loop)
-        if ticket is None:
-            return
-        self._waiting[ticket] = waiting = loop.create_future()
-        try:
-            await waiting
-        finally:
-            if self._waiting.pop(ticket, None) is not None:  # its client has gone
-                self._line.leave(ticket)
-
-    def _round_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._is_due:
-            self._is_due = True
-            loop.call_soon(self._round, loop)
-
-    def _round(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_due = False
-        for ticket in self._line.next_round():
-            waiting = self._waiting.pop(ticket)
-            if not waiting.done():
-                waiting.set_result(None)
-        if not self._line.is_fresh:
-            self._round_soon(loop)
