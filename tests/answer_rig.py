@@ -4,9 +4,17 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from libs.model.tokenizer import Tokenizer
-from services.gateway.answers.calls import DeepSeekCalls, HermesCall, KimiCalls, MistralCalls
+from services.gateway.answers.calls import (
+    DeepSeekCalls,
+    GlmCalls,
+    HermesCall,
+    KimiCalls,
+    MiniMaxCalls,
+    MistralCalls,
+    QwenCoderCalls,
+    SeedCalls,
+)
 from services.gateway.answers.families import AnswerFormat
-from services.gateway.answers.marked_calls import GlmCalls, MiniMaxCalls, QwenCoderCalls, SeedCalls
 from services.gateway.answers.parts import AnswerReader, PartKind
 
 TOOLS = {

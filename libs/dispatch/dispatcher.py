@@ -11,32 +11,35 @@ from itertools import count
 import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, SequenceFailed
-from libs.dispatch.attempts import Attempts, HandOvers
 from libs.dispatch.generation import ApiFinishReason, Ending, Experience, Generation
 from libs.dispatch.places import ModelPlaces, Others, TenantPlaces
-from libs.dispatch.ports import ColdModels, Link, Links, OneForAll, QueuedDemand, Tenancy
-from libs.dispatch.router import Router
-from libs.dispatch.suspects import Suspects, poison_error
-from libs.dispatch.waiting import RETRY_AFTER_S, Arrivals, WaitingQueue, expired
-from libs.dispatch.worker_news import (
+from libs.dispatch.ports import (
+    ColdModels,
     Failed,
     HandOverWanted,
     Happened,
     KvOpened,
+    Link,
+    Links,
+    OneForAll,
     Prefilled,
+    QueuedDemand,
     SequenceFinished,
     SequenceHandedOver,
     SequenceRefused,
+    Tenancy,
     Tokens,
     WorkerNews,
 )
+from libs.dispatch.rounds import Attempts, HandOvers, Router
+from libs.dispatch.suspects import BindingBatch, Suspects, poison_error
+from libs.dispatch.waiting import RETRY_AFTER_S, Arrivals, WaitingQueue, expired
 from libs.engine.reports import Logprob
-from libs.policy.gateway.effects import Attempt, Effects, End, EndReason, Requeue, WorkerKey
+from libs.policy.gateway.order import WaitBounds
 from libs.policy.gateway.outlook import lend_speeds
-from libs.policy.gateway.placement import Partner
+from libs.policy.gateway.placement import Attempt, Effects, End, EndReason, Partner, Requeue, WorkerKey
+from libs.policy.gateway.queues import Queue
 from libs.policy.gateway.view import Binding, WorkerView, rooms, serves_decode
-from libs.policy.queue.expiry import WaitBounds
-from libs.policy.queue.queues import Queue
 from libs.runtime.clock import Call, Clock, Scheduler
 
 log = structlog.get_logger()
@@ -52,8 +55,6 @@ Ended = Callable[[Generation, Ending], None]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds on the queue and on each choice."""
-
     max_waiting: int
     patience: WaitBounds
     max_reroutes: int
@@ -118,7 +119,6 @@ class Dispatcher:
         return self._queue.hopeful_tokens
 
     def waiting_for(self, model: str) -> int:
-        """Return the number of choices that wait for a model."""
         return self._queue.of(model)
 
     @property
@@ -201,7 +201,6 @@ class Dispatcher:
             on_idle()
 
     def stop(self) -> None:
-        """Fail every choice that has not ended."""
         for generation in list(self._live):
             self._end(generation, NoWorkers(STOPPING, retry_after_s=RETRY_AFTER_S))
 
@@ -256,7 +255,6 @@ class Dispatcher:
             link.set_demand(demands[model])
 
     def _bind(self) -> None:
-        """Bind hand-overs and waiting choices to workers with room."""
         links, now_ns = self._links.serving(), self._clock.now_ns()
         if self._hand_overs:
             for generation, attempt, binding in self._hand_overs.places(self._links, self._router, now_ns):
@@ -268,10 +266,9 @@ class Dispatcher:
             waiting = self._queue.in_order(
                 now_ns, views, self.places, may_start=suspects.first_tries(), whole=bool(suspects)
             )
-            if self.suspects:
-                waiting = self._bind_suspects(waiting, links, now_ns)
-                views = self._links.views()
-            self._bind_these(waiting, views, links, now_ns)
+            for batch in suspects.batches(waiting, self._live, now_ns):
+                self._bind_these(batch, views or self._links.views(), links, now_ns)
+                views = []  # the batch has taken room
 
     def _make_room(self, contested: Mapping[str, Mapping[str, int]], free: Mapping[str, int], now_ns: int) -> None:
         """Preempt running choices of tenants above their share of a model's places in favour of waiting ones."""
@@ -279,35 +276,11 @@ class Dispatcher:
             for generation in self.places.giving_way(model, waiting, free.get(model, 0), now_ns):
                 self._do(generation, generation.placement.gives_way("another tenant has less than its share of places"))
 
-    def _bind_suspects(self, waiting: list[Generation], links: Mapping[str, Link], now_ns: int) -> list[Generation]:
-        """Bind suspects and return the other choices.
-
-        Suspects that must be isolated are bound one by one, then all others on trial.
-        """
-        suspects = self.suspects
-        for generation in filter(suspects.apart, waiting):
-            if not suspects.held_back(generation, self._live, now_ns):
-                views, barred = self._links.views(), suspects.barred(generation, now_ns)
-                self._bind_these([generation], views, links, now_ns, barred=barred)
-        on_trial = [each for each in waiting if each.trial is not None and not suspects.apart(each)]
-        self._bind_these(on_trial, self._links.views(), links, now_ns, avoided=suspects.taken())
-        return [generation for generation in waiting if generation.trial is None]
-
-    def _bind_these(
-        self,
-        waiting: Sequence[Generation],
-        views: list[WorkerView],
-        links: Mapping[str, Link],
-        now_ns: int,
-        *,
-        avoided: frozenset[str] = frozenset(),
-        barred: frozenset[str] = frozenset(),
-    ) -> None:
-        """Bind where there is room. Workers of `avoided` are used only if no others have room, those of `barred`
-        never.
-        """
-        quiet = self._links.quiet | avoided
-        bindings = self._router.round(waiting, views, now_ns, quiet=quiet, drop_stale_kv=self._drop_kv, barred=barred)
+    def _bind_these(self, batch: BindingBatch, views: list[WorkerView], links: Mapping[str, Link], now_ns: int) -> None:
+        quiet = self._links.quiet | batch.avoided
+        bindings = self._router.round(
+            batch.choices, views, now_ns, quiet=quiet, drop_stale_kv=self._drop_kv, barred=batch.barred
+        )
         for binding in bindings:
             self._start(self._queue[binding.sequence_id], binding, links, now_ns)
 

@@ -12,8 +12,7 @@ from libs.contracts.errors import AnswerFailed, FulcrumError
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.reports import Logprob
-from libs.policy.gateway.effects import Attempt, Blocks
-from libs.policy.gateway.placement import Placement
+from libs.policy.gateway.placement import Attempt, Blocks, Placement
 from libs.policy.gateway.suspicion import SuspectTrial
 from libs.policy.ratios import LEVELS, Ratios
 from libs.policy.roles import Phase

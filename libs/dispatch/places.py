@@ -92,7 +92,6 @@ class Others:
         return together(self.before), together(self.after)
 
     def models(self) -> set[str]:
-        """Return the models that other gateways have reported."""
         return {model for side in self.sides for model in side}
 
     def free(self, model: str) -> int:
@@ -100,7 +99,6 @@ class Others:
         return sum(side.get(model, NO_PLACES).free for side in self.sides)
 
     def tenants(self, model: str) -> set[str]:
-        """Return the tenants that request the model at other gateways."""
         return {tenant for side in self.sides for tenant in side.get(model, NO_PLACES).tenants}
 
     def places(self, model: str) -> int:
@@ -126,7 +124,6 @@ class Others:
         return any(count.waiting for side in self.sides for count in side.get(model, NO_PLACES).tenants.values())
 
     def wanted(self) -> set[str]:
-        """Return the models that are requested at other gateways."""
         return {model for side in self.sides for model, found in side.items() if found.tenants}
 
 

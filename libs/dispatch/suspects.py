@@ -3,6 +3,7 @@ guilty.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import structlog
 import xxhash
@@ -13,12 +14,13 @@ from prometheus_client.registry import Collector
 from libs.contracts import metric_names as names
 from libs.contracts.errors import PoisonRequest
 from libs.dispatch.generation import Generation
-from libs.policy.gateway.effects import Attempt, WorkerKey
-from libs.policy.gateway.first_tries import FirstTries, Key
+from libs.policy.gateway.placement import Attempt, WorkerKey
 from libs.policy.gateway.suspicion import (
     FRESH_TOKENS,
     MAX_LOST_WORKERS,
+    FirstTries,
     HeldChoice,
+    Key,
     Prompt,
     SuspectTrial,
     Suspicion,
@@ -32,6 +34,16 @@ log = structlog.get_logger()
 # How long a suspect waits for a worker without another suspect before it goes to any.
 APART_NS = 5_000_000_000
 LOST = f"{MAX_LOST_WORKERS} workers were lost while they computed this prompt"
+
+
+class BindingBatch(NamedTuple):
+    """Waiting choices that one call of the router binds."""
+
+    choices: Sequence[Generation]
+    avoided: frozenset[str] = frozenset()
+    """The workers used only if no others have room."""
+    barred: frozenset[str] = frozenset()
+    """The workers that are never used."""
 
 
 class Suspects:
@@ -56,7 +68,6 @@ class Suspects:
 
     @property
     def remembered(self) -> int:
-        """Number of prompts that are refused now."""
         return self._suspicion.poison(self._clock.now_ns())
 
     def admit(self, generations: Sequence[Generation]) -> None:
@@ -84,7 +95,6 @@ class Suspects:
         return lambda generation: generation.trial is not None or may_start(generation)
 
     def bound(self, generation: Generation) -> None:
-        """Record that a choice goes to workers."""
         self._first_tries.bound(generation)
 
     def waits(self, generation: Generation) -> None:
@@ -92,7 +102,6 @@ class Suspects:
         self._first_tries.waits(generation)
 
     def computed(self, generation: Generation) -> None:
-        """Record that a choice has its first token."""
         if generation.prompt:
             self._first_tries.computed(_key(generation), self._clock.now_ns())
 
@@ -143,11 +152,25 @@ class Suspects:
         self._on_trial.pop(generation, None)
         self._first_tries.ended(generation)
 
-    def apart(self, generation: Generation) -> bool:
-        """Return whether a choice must be isolated from other suspects."""
+    def batches(self, waiting: Sequence[Generation], live: Iterable[Generation], now_ns: int) -> Iterator[BindingBatch]:
+        """Yield the waiting choices as they are bound: isolated suspects one by one, the other suspects, the rest.
+
+        Each batch has to be bound before the next one is taken.
+        """
+        if not self:
+            yield BindingBatch(waiting)
+            return
+        for generation in filter(self._is_apart, waiting):
+            if not self._held_back(generation, live, now_ns):
+                yield BindingBatch([generation], barred=self._barred(generation, now_ns))
+        on_trial = [each for each in waiting if each.trial is not None and not self._is_apart(each)]
+        yield BindingBatch(on_trial, avoided=self._taken())
+        yield BindingBatch([each for each in waiting if each.trial is None])
+
+    def _is_apart(self, generation: Generation) -> bool:
         return generation.trial is not None and self._suspicion.is_alone(_fingerprint(generation))
 
-    def held_back(self, generation: Generation, live: Iterable[Generation], now_ns: int) -> bool:
+    def _held_back(self, generation: Generation, live: Iterable[Generation], now_ns: int) -> bool:
         """Return whether a suspect must not start now.
 
         Either more has to be learned about its lost workers, or its prompt is on a worker already, which will show
@@ -160,17 +183,20 @@ class Suspects:
             return False
         return any(self._exposed(other) and _fingerprint(other) == prompt for other in live)
 
-    def barred(self, generation: Generation, now_ns: int) -> frozenset[str]:
+    def _barred(self, generation: Generation, now_ns: int) -> frozenset[str]:
         """Return the workers with other suspects, which an isolated suspect must not use."""
         if now_ns - generation.timeline.queued_ns >= APART_NS:
             return frozenset()
         others = (other for other in self._on_trial if other.siblings is not generation.siblings)
         return frozenset(worker_id for other in others for worker_id in _workers(other))
 
-    def taken(self) -> frozenset[str]:
+    def _taken(self) -> frozenset[str]:
         """Return the workers with an isolated suspect, which other suspects should avoid."""
         return frozenset(
-            worker_id for generation in self._on_trial if self.apart(generation) for worker_id in _workers(generation)
+            worker_id
+            for generation in self._on_trial
+            if self._is_apart(generation)
+            for worker_id in _workers(generation)
         )
 
     def _try(self, generation: Generation) -> None:

@@ -11,14 +11,12 @@ from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
 from libs.dispatch.generation import Generation
 from libs.dispatch.places import TenantPlaces
 from libs.dispatch.ports import ColdModels, Links, OneForAll, QueuedDemand, Tenancy
+from libs.policy.gateway.binding import fastest_speed
+from libs.policy.gateway.fairness import FairTurns, Flow
+from libs.policy.gateway.order import Expiry, Line, WaitBounds, hopeless_from_ns
 from libs.policy.gateway.places import queue_room
-from libs.policy.gateway.prediction import fastest_speed
+from libs.policy.gateway.queues import NEWCOMERS, Outflow, Promises, Queue, model_queues, retry_after_s
 from libs.policy.gateway.view import WorkerView, prompts_may_start, rooms, serves, why_not
-from libs.policy.queue.expiry import Expiry, WaitBounds
-from libs.policy.queue.fairness import FairTurns, Flow
-from libs.policy.queue.order import Line, hopeless_from_ns
-from libs.policy.queue.queues import Queue, model_queues
-from libs.policy.queue.retry_after import NEWCOMERS, Outflow, Promises, retry_after_s
 from libs.policy.speed import Speed
 
 # Retry-After of errors that do not depend on the queue.
@@ -79,7 +77,6 @@ class WaitingQueue:
         return sum(line.hopeful_tokens for line in self._lines.values())
 
     def of(self, model: str) -> int:
-        """Return how many choices wait for a model."""
         return len(self._lines.get(model, ()))
 
     def hopeful_of(self, model: str) -> int:
@@ -305,8 +302,6 @@ MAX_MODELS: Final = 64
 
 
 class Arrivals:
-    """Counts choices from their arrival until they end."""
-
     def __init__(self) -> None:
         self._tokens: Counter[str] = Counter()
         self._lines: Counter[str] = Counter()

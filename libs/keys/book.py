@@ -1,4 +1,4 @@
-"""The stored form of API keys and their tenants: hashes, never the keys themselves.
+"""The stored form of API keys and their tenants (hashes, never the keys themselves), and the port to their store.
 
 A key is 32 random bytes, which cannot be guessed. One SHA-256 of it is enough, where a password would need a slow
 hash.
@@ -7,8 +7,9 @@ hash.
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping
-from typing import Final, Literal, Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol, Self
 
 import msgspec
 
@@ -35,7 +36,6 @@ MAX_CHANGES: Final = 200
 """The most changes of the book that are stored with it."""
 MAX_KEY_MODELS: Final = 256
 MAX_PRIORITY: Final = 100
-MAX_WEIGHT: Final = 100
 ANY: Final = "*"
 TENANT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -226,3 +226,30 @@ def shown_key(key: ApiKey, now_s: float) -> Mapping[str, object]:
 
 
 _BOOK: Final = msgspec.json.Decoder(KeyBook)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBook:
+    """A book and the version by which newer ones are recognized."""
+
+    version: str
+    book: KeyBook
+
+
+class KeyStore(Protocol):
+    """A store of one book of keys.
+
+    Methods raise StoreUnavailable while it does not answer, or if it holds something else.
+    """
+
+    async def load(self, known: str = "") -> StoredBook | None:
+        """Return the book, or None if its version is still the `known` one. It is empty if none was ever stored."""
+        ...
+
+    async def change(self, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
+        """Store and return what `edit` makes of the book. Concurrent changes are both kept."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect from the store. Calling it twice is harmless."""
+        ...

@@ -1,19 +1,160 @@
-"""ASGI middleware in front of a service's REST API that identifies the caller before any route runs."""
+"""The identification of callers before any route of a service runs.
 
+`KeyGate` is the ASGI middleware in front of a REST API. On loopback it checks host names too. Without this check a web
+page could make its own name resolve to 127.0.0.1 and send requests that only this machine's processes may send (DNS
+rebinding). A browser's session is a random cookie in place of a key, which is then stored on no disk. Changes to a
+control plane service need the suite's token or a key, never a session (`ChangeGuard`).
+
+A service's table of keys follows their store, at most `FOLLOW_S` behind it.
+"""
+
+import asyncio
+import hmac
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
+import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from libs.contracts.errors import FulcrumError, InvalidApiKey
-from libs.keys.book import Role
-from libs.keys.hosts import HostCheck
-from libs.keys.sessions import Sessions
-from libs.keys.table import ANYBODY, NOBODY, Caller, KeyTable
+from libs.contracts.errors import (
+    FulcrumError,
+    InvalidApiKey,
+    StartupError,
+    StoreUnavailable,
+    Unauthenticated,
+    WrongHost,
+    quoted,
+)
+from libs.keys.book import KeyBook, KeyStore, Role, digest_of
+from libs.keys.store import IN_REDIS
+from libs.keys.table import ANYBODY, NOBODY, SUITE_TOKEN, Caller, KeyTable
 from libs.runtime.clock import Clock
 from libs.runtime.http.semantics import relative
+from libs.runtime.http.settings import HttpSettings
+from libs.runtime.net.access import PLAINTEXT_VARIABLE, TLS_VARIABLES, is_loopback
+from libs.runtime.settings import CommonSettings
+
+VARIABLE: Final = "FULCRUM_HTTP_HOSTS"
+MAX_REMEMBERED: Final = 256
+"""The most cached verdicts on hosts and origins."""
+
+
+def own_hosts(settings: HttpSettings) -> "HostCheck | None":
+    """Return the check for a listener on loopback or with configured names; None if any name is its own."""
+    if is_loopback(f"{settings.host}:0") or settings.http_hosts:
+        return HostCheck(settings.http_hosts)
+    return None
+
+
+class HostCheck:
+    """A check for the names of loopback and of the setting."""
+
+    def __init__(self, names: str) -> None:
+        """Accept `names`, a comma-separated list without ports, beside those of loopback."""
+        self._names = frozenset(filter(None, (name.strip().lower() for name in names.split(","))))
+        self._wrong = lru_cache(MAX_REMEMBERED)(self._find_wrong)
+
+    def check(self, host: bytes | None, origin: bytes | None) -> None:
+        """Raise WrongHost for a foreign host or origin. A client that sends no Host is no browser and passes."""
+        wrong = self._wrong(host, origin)
+        if wrong:
+            raise WrongHost(wrong)
+
+    def _find_wrong(self, host: bytes | None, origin: bytes | None) -> str:
+        if host and not self._is_own(f"//{host.decode('latin-1')}"):
+            asked = quoted(host.decode("latin-1"))
+            return f"this service does not answer to {asked}: {VARIABLE} names what it answers to beside loopback"
+        if origin and not self._is_own(origin.decode("latin-1")):
+            asked = quoted(origin.decode("latin-1"))
+            return f"pages of {asked} may not ask this service: {VARIABLE} adds names that may"
+        return ""
+
+    def _is_own(self, url: str) -> bool:
+        try:
+            name = urlsplit(url).hostname
+        except ValueError:
+            return False
+        if not name:
+            return False
+        return name in self._names or name.endswith(".localhost") or is_loopback(f"{name}:0")
+
+
+COOKIE: Final = "fulcrum_session"
+MAX_SESSIONS: Final = 1_000
+"""The most sessions; one more ends the oldest."""
+SESSION_S: Final = 12 * 3600
+"""The seconds from a login to the next."""
+TOKEN_BYTES: Final = 32
+
+
+class Sessions:
+    """The sessions of one process, which end with it and with the key they stand for."""
+
+    def __init__(self) -> None:
+        # By the cookie's digest: the key's digest and the end of the session.
+        self._keys: dict[bytes, tuple[bytes, float]] = {}
+
+    def begin(self, key: bytes, now_s: float) -> str:
+        """Begin a session for a key's holder and return the value of its cookie."""
+        while len(self._keys) >= MAX_SESSIONS:
+            del self._keys[next(iter(self._keys))]
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        self._keys[digest_of(token.encode())] = digest_of(key), now_s + SESSION_S
+        return token
+
+    def digest(self, cookies: bytes, now_s: float) -> bytes | None:
+        """Return the digest of the key that the session of a request stands for; None without a session."""
+        token = _token(cookies)
+        found = self._keys.get(digest_of(token)) if token else None
+        return found[0] if found is not None and now_s < found[1] else None
+
+    def end(self, cookies: bytes) -> None:
+        self._keys.pop(digest_of(_token(cookies)), None)
+
+
+def _token(cookies: bytes) -> bytes:
+    for each in cookies.split(b";"):
+        name, _, value = each.strip().partition(b"=")
+        if name == COOKIE.encode():
+            return value
+    return b""
+
+
+class ChangeGuard:
+    """The check in front of every route that changes something.
+
+    Unlike `KeyGate` it admits nobody just because there are no keys.
+    """
+
+    def __init__(self, keys: KeyTable | None, clock: Clock, *, token: str) -> None:
+        """Check against keys and the suite's `token`, which counts as an admin's key; empty for no token."""
+        self._keys = keys
+        self._clock = clock
+        self._token = token
+
+    def admit(self, authorization: str, what: str, least: Role = "operator") -> Caller:
+        """Return the caller of the action that `what` names.
+
+        Raise Unauthenticated without the token or a key, PermissionDenied for a key below that role.
+        """
+        if self._token and hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode()):
+            return SUITE_TOKEN
+        try:
+            if self._keys is not None and self._keys.known and self._keys.closed:
+                caller = self._keys.caller(authorization.encode(), self._clock.now_ns() / 1e9)
+                caller.check_role(least)
+                return caller
+        except InvalidApiKey:
+            pass
+        raise Unauthenticated(
+            f"{what} needs the suite's token, or a key of role {least}, as authorization: Bearer TOKEN"
+        )
+
 
 # Key of the caller in a request's scope.
 CALLER: Final = "fulcrum.caller"
@@ -66,7 +207,6 @@ class KeyGate:
         self._sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its caller, or refuse it."""
         if scope["type"] == "http":
             found: dict[bytes, bytes] = dict(scope["headers"])
             try:
@@ -126,3 +266,70 @@ class KeyGate:
         pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": pairs})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+log = structlog.get_logger()
+
+FOLLOW_S: Final = 0.5
+"""The interval between two reads of the store.
+
+A revoked key is refused within two seconds: this interval, the store's answer, and a second read after a failed
+one.
+"""
+
+
+async def start_keys(settings: HttpSettings, store: KeyStore, clock: Clock) -> KeyTable:
+    """Return the table with the present contents of the store.
+
+    Raise StartupError for an unusable file, and for a listener beyond loopback that would admit everybody.
+    """
+    trusted = _trusted(settings)
+    table = KeyTable(open_without_keys=trusted, token=settings.token.get_secret_value())
+    try:
+        found = await store.load()
+        assert found is not None
+        book = found.book
+        if book.keys and not book.cache_secret:  # created by an older release
+            book = await store.change(KeyBook.with_cache_secret)
+        table.replace(book, clock.now_ns() / 1e9)
+    except StoreUnavailable as error:
+        if settings.keys != IN_REDIS:
+            raise StartupError(error.message) from None
+        log.warning("no request is answered until it is known which keys there are", error=error.message)
+        return table
+    if not (trusted or table.closed):
+        raise StartupError(
+            f"anybody could call the REST API on {settings.host}: make a key with `fulcrum keys create`, or set"
+            f" {TLS_VARIABLES} or FULCRUM_TOKEN with {PLAINTEXT_VARIABLE} on a network that you trust, or"
+            " FULCRUM_HOST=127.0.0.1"
+        )
+    return table
+
+
+async def follow_keys(store: KeyStore, table: KeyTable, clock: Clock) -> None:
+    """Apply each change of the store to the table until cancelled; while it is away, the last known keys hold."""
+    version, away = "", False
+    while True:
+        try:
+            found = await store.load(version)
+            if found is not None:
+                if version and table.closed and not found.book.keys:
+                    log.warning("the store has lost all API keys: nobody is let in until there are some again")
+                version = found.version
+                table.replace(found.book, clock.now_ns() / 1e9)
+            away = False
+        except StoreUnavailable as error:
+            if not away:
+                log.warning("the store of API keys does not answer: the last known ones count", error=error.message)
+            away = True
+        await asyncio.sleep(FOLLOW_S)
+
+
+def _trusted(settings: CommonSettings) -> bool:
+    """Return whether callers that reach the listener may be admitted without a key.
+
+    They are this machine's own processes, or those of a network whose mutual trust the operator has configured.
+    """
+    if is_loopback(f"{settings.host}:0") or settings.tls_cert:
+        return True
+    return bool(settings.token.get_secret_value()) and settings.allow_plaintext_token

@@ -9,8 +9,7 @@ from redis.exceptions import RedisError, WatchError
 
 from libs.contracts import keys
 from libs.contracts.errors import StoreUnavailable
-from libs.keys.book import KeyBook, read_book
-from libs.keys.port import Stored
+from libs.keys.book import KeyBook, StoredBook, read_book
 from libs.runtime.redis import make_redis
 
 LOAD_TIMEOUT_S: Final = 1.0
@@ -30,7 +29,7 @@ class RedisKeys:
         self._name = keys.api_keys(cluster)
         self._redis = make_redis(url, timeout_ms=round(CHANGE_TIMEOUT_S * 1e3))
 
-    async def load(self, known: str = "") -> Stored | None:
+    async def load(self, known: str = "") -> StoredBook | None:
         # One round trip for a few bytes if nothing has changed.
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
@@ -38,7 +37,7 @@ class RedisKeys:
                 if version == known:
                     return None
                 text, version_then = await self._redis.hmget(self._name, _BOOK, _VERSION)
-                return Stored(_version(version_then), _book(text))
+                return StoredBook(_version(version_then), _book(text))
         except (RedisError, OSError, TimeoutError) as error:
             raise _unavailable(error) from error
 

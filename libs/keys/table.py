@@ -123,7 +123,7 @@ def actor_of(caller: Caller, said: str = "") -> str:
 
 
 class KeyTable:
-    """The callers of one service, updated by `libs.keys.follow` and bounded like the book."""
+    """The callers of one service, updated by `libs.keys.gate` and bounded like the book."""
 
     def __init__(self, *, open_without_keys: bool, token: str = "") -> None:
         """Create an empty table, whose contents are not `known` yet.

@@ -22,8 +22,8 @@ from libs.lab.rivals.port import RivalSetting, Slo
 from libs.lab.score import IdealWork, Score, score
 from libs.lab.slo import SloSpec
 from libs.lab.traces.request import Trace, TraceRequest
-from libs.policy.gateway.routing import POLICIES
-from libs.policy.queue.expiry import WaitBounds
+from libs.policy.gateway.binding import POLICIES
+from libs.policy.gateway.order import WaitBounds
 from libs.policy.roles import Role
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel

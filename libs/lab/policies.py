@@ -8,8 +8,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.lab.cluster.planner import OnLook
 from libs.lab.rivals.catalog import RIVALS, rival
 from libs.lab.rivals.port import MoveCost, PromptOrder, PromptTurn, QueuedPrompt, Rival, RivalSetting
-from libs.policy.queue.making_room import PACE_COUNTED_ON, Due, making_room
-from libs.policy.queue.order import hopeless_from_ns
+from libs.policy.gateway.order import PACE_COUNTED_ON, Due, hopeless_from_ns, making_room
 from libs.policy.roles import Role
 
 GUARD, MOVES, ORDER, OURS = "+guard", "+moves", "+order", "+ours"

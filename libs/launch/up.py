@@ -19,7 +19,7 @@ import httpx
 
 from libs.bus.embedded import broker_command, embedded_broker
 from libs.contracts.errors import StartupError
-from libs.keys.place import keys_place
+from libs.keys.store import keys_place
 from libs.launch import preflight
 from libs.launch.gpus import visible_gpus
 from libs.launch.options import SuiteOptions

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
-from libs.stores.kvindex.port import KvIndex
+from libs.stores.kvindex import KvIndex
 from libs.stores.registry.port import Registry
 
 

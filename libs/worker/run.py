@@ -35,7 +35,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.net.access import is_loopback
 from libs.runtime.tasks import TaskOwner, end
 from libs.runtime.transport import SystemTransport, Transport
-from libs.stores.kvindex.port import KvIndex
+from libs.stores.kvindex import KvIndex
 from libs.stores.registry.port import Registry
 from libs.stores.steps.port import StepTimeStore
 from libs.worker.admin.server import AdminServicer

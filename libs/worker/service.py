@@ -12,7 +12,7 @@ from libs.model.info import ModelInfo, load_model_info
 from libs.runtime import status
 from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
-from libs.stores.kvindex.redis import RedisKvIndex
+from libs.stores.kvindex import RedisKvIndex
 from libs.stores.registry.redis import RedisRegistry
 from libs.stores.steps.files import FileStepTimes
 from libs.stores.steps.layered import LayeredStepTimes

@@ -23,7 +23,7 @@ from libs.keys.table import KeyTable
 from libs.model.info import load_model_info
 from libs.runtime.net.access import bearer
 from libs.runtime.tasks import TaskOwner
-from libs.stores.limits.port import Ledger
+from libs.stores.limits import Ledger
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.memory.kvindex import MemoryKvIndex
 from libs.testing.memory.registry import MemoryRegistry
@@ -36,7 +36,7 @@ from load.chaos.net import Net
 from load.chaos.rpc import SimTransport
 from load.chaos.stores import CLUSTER, Stores
 from services.gateway.batch.run import BatchPorts
-from services.gateway.prompt.catalog import load_catalog
+from services.gateway.request.prompt import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
 from services.metrics.run import MetricsPorts, RunningMetrics, open_metrics

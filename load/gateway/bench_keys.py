@@ -12,13 +12,12 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from libs.keys.book import KeyBook, TenantLimits, draw_key
-from libs.keys.gate import KeyGate
-from libs.keys.hosts import HostCheck
+from libs.keys.gate import HostCheck, KeyGate
 from libs.keys.table import KeyTable
 from libs.runtime.clock import SystemClock
 from libs.testing.memory.limits import MemoryLedger
-from services.gateway.dispatch.tenant_limits import TenantLimiter
-from services.gateway.http.routes import need
+from services.gateway.request.limits import TenantLimiter
+from services.gateway.routes import need
 
 KEYS = 1_000
 REQUESTS = 20_000

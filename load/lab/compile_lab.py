@@ -145,7 +145,6 @@ ROOT: Final = Path(__file__).parents[2]
 MODULES: Final = (
     *(f"libs/policy/{name}.py" for name in ("batch", "ratios", "roles", "speed", "step_time")),
     "libs/policy/gateway/*.py",
-    "libs/policy/queue/*.py",
     "libs/policy/worker/*.py",
     "libs/dispatch/*.py",
     *(

@@ -25,7 +25,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent, SharedWindows, StepBatch
 from libs.contracts.step_row import StepRow, step_columns
 from libs.contracts.topics import STEPS, WINDOWS, Topic
-from libs.keys.change_guard import ChangeGuard
+from libs.keys.gate import ChangeGuard
 from libs.policy.reading import Shares
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http

@@ -11,21 +11,21 @@ from libs.bus.kafka_work import KafkaWork
 from libs.contracts.errors import StartupError
 from libs.filestore.local import LocalFiles
 from libs.filestore.port import FileStore
-from libs.keys.follow import follow_keys, start_keys
-from libs.keys.place import open_keys
+from libs.keys.gate import follow_keys, start_keys
+from libs.keys.store import open_keys
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.linux import give_memory_back
 from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
 from libs.stores.catalogue.redis import RedisCatalogue
-from libs.stores.kvindex.redis import RedisKvIndex
-from libs.stores.limits.redis import RedisLedger
+from libs.stores.kvindex import RedisKvIndex
+from libs.stores.limits import RedisLedger
 from libs.stores.registry.redis import RedisRegistry
-from libs.stores.responses.redis import RedisResponses
+from libs.stores.responses import RedisResponses
 from services.gateway.answers.families import FormatNames
 from services.gateway.batch.run import BatchPorts
-from services.gateway.prompt.catalog import load_catalog
+from services.gateway.request.prompt import load_catalog
 from services.gateway.run import GatewayPorts, open_gateway
 from services.gateway.settings import GatewaySettings
 

@@ -1,14 +1,14 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from libs.contracts import metric_names as names
-from libs.dispatch.fair_slots import FairSlots
 from libs.stores.collectors import KvIndexCollector, RegistryCollector
-from libs.stores.kvindex.port import KvIndex
+from libs.stores.kvindex import KvIndex
 from libs.stores.registry.port import Registry
+from services.gateway.turns import FairSlots
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
@@ -34,8 +34,6 @@ class ModelMetrics:
 
 
 class GatewayMetrics:
-    """The gateway's Prometheus metrics, in a registry of their own."""
-
     def __init__(self) -> None:
         # Bounded by the number of served models, which is small.
         self._of_model: dict[str, ModelMetrics] = {}
@@ -142,3 +140,39 @@ class GatewayMetrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"fulcrum_gateway_{name}", text, ("model",), buckets=buckets, registry=self.registry)
+
+
+class BatchMetrics:
+    """The counts of this gateway's answers, and gauges over all jobs."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._lines = Counter(
+            names.GATEWAY_BATCH_LINES, "Batch lines whose answers were committed", ("outcome",), registry=registry
+        )
+        self._commits = Counter(names.GATEWAY_BATCH_COMMITS, "Transactions of answers", registry=registry)
+
+    def committed(self, ok: Sequence[bool]) -> None:
+        """Count a transaction and its lines; each of `ok` says whether a line was answered without an error."""
+        self._commits.inc()
+        completed = sum(ok)
+        self._lines.labels("completed").inc(completed)
+        self._lines.labels("failed").inc(len(ok) - completed)
+
+    def watch(
+        self,
+        *,
+        in_flight: Callable[[], float],
+        unfinished_jobs: Callable[[], float],
+        late_jobs: Callable[[], float],
+        left_lines: Callable[[], float],
+        dropped_events: Callable[[], float],
+    ) -> None:
+        for name, text, read in (
+            (names.GATEWAY_BATCH_IN_FLIGHT, "Batch lines that hold a slot", in_flight),
+            (names.GATEWAY_BATCH_JOBS, "Jobs of the cluster that have not ended", unfinished_jobs),
+            (names.GATEWAY_BATCH_LATE_JOBS, "Unfinished jobs that are expected to miss their window", late_jobs),
+            (names.GATEWAY_BATCH_LEFT_LINES, "Lines of unfinished jobs without an answer", left_lines),
+            (names.GATEWAY_BATCH_DROPPED_EVENTS, "Events of unknown jobs for which there was no room", dropped_events),
+        ):
+            Gauge(name, text, registry=self._registry).set_function(read)

@@ -19,52 +19,43 @@ from libs.contracts.protocol import OLDEST, PROTOCOL
 from libs.contracts.topics import AUDIT
 from libs.dispatch.dispatcher import Bounds, Dispatcher, Ended
 from libs.dispatch.generation import Ending, Generation
-from libs.dispatch.router import Router
+from libs.dispatch.rounds import Router
 from libs.dispatch.suspects import PoisonCollector, Suspects
-from libs.filestore.port import Stored
 from libs.keys.audit import AuditDoor, deletes
-from libs.keys.gate import KeyGate
-from libs.keys.hosts import own_hosts
-from libs.keys.port import KeyStore
+from libs.keys.book import KeyStore
+from libs.keys.gate import KeyGate, own_hosts
 from libs.keys.table import KeyTable
-from libs.policy.gateway.effects import Attempt
-from libs.policy.gateway.routing import POLICIES
+from libs.policy.gateway.binding import POLICIES
+from libs.policy.gateway.order import WaitBounds
+from libs.policy.gateway.placement import Attempt
 from libs.policy.gateway.view import serves
-from libs.policy.queue.expiry import WaitBounds
 from libs.runtime.clock import Clock, LoopScheduler, Scheduler
 from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
 from libs.stores.catalogue.port import ModelCatalogue
-from libs.stores.kvindex.port import KvIndex
-from libs.stores.limits.port import Ledger
+from libs.stores.kvindex import KvIndex
+from libs.stores.limits import Ledger
 from libs.stores.registry.port import Registry
-from libs.stores.responses.memory import MemoryResponses
-from libs.stores.responses.port import ResponseStore
-from services.gateway.batch.run import BatchPorts, BatchService, Serving
-from services.gateway.batch.tenant_bounds import TenantBounds
-from services.gateway.dispatch.demand import DemandPublisher
-from services.gateway.dispatch.intake import TOKENISE_THREADS, Intake, IntakeRounds, RequestLimits
-from services.gateway.dispatch.model_desk import ModelDesk
-from services.gateway.dispatch.prefix_hints import PrefixHints
-from services.gateway.dispatch.queues import QueueReporter
-from services.gateway.dispatch.recorder import GpuCharge, Recorder
-from services.gateway.dispatch.shared_places import SharedPlaces
-from services.gateway.dispatch.tenant_limits import TenantLimiter
-from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader
-from services.gateway.http.formats import ChatFormat, CompletionFormat
-from services.gateway.http.routes import cross_origin, make_routes, make_tenant_router, need
-from services.gateway.http.stalls import Stalls
-from services.gateway.http.tokens import token_routes
+from libs.stores.responses import MemoryResponses, ResponseStore
+from services.gateway.batch.run import BatchPorts, Serving, make_batch
+from services.gateway.fleet import SilenceWatch, WorkerLinks
+from services.gateway.link import StreamTraffic
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.prompt.catalog import Catalog
-from services.gateway.prompt.headers import Defaults
-from services.gateway.prompt.parse import parse_chat, parse_completion
+from services.gateway.request.endpoint import CompletionEndpoint, CompletionReader, Reader
+from services.gateway.request.exchange import Stalls
+from services.gateway.request.formats import ChatFormat, CompletionFormat
+from services.gateway.request.intake import TOKENISE_THREADS, Intake, RequestLimits
+from services.gateway.request.limits import SharedPlaces, TenantLimiter
+from services.gateway.request.models import LoadableModels
+from services.gateway.request.parse import Defaults, parse_chat, parse_completion
+from services.gateway.request.prompt import Catalog, PrefixHints
+from services.gateway.request.recorder import DemandPublisher, GpuCharge, QueueReporter, Recorder
 from services.gateway.responses.exchange import ResponseReader
-from services.gateway.responses.keeping import DECLARED, KeptResponses, make_responses_router
+from services.gateway.responses.request import DECLARED, KeptResponses, make_responses_router
+from services.gateway.routes import cross_origin, make_routes, make_tenant_router, need, token_routes
 from services.gateway.settings import GatewaySettings
-from services.gateway.workers.fleet import SilenceWatch, WorkerLinks
-from services.gateway.workers.link import StreamTraffic
+from services.gateway.turns import IntakeRounds
 
 # Time for the last bytes of answers to leave, once every request has ended.
 CLOSE_S = 1
@@ -72,8 +63,6 @@ CLOSE_S = 1
 
 @dataclass(frozen=True, slots=True)
 class GatewayPorts:
-    """The gateway's ports to stores and to other processes."""
-
     bus: Bus
     registry: Registry
     kv_index: KvIndex
@@ -127,7 +116,9 @@ async def open_gateway(
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
         intake = _intake(settings, catalog, fleet, hints, threads, keys=ports.keys)
         metrics.watch_slots({"tokenise": intake.tokenising, "schemas": intake.schemas.slots})
-        desk = _desk(ports.models, catalog, dispatcher, fleet, settings=settings, clock=clock, tasks=tasks)
+        loadable = _loadable_models(
+            ports.models, catalog, dispatcher, fleet, settings=settings, clock=clock, tasks=tasks
+        )
         make_endpoint = partial(
             CompletionEndpoint,
             intake=intake,
@@ -138,13 +129,13 @@ async def open_gateway(
             stalls=stalls,
             demand=demand,
             max_body_bytes=settings.max_body_bytes,
-            models=desk,
+            models=loadable,
             limits=limiter,
             rounds=IntakeRounds(ports.keys),
         )
         kept = _kept_responses(settings, ports, clock)
-        serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, desk)
-        batch = _batch(settings, ports, serving, limiter, metrics=metrics, clock=clock)
+        serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, loadable)
+        batch = make_batch(ports.batch, serving, settings, clock, keys=ports.keys, limiter=limiter)
         app = make_routes(
             hot=_hot_routes(make_endpoint, kept) | token_routes(intake, catalog, stalls, settings.max_body_bytes),
             routers=[*([batch.router] if batch else ()), make_responses_router(kept), *_tenants(ports, clock)],
@@ -153,7 +144,7 @@ async def open_gateway(
             draining=lambda: dispatcher.draining,
             metrics=metrics,
             version=version("fulcrum"),
-            desk=desk,
+            loadable=loadable,
             declared=DECLARED,
         )
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
@@ -299,7 +290,7 @@ async def _sharing_places(
     await places.leave()
 
 
-def _desk(
+def _loadable_models(
     store: ModelCatalogue | None,
     catalog: Catalog,
     dispatcher: Dispatcher,
@@ -308,11 +299,11 @@ def _desk(
     settings: GatewaySettings,
     clock: Clock,
     tasks: TaskOwner,
-) -> ModelDesk | None:
+) -> LoadableModels | None:
     """Start following the catalogue and make the dispatcher consult it; return None without a catalogue."""
     if store is None:
         return None
-    desk = ModelDesk(
+    loadable = LoadableModels(
         store,
         catalog,
         clock,
@@ -322,10 +313,10 @@ def _desk(
         served=lambda name: serves(fleet.views(), name),
         draw=SystemRandom().random,
     )
-    dispatcher.cold = desk
-    tasks.spawn("model catalogue", desk.follow())
-    tasks.spawn("model use", desk.report())
-    return desk
+    dispatcher.cold = loadable
+    tasks.spawn("model catalogue", loadable.follow())
+    tasks.spawn("model use", loadable.report())
+    return loadable
 
 
 def _quiet(fleet: WorkerLinks, attempt: Attempt) -> bool:
@@ -357,7 +348,6 @@ def _watch(
     *,
     tasks: TaskOwner,
 ) -> None:
-    """Register everything whose value is read at scrape time."""
     metrics.watch_registry(ports.registry)
     metrics.registry.register(BusCollector(ports.bus))
     metrics.registry.register(PoisonCollector(dispatcher.suspects))
@@ -374,24 +364,7 @@ def _watch(
     )
 
 
-def _batch(
-    settings: GatewaySettings,
-    ports: GatewayPorts,
-    serving: Serving,
-    limiter: TenantLimiter | None,
-    *,
-    metrics: GatewayMetrics,
-    clock: Clock,
-) -> BatchService | None:
-    """Return the service of files and batches, or None if the gateway has none."""
-    store = Stored(settings.files_max_count, settings.files_max_bytes)
-    bounds = TenantBounds(ports.keys, limiter, store=store, tenant_files=settings.tenant_files_max_count)
-    metrics.watch_slots({"uploads": bounds.uploads})
-    return BatchService(ports.batch, serving, settings, clock, bounds) if ports.batch else None
-
-
 def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint], kept: KeptResponses) -> dict[str, ASGIApp]:
-    """Return the endpoints that generate, by path."""
     readers: dict[str, Reader] = {
         "/v1/chat/completions": CompletionReader(parse_chat, ChatFormat),
         "/v1/completions": CompletionReader(parse_completion, CompletionFormat),

@@ -8,11 +8,11 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.contracts.ranges import MOST_JOB_LINES
 from libs.model.builtin import BUILTIN_SIM, SIM_NAME
-from libs.policy.gateway.routing import PolicyName
-from libs.policy.gateway.silence import MAX_SILENT_MS, SILENT_MS
+from libs.policy.gateway.binding import PolicyName
+from libs.policy.gateway.view import MAX_SILENT_MS, SILENT_MS
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
-from services.gateway.prompt.schema import MAX_CHOICES
+from services.gateway.request.schema import MAX_CHOICES
 
 ReasoningName = Literal["think", "mistral", "seed", "harmony", "none"]
 ToolFormatName = Literal[

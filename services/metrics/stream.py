@@ -20,7 +20,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ModelTarget
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.contracts.roles import ROLE_NAMES
 from libs.policy.alerts.store import Alert
-from libs.policy.limits.slots import may_take
+from libs.policy.gateway.fairness import may_take
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first
 from libs.telemetry.fleet import FleetTelemetry, WrittenWindow

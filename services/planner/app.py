@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack
 from libs.actuators.port import Actuator
 from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaBus
-from libs.keys.follow import follow_keys, start_keys
-from libs.keys.place import open_keys
+from libs.keys.gate import follow_keys, start_keys
+from libs.keys.store import open_keys
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.service import Service

@@ -18,8 +18,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
 from libs.contracts.topics import AUDIT
 from libs.keys.audit import AuditDoor, changes
 from libs.keys.book import Role
-from libs.keys.gate import KeyGate, is_public
-from libs.keys.hosts import own_hosts
+from libs.keys.gate import KeyGate, is_public, own_hosts
 from libs.keys.table import KeyTable
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner

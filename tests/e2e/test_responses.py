@@ -16,7 +16,7 @@ from libs.testing.servers.listed_registry import ListedRegistry
 from libs.testing.wait import until
 from libs.testing.workers.hosts import RecordingBus, RecordingKvIndex
 from libs.testing.workers.scripted import Plan, ScriptedWorker, scripted_worker
-from services.gateway.prompt.catalog import Catalog, ServedModel
+from services.gateway.request.prompt import Catalog, ServedModel
 from services.gateway.run import GatewayPorts, open_gateway
 from services.gateway.settings import GatewaySettings
 

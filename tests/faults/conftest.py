@@ -15,14 +15,14 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind
 from libs.runtime.tasks import TaskOwner
-from libs.stores.kvindex.port import KvIndex, PrefixQuery
+from libs.stores.kvindex import KvIndex, PrefixQuery
 from libs.testing.servers.listed_registry import ListedRegistry
 from libs.testing.servers.stores import KafkaServer
 from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
 from libs.testing.workers.hosts import RecordingBus, RecordingKvIndex
 from services.gateway.batch.run import BatchPorts
-from services.gateway.prompt.catalog import load_catalog
+from services.gateway.request.prompt import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
 

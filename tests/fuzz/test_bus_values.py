@@ -18,7 +18,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
 from libs.contracts.step_row import COLUMN_NAMES, StepRow, step_columns
 from libs.contracts.topics import ALL, CAPACITY, DECISIONS, LOADS, QUEUES, REQUESTS, SILENCES, STEPS, WINDOWS, Topic
-from libs.keys.change_guard import ChangeGuard
+from libs.keys.gate import ChangeGuard
 from libs.policy.capacity import wishes
 from libs.policy.reading import Shares
 from libs.telemetry.fleet_loads import COLUMNS

@@ -32,7 +32,7 @@ from libs.testing.workers.hosts import (
     local_worker,
     submit,
 )
-from services.gateway.prompt.catalog import load_catalog
+from services.gateway.request.prompt import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
 

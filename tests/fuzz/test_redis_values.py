@@ -33,8 +33,7 @@ from libs.policy.worker.saturation import MOST_TOKENS, knee_of
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
 from libs.stores.collectors import RegistryCollector
-from libs.stores.kvindex.port import PrefixQuery
-from libs.stores.kvindex.redis import RedisKvIndex
+from libs.stores.kvindex import PrefixQuery, RedisKvIndex
 from libs.stores.registry.redis import RedisRegistry
 from libs.stores.registry.usable import Unusable, faults, read_worker
 from libs.stores.steps.port import StepTimeKey
@@ -44,7 +43,7 @@ from libs.testing.servers.stores import RedisServer
 from libs.testing.suites.suite import RunningSuite
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
-from services.gateway.workers.fleet import WorkerLinks
+from services.gateway.fleet import WorkerLinks
 from services.planner.http.admin import Admin, ModeApi
 from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from libs.cli.find import find_one_suite, find_suite, local_user
-from libs.keys.book import KeyBook, KeyChange
-from libs.keys.place import open_keys
-from libs.keys.port import KeyStore
+from libs.keys.book import KeyBook, KeyChange, KeyStore
+from libs.keys.store import open_keys
 from libs.launch.ready import Ready
 from libs.launch.settings import LaunchSettings
 from libs.runtime.settings import load_settings

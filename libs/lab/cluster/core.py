@@ -11,7 +11,7 @@ from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
 from libs.lab.cluster.sequence import CountedRequest, CountedSequence
 from libs.lab.rivals.port import PromptOrder, PromptTurn, QueuedPrompt
-from libs.policy.queue.retry_after import Outflow
+from libs.policy.gateway.queues import Outflow
 from libs.policy.speed import Speed
 
 MIN_COAST_STEPS: Final = 2

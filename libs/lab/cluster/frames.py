@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from libs.dispatch.ports import QueuedDemand
-from libs.dispatch.worker_news import Happened
+from libs.dispatch.ports import Happened, QueuedDemand
 from libs.engine.port import EnginePhase
 from libs.engine.reports import EngineLoad
 from libs.lab.cluster.cost import Coast

@@ -8,7 +8,7 @@ from libs.contracts.errors import FulcrumError
 from libs.dispatch.dispatcher import Bounds, Dispatcher
 from libs.dispatch.generation import Ending, Generation, RequestTimes
 from libs.dispatch.ports import Tenancy
-from libs.dispatch.router import Router
+from libs.dispatch.rounds import Router
 from libs.dispatch.suspects import Suspects
 from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.borrowed import BorrowedMover
@@ -21,9 +21,9 @@ from libs.lab.cluster.worker import LabWorker
 from libs.lab.cluster.wrong import Wrong
 from libs.lab.rivals.port import RivalMover, Slo
 from libs.lab.traces.request import TraceRequest
-from libs.policy.gateway.effects import Attempt
-from libs.policy.gateway.routing import RoutingPolicy
-from libs.policy.queue.expiry import WaitBounds
+from libs.policy.gateway.binding import RoutingPolicy
+from libs.policy.gateway.order import WaitBounds
+from libs.policy.gateway.placement import Attempt
 from libs.policy.roles import Phase, serves
 
 SUSPECTED_S = 60.0

@@ -5,18 +5,15 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from libs.dispatch.generation import Generation
-from libs.dispatch.ports import LinkListener, QueuedDemand, Work
-from libs.dispatch.worker_news import Prefilled, Tokens, WorkerNews
+from libs.dispatch.ports import LinkListener, Prefilled, QueuedDemand, Tokens, Work, WorkerNews
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase
 from libs.lab.cluster.frames import Coasted, ToGateway, ToWorker
 from libs.lab.cluster.sequence import GREEDY, CountedRequest, CountedTokens
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
-from libs.policy.gateway.credit_balance import CreditBalance
-from libs.policy.gateway.effects import Attempt, Blocks, WorkerKey
-from libs.policy.gateway.outlook import Sent, WorkerOutlook
-from libs.policy.gateway.placement import Partner
+from libs.policy.gateway.outlook import CreditBalance, Sent, WorkerOutlook
+from libs.policy.gateway.placement import Attempt, Blocks, Partner, WorkerKey
 from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Assignment, Phase, Role, serves
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from libs.contracts.errors import NoWorkers
 from libs.dispatch.generation import ApiFinishReason
-from libs.dispatch.worker_news import Failed, Happened, Prefilled, SequenceFinished, SequenceRefused
+from libs.dispatch.ports import Failed, Happened, Prefilled, SequenceFinished, SequenceRefused
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import EnginePhase
 from libs.lab.cluster.books import LabAnswer

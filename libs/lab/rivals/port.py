@@ -101,7 +101,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class QueuedPrompt:
-    """A prompt on a worker that is not fully computed. Orders treat it as `libs.policy.queue.order.Ordered`."""
+    """A prompt on a worker that is not fully computed. Orders treat it as `libs.policy.gateway.order.Ordered`."""
 
     arrival_unix_ns: int
     ttft_deadline_unix_ns: int

@@ -1,4 +1,4 @@
-"""The expected load of one worker: its last report plus what this gateway has sent since."""
+"""The credits of one worker, and its expected load: its last report plus what this gateway has sent since."""
 
 import math
 from collections import deque
@@ -10,6 +10,64 @@ from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Assigned, Phase, serves
 from libs.policy.speed import Speed
 from libs.policy.worker.slack import IN_HAND
+
+
+@dataclass(slots=True)
+class CreditBalance:
+    """The credits of one kind that a gateway holds from one worker.
+
+    `free` credits can be used, `reserved` ones belong to a request on its way, and `owed` ones have been recalled.
+    """
+
+    free: int = 0
+    reserved: int = 0
+    owed: int = 0
+    spent: int = 0
+    """The recalled credits that were already used; the worker waits for them until this number is reported."""
+
+    def grant(self, count: int) -> None:
+        self.free += count
+
+    def recall(self, count: int) -> None:
+        """Record that the worker recalls credits; reserved ones are returned only if they become free."""
+        self.owed += count
+        self._settle_recall()
+
+    def use(self) -> None:
+        self.free -= 1
+        self._settle_recall()
+
+    def reserve(self) -> None:
+        self.free -= 1
+        self.reserved += 1
+
+    def release(self) -> None:
+        self.reserved -= 1
+        self.free += 1
+
+    def use_reserved(self) -> None:
+        self.reserved -= 1
+        self._settle_recall()
+
+    def give_back(self) -> int:
+        """Remove the credits to return to the worker now, and return their number."""
+        count = min(self.owed, self.free)
+        self.free -= count
+        self.owed -= count
+        return count
+
+    def take_spent(self) -> int:
+        """Return the number of spent recalled credits to report, and reset it."""
+        count, self.spent = self.spent, 0
+        return count
+
+    def _settle_recall(self) -> None:
+        # The worker settles a recall that crosses with a use in the same way, unless it has granted another credit
+        # meanwhile. Then only the reported `spent` answers the recall.
+        over = max(self.owed - self.free - self.reserved, 0)
+        self.owed -= over
+        self.spent += over
+
 
 SLOWNESS_WINDOW: Final = 12
 """The answers behind one correction; after each, the window starts empty."""
@@ -24,9 +82,7 @@ class LoadReport(Protocol):
     """A worker's own count of its load, as a record or as a message."""
 
     @property
-    def running(self) -> int:
-        """The number of sequences that are decoding."""
-        ...
+    def running(self) -> int: ...
 
     @property
     def waiting(self) -> int: ...
@@ -216,7 +272,6 @@ class WorkerOutlook:
         prompts: int = 0,
         batch_prompts: int = 0,
     ) -> WorkerView:
-        """Return the worker as one binding round sees it."""
         load, capabilities, assignment = self._load, worker.capabilities, worker.assignment
         takes_prefill, takes_decode = serves(assignment, Phase.PREFILL), serves(assignment, Phase.DECODE)
         takes_both = serves(assignment, Phase.BOTH)

@@ -5,8 +5,7 @@ from typing import Protocol
 
 from libs.stores.catalogue.port import ModelCatalogue
 from libs.stores.catalogue.redis import RedisCatalogue
-from libs.stores.kvindex.port import KvIndex
-from libs.stores.kvindex.redis import LOOKUP_TIMEOUT_S, RedisKvIndex
+from libs.stores.kvindex import LOOKUP_TIMEOUT_S, KvIndex, RedisKvIndex
 from libs.stores.registry.port import Registry
 from libs.stores.registry.redis import RedisRegistry
 from libs.stores.steps.port import StepTimeStore

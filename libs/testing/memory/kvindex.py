@@ -4,9 +4,15 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from libs.stores.kvindex.entries import Mirror
-from libs.stores.kvindex.port import KvIndexStats, PrefixQuery
-from libs.stores.kvindex.redis import CHANGE_TIMEOUT_S, FIRST_LEASE_MS, LOOKUP_TIMEOUT_S, PAUSE_S
+from libs.stores.kvindex import (
+    CHANGE_TIMEOUT_S,
+    FIRST_LEASE_MS,
+    LOOKUP_TIMEOUT_S,
+    PAUSE_S,
+    KvIndexStats,
+    Mirror,
+    PrefixQuery,
+)
 from libs.testing.memory.server import ServerAway
 from libs.testing.memory.store import Key, MemoryStore
 

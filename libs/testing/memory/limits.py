@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from libs.policy.limits.usage import MinuteWindow, held
-from libs.stores.limits.port import HOLD_S, MAX_REPORT_BYTES, REPORT_HOLD_S, SPANS, Grant, Kind, LedgerDown
+from libs.policy.gateway.usage import MinuteWindow, held
+from libs.stores.limits import HOLD_S, MAX_REPORT_BYTES, REPORT_HOLD_S, SPANS, Grant, Kind, LedgerDown
 
 
 class MemoryLedger:

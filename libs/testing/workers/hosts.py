@@ -27,7 +27,7 @@ from libs.runtime.net.access import call_metadata
 from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings
 from libs.runtime.tasks import TaskOwner
-from libs.stores.kvindex.port import KvIndex, KvIndexStats, PrefixQuery
+from libs.stores.kvindex import KvIndex, KvIndexStats, PrefixQuery
 from libs.stores.registry.port import Registry, RegistryStats
 from libs.stores.steps.port import StepTimeKey
 from libs.worker.host import WorkerHost

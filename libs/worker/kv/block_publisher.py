@@ -6,7 +6,7 @@ from itertools import islice
 import structlog
 
 from libs.engine.reports import EngineEvent
-from libs.stores.kvindex.port import KvIndex
+from libs.stores.kvindex import KvIndex
 
 log = structlog.get_logger()
 

@@ -1,16 +1,318 @@
-"""Detection of a model's answer format from its special tokens and chat template, or from a setting. Pure."""
+"""The answer formats of model families: harmony's, those with tags, and which of them a model has. Pure.
 
-from collections.abc import Mapping
+The format is detected from the special tokens and the chat template, or set by hand.
+
+In harmony, gpt-oss's format (https://cookbook.openai.com/articles/openai-harmony), a generation continues after
+`<|start|>assistant` and consists of messages: `<|channel|>analysis<|message|>...<|end|>`, then
+`<|start|>assistant<|channel|>final<|message|>...<|return|>`. Reasoning is in channel analysis and tool calls in channel
+commentary, with a recipient (` to=functions.f`, before or after the channel's name). Both are ordinary text between
+special tokens. Content is what the assistant addresses to the user alone: in channel final, or in no channel at all.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from types import MappingProxyType
 from typing import Final
 
 from libs.model.tokenizer import Tokenizer
-from services.gateway.answers.calls import DeepSeekCalls, HermesCall, KimiCalls, LlamaCalls, MistralCalls
-from services.gateway.answers.harmony import MARKERS, HarmonyParser
-from services.gateway.answers.marked_calls import GlmCalls, MiniMaxCalls, QwenCoderCalls, SeedCalls, Tools
-from services.gateway.answers.parts import Parser
-from services.gateway.answers.tagged import CallFormat, TaggedParser, Tags
+from services.gateway.answers.calls import (
+    CallReader,
+    DeepSeekCalls,
+    GlmCalls,
+    HermesCall,
+    KimiCalls,
+    LlamaCalls,
+    MarkedCalls,
+    MiniMaxCalls,
+    MistralCalls,
+    QwenCoderCalls,
+    SeedCalls,
+    Tools,
+)
+from services.gateway.answers.parts import AnswerPart, Parser, PartKind
+
+MARKERS: Final = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
+"""The special tokens that a vocabulary of this format has."""
+_START, _CHANNEL, _MESSAGE, *_ENDS = MARKERS
+_CONSTRAIN = "<|constrain|>"
+# Bound on a message's role, recipient and channel. A longer header does not belong to an answer.
+MAX_HEADER_CHARS = 256
+_RECIPIENT = " to="
+_FUNCTIONS = "functions."
+
+
+class _HarmonyState(Enum):
+    # So far only the start of an answer without any marker, or of a recipient; the next text decides which.
+    OPENING = auto()
+    HEADER = auto()
+    BODY = auto()
+
+
+class HarmonyParser:
+    """The Parser of harmony, which shows neither markers nor headers."""
+
+    def __init__(self, *, calls: bool) -> None:
+        """`calls` says whether tools may be called; otherwise calls are dropped."""
+        self._calls = calls
+        self._state = _HarmonyState.OPENING
+        self._opening = ""
+        self._header = "assistant"
+        self._channel: str | None = None
+        self._kind: PartKind | None = None
+        """The kind of the message's text; None hides it."""
+        self._empty_call = False
+
+    @property
+    def thinking(self) -> bool:
+        return self._state is _HarmonyState.BODY and self._kind is PartKind.REASONING
+
+    @property
+    def held(self) -> str:
+        """Return the start of the answer while it may become a recipient."""
+        return self._opening
+
+    def text(self, text: str) -> list[AnswerPart]:
+        if self._state is _HarmonyState.OPENING:
+            return self._open(text)
+        if self._state is _HarmonyState.HEADER:
+            self._add(text)
+            return []
+        if self._kind is None:
+            return []
+        self._empty_call = False
+        return [AnswerPart(self._kind, text)]
+
+    def special(self, text: str) -> list[AnswerPart]:
+        """Apply a marker; ignore other special tokens."""
+        if text == _CONSTRAIN and self._state is _HarmonyState.HEADER:
+            self._add(" ")  # a content type follows, which is no part of what stands before it
+        if text == _MESSAGE and self._state is not _HarmonyState.BODY:
+            return self._begin()
+        if text not in (_START, _CHANNEL, *_ENDS):
+            return []
+        opening, self._opening = self._opening, ""
+        parts = self._close()
+        if text == _START:
+            self._state, self._header, self._channel = _HarmonyState.HEADER, "", None
+        elif text == _CHANNEL:
+            if self._state is _HarmonyState.BODY:  # a message that begins without its start
+                self._header = "assistant"
+            self._add(opening)
+            self._state, self._channel = _HarmonyState.HEADER, ""
+        else:
+            self._state, self._kind = _HarmonyState.BODY, None
+        return parts
+
+    def end(self) -> list[AnswerPart]:
+        """Return an opening that became no header, as content."""
+        opening, self._opening = self._opening, ""
+        return [AnswerPart(PartKind.CONTENT, opening)] if opening else self._close()
+
+    def _open(self, text: str) -> list[AnswerPart]:
+        self._opening += text
+        if _RECIPIENT.startswith(self._opening) and self._opening != _RECIPIENT:
+            return []
+        begun, self._opening = self._opening, ""
+        if begun.startswith(_RECIPIENT):
+            self._state = _HarmonyState.HEADER
+            self._add(begun)
+            return []
+        self._state, self._kind = _HarmonyState.BODY, PartKind.CONTENT
+        return [AnswerPart(PartKind.CONTENT, begun)]
+
+    def _begin(self) -> list[AnswerPart]:
+        self._add(self._opening)
+        self._opening, self._state, self._kind = "", _HarmonyState.BODY, None
+        words, channel = self._header.split(), (self._channel or "").split()
+        if len(self._header) > MAX_HEADER_CHARS or len(self._channel or "") > MAX_HEADER_CHARS:
+            return []
+        if words[:1] != ["assistant"]:
+            return []
+        recipient = next((word[3:] for word in (*words[1:], *channel) if word.startswith("to=")), "")
+        if recipient:
+            return self._call(recipient)
+        if len(words) > 1:
+            return []
+        if self._channel is None or channel[:1] == ["final"]:
+            self._kind = PartKind.CONTENT
+        elif channel[:1] in (["analysis"], ["commentary"]):
+            self._kind = PartKind.REASONING
+        return []
+
+    def _call(self, recipient: str) -> list[AnswerPart]:
+        name = recipient.removeprefix(_FUNCTIONS)
+        if not self._calls or name == recipient or not name:
+            return []
+        self._kind, self._empty_call = PartKind.ARGUMENTS, True
+        return [AnswerPart(PartKind.CALL, name)]
+
+    def _close(self) -> list[AnswerPart]:
+        """End a message. A call without text has empty arguments."""
+        empty, self._empty_call = self._empty_call, False
+        return [AnswerPart(PartKind.ARGUMENTS, "{}")] if empty else []
+
+    def _add(self, more: str) -> None:
+        if self._channel is None:
+            self._header += more[: MAX_HEADER_CHARS + 1 - len(self._header)]
+        else:
+            self._channel += more[: MAX_HEADER_CHARS + 1 - len(self._channel)]
+
+
+CallFormat = type[HermesCall | LlamaCalls | MistralCalls | DeepSeekCalls | MarkedCalls]
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    opens: str
+    closes: str
+
+
+class _Mode(Enum):
+    # At the start of the answer, or after reasoning or calls, with only white space so far.
+    BEGIN = auto()
+    REASONING = auto()
+    CONTENT = auto()
+    CALLS = auto()
+
+
+class TaggedParser:
+    """The Parser of tagged answers. White space around tags is dropped, and tags are never shown."""
+
+    def __init__(self, thinking: Tags | None, calls: CallFormat | None, tools: Tools, *, thinks: bool) -> None:
+        """`calls` is None if no tool may be called. `thinks` says that the prompt has already opened the reasoning."""
+        self._thinking = thinking
+        self._calls = calls
+        self._tools = tools
+        self._reader: CallReader | None = None
+        self._mode = _Mode.REASONING if thinks else _Mode.BEGIN
+        # While only content has arrived, white space at its start is the model's own.
+        self._first = not thinks
+        self._begun = False
+        self._held = ""
+        self._specials = {
+            *((thinking.opens, thinking.closes) if thinking else ()),
+            *((*calls.opens, *calls.specials) if calls else ()),
+        }
+
+    @property
+    def thinking(self) -> bool:
+        return self._mode is _Mode.REASONING
+
+    @property
+    def held(self) -> str:
+        """Return text that may belong to a tag, or white space around one."""
+        return self._held
+
+    def text(self, text: str) -> list[AnswerPart]:
+        """Return the parts that are certain so far."""
+        self._held += text
+        parts: list[AnswerPart] = []
+        while self._held and self._step(parts):
+            pass
+        return parts
+
+    def special(self, text: str) -> list[AnswerPart]:
+        # Tags may be special tokens. Other special tokens have no meaning.
+        return self.text(text) if text in self._specials else []
+
+    def end(self) -> list[AnswerPart]:
+        """Return the held text as content, or drop it if it is reasoning's trailing white space."""
+        held, self._held = self._held, ""
+        if self._reader is not None:
+            return self._reader.end()
+        if self._mode is _Mode.REASONING:
+            held = held.rstrip()
+            return [AnswerPart(PartKind.REASONING, held)] if held else []
+        return [AnswerPart(PartKind.CONTENT, held)] if held and (self._first or held.strip()) else []
+
+    def _step(self, parts: list[AnswerPart]) -> bool:
+        """Advance by one mode; return False if more text is needed."""
+        if self._mode is _Mode.REASONING:
+            return self._reason(parts)
+        if self._mode is _Mode.CALLS:
+            return self._call(parts)
+        return self._begin() if self._mode is _Mode.BEGIN else self._show(parts)
+
+    def _begin(self) -> bool:
+        text = self._held.lstrip()
+        if not text:
+            return False
+        if self._thinking and self._first and self._opens(text, self._thinking.opens, _Mode.REASONING):
+            return True
+        if self._thinking and self._first and self._thinking.opens.startswith(text):
+            return False
+        if self._calls is LlamaCalls and text[0] == "{":
+            self._held, self._mode, self._reader = text, _Mode.CALLS, LlamaCalls(self._tools)
+            return True
+        self._mode = _Mode.CONTENT
+        if not self._first:
+            self._held = text
+        return True
+
+    def _opens(self, text: str, tag: str, mode: _Mode) -> bool:
+        if not text.startswith(tag):
+            return False
+        self._held, self._mode = text[len(tag) :], mode
+        return True
+
+    def _reason(self, parts: list[AnswerPart]) -> bool:
+        assert self._thinking is not None
+        self._first = False
+        text, tag, rest = self._held.partition(self._thinking.closes)
+        if not self._begun:
+            text = text.lstrip()
+        if tag:
+            self._held, self._mode = rest, _Mode.BEGIN
+            self._add(parts, PartKind.REASONING, text.rstrip())
+            return True
+        text, self._held = _cut(text, (self._thinking.closes,))
+        self._begun = self._begun or bool(text)
+        self._add(parts, PartKind.REASONING, text)
+        return False
+
+    def _show(self, parts: list[AnswerPart]) -> bool:
+        tags = self._calls.opens if self._calls else ()
+        found = min(((at, tag) for tag in tags if (at := self._held.find(tag)) >= 0), default=None)
+        if found is not None and self._calls is not None:
+            at, tag = found
+            text, self._held = self._held[:at].rstrip(), self._held[at + len(tag) :]
+            self._first = False
+            self._mode, self._reader = _Mode.CALLS, self._calls(self._tools)
+            self._add(parts, PartKind.CONTENT, text)
+            return True
+        text, self._held = _cut(self._held, tags) if tags else (self._held, "")
+        self._add(parts, PartKind.CONTENT, text)
+        return False
+
+    def _call(self, parts: list[AnswerPart]) -> bool:
+        assert self._reader is not None
+        more, rest = self._reader.push(self._held)
+        parts += more
+        self._held = rest or ""
+        if rest is not None:
+            # What follows Llama's calls is no call, though it may begin like one.
+            self._mode = _Mode.CONTENT if isinstance(self._reader, LlamaCalls) else _Mode.BEGIN
+            self._reader, self._first = None, False
+        return rest is not None
+
+    @staticmethod
+    def _add(parts: list[AnswerPart], kind: PartKind, text: str) -> None:
+        if text:
+            parts.append(AnswerPart(kind, text))
+
+
+def _cut(text: str, tags: Sequence[str]) -> tuple[str, str]:
+    """Split text into what can be returned and what has to wait: trailing white space and a possible start of a tag."""
+    keep = 0
+    for tag in tags:
+        for size in range(min(len(text), len(tag) - 1), keep, -1):
+            if tag.startswith(text[-size:]):
+                keep = size
+                break
+    shown = text[: len(text) - keep].rstrip()
+    return shown, text[len(shown) :]
+
 
 HARMONY: Final = "harmony"
 NONE: Final = "none"
@@ -69,7 +371,6 @@ class AnswerFormat:
 
     @property
     def reasons(self) -> bool:
-        """Return whether the model marks reasoning apart from content."""
         return self.harmony or self.thinking is not None
 
     def parser(self, tools: Tools, prompt_end: str) -> Parser | None:

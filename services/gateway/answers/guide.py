@@ -1,16 +1,124 @@
-"""Grammars for answers that must be JSON of a schema or call tools, after any reasoning. Pure.
+"""Grammars for answers that must be JSON of a schema or call tools, after any reasoning.
 
-Written in llguidance's Lark dialect (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md).
+Written in llguidance's Lark dialect (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md). Whether a
+schema can be enforced is checked first, in a killable process; verdicts are cached.
 """
 
+import asyncio
 import json
+import signal
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from libs.model.grammar import choice_rule, json_rule
-from services.gateway.answers.calls import DeepSeekCalls, HermesCall, KimiCalls, MistralCalls
+from libs.contracts.errors import QueueFull
+from libs.dispatch.ports import Tenancy
+from libs.dispatch.waiting import RETRY_AFTER_S
+from libs.model.grammar import MAX_CPU_S, MAX_MEMORY_BYTES, choice_rule, json_rule
+from services.gateway.answers.calls import (
+    DeepSeekCalls,
+    HermesCall,
+    KimiCalls,
+    MarkedCalls,
+    Marks,
+    MistralCalls,
+    value_types,
+)
 from services.gateway.answers.families import CALLS, AnswerFormat
-from services.gateway.answers.marked_calls import MarkedCalls, Marks, value_types
+from services.gateway.turns import FairSlots
+
+MAX_CHECKED = 256
+"""The bound on schemas whose verdict is cached."""
+MAX_CHECKED_CHARS = 8 * 1024 * 1024
+"""The bound on the text of all cached schemas, in the client's form and the grammar library's."""
+MAX_CHECKS = 2
+"""The bound on concurrent checks, each in a process of its own."""
+MAX_WAITING = 32
+"""The bound on schemas that wait for a check; more are refused with 429."""
+# Wall-clock bound. Other load on the machine may exceed it, so the answer then is 429 and no verdict.
+MAX_CHECK_S = 20.0
+_OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
+MAX_REASON_CHARS = 300
+
+
+class SchemaVerdict(NamedTuple):
+    fault: str
+    """The reason why the schema cannot be enforced; empty if it can."""
+    schema: str = "{}"
+    """An equal or stricter schema as JSON, in the grammar library's form. Unused for a rule."""
+
+
+class SchemaCheck:
+    """The cached verdicts and running checks, by schema."""
+
+    def __init__(self, tenants: Tenancy | None = None) -> None:
+        """`tenants` share the checks; None treats all requests alike."""
+        self._verdicts: OrderedDict[str, SchemaVerdict] = OrderedDict()
+        self._chars = 0
+        full = f"{MAX_CHECKS} schemas are checked at a time, and too many wait: others need room too"
+        self.slots = FairSlots(MAX_CHECKS, MAX_WAITING, full, tenants=tenants)
+        self._checks: dict[tuple[str, str], asyncio.Lock] = {}
+        """The locks of schemas that are being checked or wait for it, by tenant and schema."""
+
+    async def verdict(self, schema: str, tenant: str = "") -> SchemaVerdict:
+        """Return the verdict on a schema or a rule, given as JSON. Raise QueueFull if too many wait for a check."""
+        found = self._verdicts.get(schema)
+        if found is None:
+            found = await self._check(schema, tenant)
+        else:
+            self._verdicts.move_to_end(schema)
+        return found
+
+    async def _check(self, schema: str, tenant: str) -> SchemaVerdict:
+        """Check a schema once, however many of the tenant's requests wait for it."""
+        async with self._checks.setdefault((tenant, schema), asyncio.Lock()):
+            found = self._verdicts.get(schema)
+            if found is not None:
+                return found
+            try:
+                async with self.slots.slot(tenant):
+                    found = await _ask(schema)
+            finally:
+                self._checks.pop((tenant, schema), None)
+        # Another tenant's check of the same schema may have ended meanwhile.
+        if schema not in self._verdicts:
+            self._verdicts[schema] = found
+            self._chars += _chars(schema, found)
+        while len(self._verdicts) > MAX_CHECKED or self._chars > MAX_CHECKED_CHARS:
+            self._chars -= _chars(*self._verdicts.popitem(last=False))
+        return found
+
+
+def _chars(schema: str, verdict: SchemaVerdict) -> int:
+    return len(schema) + len(verdict.fault) + len(verdict.schema)
+
+
+async def _ask(schema: str) -> SchemaVerdict:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "libs.model.grammar"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(MAX_CHECK_S):
+            said, _ = await child.communicate(schema.encode())
+    except TimeoutError:
+        raise QueueFull("the schema could not be checked in time", retry_after_s=RETRY_AFTER_S) from None
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode in _OUT_OF_TIME:
+        return SchemaVerdict(f"it takes more than {MAX_CPU_S} s to compile")
+    if child.returncode is None or child.returncode > 0:
+        raise RuntimeError(f"the check of a schema ended with {child.returncode}")
+    if child.returncode:
+        return SchemaVerdict(f"it takes more than {MAX_MEMORY_BYTES} bytes to compile")
+    found = json.loads(said)
+    return SchemaVerdict(found["fault"][:MAX_REASON_CHARS], json.dumps(found["schema"]))
+
 
 _DEFINITIONS: Final = ("$defs", "definitions")
 # A larger bound on a text's length is not enforced by the grammar.
@@ -20,9 +128,7 @@ _MAX_BOUND: Final = 4096
 class Writer(Protocol):
     """A writer of texts as terminals of a grammar."""
 
-    def __call__(self, *texts: str) -> str:
-        """Return the terminals of these texts in sequence."""
-        ...
+    def __call__(self, *texts: str) -> str: ...
 
     def until(self, closes: str, rule: str = ..., text: str = ...) -> str:
         """Return a terminal for text through `closes`."""
@@ -111,10 +217,8 @@ class _Writer:
     def __init__(self, special: Mapping[str, int]) -> None:
         self._special = special
         self.rules: list[str] = []
-        """The additional rules that the terminals need."""
 
     def __call__(self, *texts: str) -> str:
-        """Return the terminals of these texts in sequence."""
         return " ".join(
             f"<[{self._special[text]}]>" if text in self._special else json.dumps(text, ensure_ascii=False)
             for text in texts
@@ -147,7 +251,6 @@ def _harmony_final(write: _Writer) -> str:
 
 
 def _calls(shape: AnswerFormat, write: _Writer, tools: Sequence[ToolSchema], parallel: bool) -> list[str]:
-    """Return the rule `calls` and the rules of each tool."""
     which = "call: " + " | ".join(f"call_{at}" for at in range(len(tools)))
     marked = CALLS.get(shape.calls)
     if marked is not None and issubclass(marked, MarkedCalls):

@@ -1,6 +1,8 @@
-"""The parts of an answer in any model's format, and the port that all formats implement. Pure."""
+"""The parts of an answer in any model's format, the port of all formats, and a call written as a JSON object. Pure."""
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
@@ -88,5 +90,168 @@ class AnswerReader:
 
 
 def is_content(parts: list[AnswerPart]) -> bool:
-    """Return whether any of the parts is shown as content."""
     return any(part.kind is PartKind.CONTENT for part in parts)
+
+
+_OPEN = re.compile(r"[\s,]*\{")
+_KEY = re.compile(r'[\s,]*"((?:[^"\\]|\\.)*)"\s*:\s*(?=\S)', re.DOTALL)
+_CLOSE = re.compile(r"[\s,]*\}")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SCALAR = re.compile(r'[^\s,{}\[\]"]+(?=[\s,}\]])')
+# Llama writes "parameters".
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class JsonText:
+    """The text of one JSON object or list, up to its closing bracket."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def push(self, text: str) -> int:
+        """Return the number of characters of `text` that belong to the value."""
+        for place, char in enumerate(text):
+            if self._in_string:
+                self._in_string = self._escaped or char != '"'
+                self._escaped = char == "\\" and not self._escaped
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self.ended = True
+                    return place + 1
+            elif char == "<":  # of a tag: JSON has none outside strings, so the model has broken off
+                self.ended = True
+                return place
+        return len(text)
+
+
+class _JsonState(Enum):
+    OPENING = auto()
+    KEY = auto()
+    VALUE = auto()
+    # In a value that is ignored.
+    SKIPPED = auto()
+    ARGUMENTS = auto()
+    ENDED = auto()
+
+
+class JsonCall:
+    """One call. The model chooses the order of keys, so arguments before the name are held back."""
+
+    def __init__(self, is_tool: Callable[[str], bool] = lambda _: True) -> None:
+        """`is_tool` says whether a name is a tool's; otherwise the object is no call."""
+        self.named = False
+        """Whether the name was returned; from then on the object is a call."""
+        self.raw = ""
+        """The whole text until the call is named."""
+        self._is_tool = is_tool
+        self._state = _JsonState.OPENING
+        self._left = ""
+        self._key = ""
+        self._value = JsonText()
+        self._early = ""
+        self._has_arguments = False
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the text is complete or cannot be a call."""
+        return self._state is _JsonState.ENDED
+
+    def push(self, text: str) -> list[AnswerPart]:
+        """Return the parts that `text` adds. Once the call has ended, `rest` returns the text after it."""
+        if not self.named:
+            self.raw += text
+        self._left += text
+        parts: list[AnswerPart] = []
+        while not self.ended and self._step(parts):
+            pass
+        if self.ended and not self.named:
+            self.raw = self.raw[: len(self.raw) - len(self._left)]
+        return parts
+
+    @property
+    def rest(self) -> str:
+        return self._left
+
+    def _step(self, parts: list[AnswerPart]) -> bool:
+        """Consume one piece of syntax; return False if more text is needed."""
+        if self._state is _JsonState.OPENING:
+            return self._take(_OPEN, _JsonState.KEY, "{")
+        if self._state is _JsonState.KEY:
+            return self._take_key(parts)
+        if self._state is _JsonState.VALUE:
+            return self._take_value(parts)
+        size = self._value.push(self._left)
+        value, self._left = self._left[:size], self._left[size:]
+        if self._state is _JsonState.ARGUMENTS and value:
+            self._argue(value, parts)
+        if self._value.ended:
+            self._state = _JsonState.KEY
+        return self._value.ended
+
+    def _take(self, pattern: re.Pattern[str], state: _JsonState, begins: str) -> bool:
+        found = pattern.match(self._left)
+        if found:
+            self._left, self._state = self._left[found.end() :], state
+        elif self._left.lstrip(" \t\r\n,")[:1] not in begins:
+            self._state = _JsonState.ENDED
+        return found is not None
+
+    def _take_key(self, parts: list[AnswerPart]) -> bool:
+        if self._take(_CLOSE, _JsonState.ENDED, '}"'):
+            if self.named and not self._has_arguments:
+                self._argue("{}", parts)
+            return True
+        found = _KEY.match(self._left)
+        if found:
+            self._key, self._left, self._state = found[1], self._left[found.end() :], _JsonState.VALUE
+        return found is not None
+
+    def _take_value(self, parts: list[AnswerPart]) -> bool:
+        if self._left[0] in "{[":
+            self._value = JsonText()
+            is_argument = self._key in _ARGUMENTS and self._left[0] == "{" and not self._has_arguments
+            self._state = _JsonState.ARGUMENTS if is_argument else _JsonState.SKIPPED
+            return True
+        found = (_STRING if self._left[0] == '"' else _SCALAR).match(self._left)
+        if not found:
+            return False
+        self._left, self._state = self._left[found.end() :], _JsonState.KEY
+        if self._key == "name" and not self.named:
+            self._name(found[0], parts)
+        elif self._key in _ARGUMENTS and not self._has_arguments:
+            self._argue(_unquoted(found[0]) or "{}", parts)
+        return True
+
+    def _name(self, value: str, parts: list[AnswerPart]) -> None:
+        name = _unquoted(value)
+        if not name or not self._is_tool(name):
+            self._state = _JsonState.ENDED
+            return
+        self.named, self.raw = True, ""
+        parts.append(AnswerPart(PartKind.CALL, name))
+        if self._early:
+            parts.append(AnswerPart(PartKind.ARGUMENTS, self._early))
+
+    def _argue(self, text: str, parts: list[AnswerPart]) -> None:
+        self._has_arguments = True
+        if self.named:
+            parts.append(AnswerPart(PartKind.ARGUMENTS, text))
+        else:
+            self._early += text
+
+
+def _unquoted(value: str) -> str:
+    """Decode a JSON string; return an empty string if it is broken or no string."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return ""
+    return found if isinstance(found, str) else ""

@@ -10,26 +10,24 @@ from fastapi import APIRouter
 from libs.bus.work import WorkBus
 from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES, BATCH_SUBMIT
 from libs.dispatch.dispatcher import Dispatcher
-from libs.filestore.port import FileStore
+from libs.filestore.port import FileStore, Stored
+from libs.keys.table import KeyTable
 from libs.policy.batch import GatewayLoad
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
-from services.gateway.batch.api.routes import make_batch_router
-from services.gateway.batch.jobs.order import AllowedTopics
-from services.gateway.batch.jobs.view import KEEPERS, JobView
-from services.gateway.batch.keeper.begin import Submissions
-from services.gateway.batch.keeper.keeper import JobKeeper
-from services.gateway.batch.metrics import BatchMetrics
-from services.gateway.batch.retention import Retention
-from services.gateway.batch.runner.line_request import LineRequester
-from services.gateway.batch.runner.runner import LaneRunner
-from services.gateway.batch.runner.slots import ServedModels, Slots
-from services.gateway.batch.tenant_bounds import TenantBounds
-from services.gateway.dispatch.intake import Intake
-from services.gateway.dispatch.model_desk import ModelDesk
-from services.gateway.metrics import GatewayMetrics
+from services.gateway.batch.begin import AllowedTopics, Submissions
+from services.gateway.batch.bounds import Retention, TenantBounds
+from services.gateway.batch.keeper import JobKeeper
+from services.gateway.batch.line_request import LineRequester, ServedModels, Slots
+from services.gateway.batch.routes import make_batch_router
+from services.gateway.batch.runner import LaneRunner
+from services.gateway.batch.view import KEEPERS, JobView
+from services.gateway.fleet import WorkerLinks
+from services.gateway.metrics import BatchMetrics, GatewayMetrics
+from services.gateway.request.intake import Intake
+from services.gateway.request.limits import TenantLimiter
+from services.gateway.request.models import LoadableModels
 from services.gateway.settings import GatewaySettings
-from services.gateway.workers.fleet import WorkerLinks
 
 RUNNERS, SUBMISSIONS = "batch-runners.v2", "batch-submissions"
 
@@ -47,12 +45,11 @@ class Serving:
     """The parts of the gateway that lines pass through."""
 
     models: Sequence[str]
-    """The names of the models that the gateway serves."""
     intake: Intake
     dispatcher: Dispatcher
     fleet: WorkerLinks
     metrics: GatewayMetrics
-    desk: ModelDesk | None = None
+    loadable: LoadableModels | None = None
 
 
 class BatchService:
@@ -69,7 +66,9 @@ class BatchService:
         served = ServedModels(serving.fleet.views, serving.models, clock)
         self._runner = LaneRunner(
             files=ports.files,
-            requester=LineRequester(serving.intake, serving.dispatcher, slots, served, clock, desk=serving.desk),
+            requester=LineRequester(
+                serving.intake, serving.dispatcher, slots, served, clock, loadable=serving.loadable
+            ),
             slots=slots,
             clock=clock,
             view=self._view,
@@ -121,6 +120,22 @@ class BatchService:
             yield
         finally:
             await own.close()
+
+
+def make_batch(
+    ports: BatchPorts | None,
+    serving: Serving,
+    settings: GatewaySettings,
+    clock: Clock,
+    *,
+    keys: KeyTable | None,
+    limiter: TenantLimiter | None,
+) -> BatchService | None:
+    """Return the service of files and batches, or None if the gateway has none."""
+    store = Stored(settings.files_max_count, settings.files_max_bytes)
+    bounds = TenantBounds(keys, limiter, store=store, tenant_files=settings.tenant_files_max_count)
+    serving.metrics.watch_slots({"uploads": bounds.uploads})
+    return BatchService(ports, serving, settings, clock, bounds) if ports else None
 
 
 def _load(serving: Serving) -> GatewayLoad:

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from libs.bus.port import Bus
 from libs.contracts import metric_names as names
 from libs.contracts.topics import ALERTS
-from libs.keys.change_guard import ChangeGuard
+from libs.keys.gate import ChangeGuard
 from libs.policy.alerts.rules import ON_TELEMETRY, Name, Severity
 from libs.policy.alerts.store import Alert
 from libs.runtime.clock import Clock

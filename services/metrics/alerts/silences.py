@@ -13,7 +13,7 @@ from libs.contracts.errors import Conflict, InvalidRequest, SilenceNotFound, quo
 from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import AlertSilence
 from libs.contracts.topics import SILENCES
 from libs.keys.audit import named_actor
-from libs.keys.change_guard import ChangeGuard
+from libs.keys.gate import ChangeGuard
 from libs.keys.table import MAX_SAID_CHARS
 from libs.policy.alerts.store import (
     MAX_ALERT_ID_CHARS,

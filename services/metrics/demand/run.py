@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from libs.contracts.errors import InvalidRequest
 from libs.demand.counts import Counts, DemandKey
-from libs.keys.change_guard import ChangeGuard
+from libs.keys.gate import ChangeGuard
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from services.metrics.alerts.evaluator import AlertEvaluator

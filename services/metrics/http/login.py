@@ -21,10 +21,7 @@ from libs.contracts.errors import BodyTooLarge, InvalidApiKey
 from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.keys.audit import AuditDoor, changes
 from libs.keys.book import Role
-from libs.keys.change_guard import ChangeGuard
-from libs.keys.gate import KeyGate, is_public
-from libs.keys.hosts import own_hosts
-from libs.keys.sessions import COOKIE, Sessions
+from libs.keys.gate import COOKIE, ChangeGuard, KeyGate, Sessions, is_public, own_hosts
 from libs.keys.table import KeyTable
 from libs.runtime.clock import Clock
 from libs.runtime.http.settings import HttpSettings

@@ -12,7 +12,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.topics import DECISIONS
 from libs.keys.audit import named_actor
 from libs.keys.book import Role
-from libs.keys.change_guard import ChangeGuard
+from libs.keys.gate import ChangeGuard
 from libs.keys.table import KeyTable
 from libs.runtime.clock import Clock
 from libs.runtime.web import JsonRoute

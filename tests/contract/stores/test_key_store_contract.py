@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from libs.contracts.errors import KeyNotFound, StoreUnavailable
-from libs.keys.book import KeyBook, draw_key
-from libs.keys.file import FileKeys
-from libs.keys.port import KeyStore
+from libs.keys.book import KeyBook, KeyStore, draw_key
 from libs.keys.redis import RedisKeys
+from libs.keys.store import FileKeys
 
 Open = Callable[[], KeyStore]
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.hashing import HASH_BYTES
-from libs.stores.kvindex.port import KvIndex, PrefixQuery
+from libs.stores.kvindex import KvIndex, PrefixQuery
 from libs.testing.contract.databases import Database
 from libs.testing.examples import examples
 

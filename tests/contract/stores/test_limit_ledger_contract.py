@@ -8,8 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from libs.contracts import keys
-from libs.stores.limits.port import HOLD_S, MAX_REPORT_BYTES, REPORT_HOLD_S, Ledger, LedgerDown
-from libs.stores.limits.redis import RedisLedger
+from libs.stores.limits import HOLD_S, MAX_REPORT_BYTES, REPORT_HOLD_S, Ledger, LedgerDown, RedisLedger
 from libs.testing.memory.limits import MemoryLedger
 
 

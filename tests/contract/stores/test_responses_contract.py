@@ -8,10 +8,14 @@ import pytest
 from redis.asyncio import Redis
 
 from libs.contracts import keys
-from libs.stores.responses import memory, redis
-from libs.stores.responses.memory import MemoryResponses
-from libs.stores.responses.port import MAX_RESPONSE_BYTES, ResponsesDown, ResponseStore
-from libs.stores.responses.redis import RedisResponses
+from libs.stores import responses
+from libs.stores.responses import (
+    MAX_RESPONSE_BYTES,
+    MemoryResponses,
+    RedisResponses,
+    ResponsesDown,
+    ResponseStore,
+)
 from libs.testing.servers.stores import RedisServer
 
 KEEP_S = 60
@@ -53,9 +57,8 @@ async def test_a_value_ends_by_itself(store: ResponseStore) -> None:
 
 
 async def test_the_oldest_make_room(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (memory, redis):
-        monkeypatch.setattr(module, "MAX_RESPONSES", 2)
-        monkeypatch.setattr(module, "MAX_TENANT_BYTES", 10)
+    monkeypatch.setattr(responses, "MAX_RESPONSES", 2)
+    monkeypatch.setattr(responses, "MAX_TENANT_BYTES", 10)
     for name in ("one", "two", "three"):
         await store.keep("a", name, b"x", KEEP_S)
     found = [await store.get("a", name) for name in ("two", "three")]

@@ -19,8 +19,7 @@ from libs.keys.book import KeyBook, draw_key
 from libs.keys.redis import RedisKeys
 from libs.runtime.redis import make_redis
 from libs.runtime.settings import CommonSettings
-from libs.stores.limits.port import LedgerDown
-from libs.stores.limits.redis import RedisLedger
+from libs.stores.limits import LedgerDown, RedisLedger
 from libs.testing.servers.kafka_install import KafkaUnavailable
 from libs.testing.servers.secured import (
     BROKER,

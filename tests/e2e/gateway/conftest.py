@@ -13,7 +13,7 @@ from libs.testing.servers.listed_registry import ListedRegistry
 from libs.testing.wait import until
 from libs.testing.workers.hosts import RecordingBus, RecordingKvIndex
 from libs.testing.workers.scripted import ScriptedWorker, scripted_worker
-from services.gateway.prompt.catalog import load_catalog
+from services.gateway.request.prompt import load_catalog
 from services.gateway.run import GatewayPorts, open_gateway
 from services.gateway.settings import GatewaySettings
 

@@ -12,7 +12,7 @@ from libs.model.info import load_model_info
 from libs.testing.engines.harmony import sim_with_markers
 from libs.testing.workers.scripted import Plan, ScriptedWorker
 from services.gateway.answers.families import FormatNames
-from services.gateway.prompt.catalog import Catalog, ServedModel, load_catalog
+from services.gateway.request.prompt import Catalog, ServedModel, load_catalog
 from tests.e2e.gateway.gateway_rig import CHAT, TOOL
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from libs.contracts.errors import StartupError
 from libs.testing.workers.scripted import Plan, ScriptedWorker, expected_text
-from services.gateway.prompt.catalog import Catalog, load_catalog
+from services.gateway.request.prompt import Catalog, load_catalog
 from tests.e2e.gateway.gateway_rig import CHAT, TOOL
 
 JSON = {"content-type": "application/json"}

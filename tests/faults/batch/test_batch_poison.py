@@ -11,8 +11,8 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.filestore.local import LocalFiles
 from libs.testing.batch.jobs import answered, submit, unanswered, until_answered, write_lines
 from libs.testing.workers.scripted import scripted_worker
+from services.gateway.batch.line_request import MAX_ATTEMPTS
 from services.gateway.batch.run import BatchPorts
-from services.gateway.batch.runner.line_request import MAX_ATTEMPTS
 
 LINES = 40
 POISON = 7

@@ -21,7 +21,7 @@ from libs.testing.suites.processes import gateway_metrics
 from libs.testing.wait import until
 from libs.testing.workers.scripted import Plan, ScriptedWorker, expected_text, scripted_worker
 from services.gateway.batch.run import BatchPorts
-from services.gateway.workers.link import WorkerLink
+from services.gateway.link import WorkerLink
 
 TOKENS = 12
 POISON = "kills"

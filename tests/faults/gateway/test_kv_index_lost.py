@@ -11,12 +11,12 @@ from redis.asyncio import Redis
 
 from libs.contracts.keys import kv_blocks
 from libs.runtime.tasks import TaskOwner
-from libs.stores.kvindex.redis import RedisKvIndex
+from libs.stores.kvindex import RedisKvIndex
 from libs.testing.servers.stores import RedisServer
 from libs.testing.wait import until
 from libs.testing.workers.hosts import LocalWorker, local_worker
 from libs.testing.workers.scripted import scripted_worker
-from services.gateway.dispatch.prefix_hints import MAX_PROBES, PrefixHints
+from services.gateway.request.prompt import MAX_PROBES, PrefixHints
 
 LEASE_MS = 1200
 SPEEDUP = 4.0

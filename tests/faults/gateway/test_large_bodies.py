@@ -10,7 +10,7 @@ from typing import Any
 from libs.testing.suites.processes import gateway_metrics
 from libs.testing.wait import until
 from libs.testing.workers.scripted import Plan, scripted_worker
-from services.gateway.prompt.parse import Asked
+from services.gateway.request.parse import ParsedRequest
 
 BODY_BYTES = 1024 * 1024
 OPEN = 2
@@ -44,7 +44,7 @@ async def test_bodies_over_the_bound_are_refused_until_answers_have_ended(open_g
         tracemalloc.stop()
         # The client in this process holds its copies; the gateway holds none.
         assert held_bytes < (OPEN + 1) * BODY_BYTES
-        assert not [each for each in gc.get_objects() if isinstance(each, Asked) and each.prompts == (PROMPT,)]
+        assert not [each for each in gc.get_objects() if isinstance(each, ParsedRequest) and each.prompts == (PROMPT,)]
         assert gateway.running.stalls.body_bytes == OPEN * BODY_BYTES
         assert (await gateway_metrics(gateway.http, gateway.url))["body_bytes"] == OPEN * BODY_BYTES
 

@@ -21,7 +21,7 @@ from libs.dispatch.generation import ApiFinishReason, Generation, RequestTimes
 from libs.engine.reports import Logprob
 from libs.keys.book import KeyBook, TenantLimits
 from libs.keys.table import KeyTable
-from libs.stores.limits.port import REPORT_HOLD_S
+from libs.stores.limits import REPORT_HOLD_S
 from libs.testing.memory.limits import MemoryLedger
 from load.chaos.cluster import Cluster
 from load.chaos.loop import Node, SimLoop

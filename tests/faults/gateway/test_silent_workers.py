@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.policy.gateway.silence import SILENT_MS
+from libs.policy.gateway.view import SILENT_MS
 from libs.testing.wait import until
 from libs.testing.workers.scripted import Plan, ScriptedWorker, expected_text, scripted_worker
-from services.gateway.workers.fleet import MAX_HEARD_MS, SilenceWatch
+from services.gateway.fleet import MAX_HEARD_MS, SilenceWatch
 
 pytestmark = pytest.mark.alone
 

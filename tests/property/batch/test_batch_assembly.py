@@ -17,11 +17,10 @@ from libs.filestore.local import LocalDraft, LocalFiles
 from libs.filestore.port import FileInfo
 from libs.testing.batch.work import MemoryWork
 from libs.testing.examples import examples
-from services.gateway.batch.jobs.fold import JobBook
-from services.gateway.batch.jobs.job import Job
-from services.gateway.batch.keeper.assemble import Assembly
-from services.gateway.batch.keeper.keeper import sweep
-from services.gateway.batch.lines.parts import PART_PURPOSE
+from services.gateway.batch.job import Job
+from services.gateway.batch.keeper import sweep
+from services.gateway.batch.output import PART_PURPOSE, Assembly
+from services.gateway.batch.view import JobBook
 
 PART_BYTES = 12
 """Of a few lines."""

@@ -16,9 +16,9 @@ from libs.policy.batch import (
     queues_of,
     room_for,
 )
-from services.gateway.batch.jobs.ending import LineRate, ends_s, news
-from services.gateway.batch.lines.line import BatchLine
-from services.gateway.batch.runner.runner import by_prefix
+from services.gateway.batch.job import LineRate, ends_s, news
+from services.gateway.batch.lines import BatchLine
+from services.gateway.batch.runner import by_prefix
 
 S = 1_000_000_000
 NOW_NS = 1_000 * S

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.policy.batch import LOOK_AHEAD, SHARE_LINES, GatewayLoad, allowed
-from libs.policy.queue.order import Line
-from services.gateway.batch.jobs.fold import MAX_EARLY, JobBook, snapshot
-from services.gateway.batch.jobs.progress import ShareNote
-from services.gateway.batch.lines.line import read_line
-from services.gateway.batch.lines.repeats import IdHashes, custom_id_of
-from services.gateway.batch.lines.shares import Cutter, after
+from libs.policy.gateway.order import Line
+from services.gateway.batch.job import ShareNote
+from services.gateway.batch.lines import IdHashes, custom_id_of, read_line
+from services.gateway.batch.shares import Cutter, after
+from services.gateway.batch.view import MAX_EARLY, JobBook, snapshot
 
 LINES = st.lists(
     st.one_of(

@@ -19,10 +19,9 @@ from libs.model.builtin import SIM_EOS, sim_tokenizer
 from libs.model.chat import ChatTemplate
 from libs.model.tokenizer import Tokenizer
 from libs.testing.engines.harmony import MARKERS
-from services.gateway.answers.calls import KimiCalls
+from services.gateway.answers.calls import GlmCalls, KimiCalls
 from services.gateway.answers.families import AnswerFormat, answer_format
 from services.gateway.answers.guide import guide_of
-from services.gateway.answers.marked_calls import GlmCalls
 from services.gateway.answers.parts import AnswerReader, PartKind
 
 SCHEMA = {

@@ -8,11 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.answers.calls import DeepSeekCalls, HermesCall, KimiCalls, LlamaCalls, MistralCalls
-from services.gateway.answers.families import CALLS, REASONING
-from services.gateway.answers.marked_calls import GlmCalls, MiniMaxCalls, QwenCoderCalls, SeedCalls
+from services.gateway.answers.calls import (
+    DeepSeekCalls,
+    GlmCalls,
+    HermesCall,
+    KimiCalls,
+    LlamaCalls,
+    MiniMaxCalls,
+    MistralCalls,
+    QwenCoderCalls,
+    SeedCalls,
+)
+from services.gateway.answers.families import CALLS, REASONING, CallFormat, TaggedParser
 from services.gateway.answers.parts import PartKind
-from services.gateway.answers.tagged import CallFormat, TaggedParser
 
 THINK = REASONING["think"]
 TOOLS: dict[str, dict[str, Any]] = {

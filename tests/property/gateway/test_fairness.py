@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.queue.fairness import MOST_CLASSES, FairTurns, Flow
-from libs.policy.queue.order import Line
+from libs.policy.gateway.fairness import MOST_CLASSES, FairTurns, Flow
+from libs.policy.gateway.order import Line
 
 asks = st.lists(
     st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from(["x", "y"]), st.integers(1, 10_000)), max_size=40

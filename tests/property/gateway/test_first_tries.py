@@ -4,8 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from libs.policy.gateway.first_tries import COMPUTED_NS, MAX_COMPUTED, FirstTries, Key
-from libs.policy.gateway.suspicion import MAX_LOST_WORKERS
+from libs.policy.gateway.suspicion import COMPUTED_NS, MAX_COMPUTED, MAX_LOST_WORKERS, FirstTries, Key
 
 KEYS: tuple[Key, ...] = (("a", b"one"), ("a", b"two"), ("b", b"one"))
 

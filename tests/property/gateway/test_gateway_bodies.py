@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.errors import InvalidRequest
-from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
-from services.gateway.prompt.schema import ChatRequest, CompletionRequest
+from services.gateway.request.parse import ParsedRequest, parse_chat, parse_completion
+from services.gateway.request.schema import ChatRequest, CompletionRequest
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "m", "prompt": "hi"}
@@ -22,7 +22,7 @@ bodies = st.dictionaries(st.sampled_from(FIELDS), values, max_size=4)
 ends = st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255))
 
 
-def _refusal(parse: Callable[[bytes], Asked], body: bytes) -> InvalidRequest | None:
+def _refusal(parse: Callable[[bytes], ParsedRequest], body: bytes) -> InvalidRequest | None:
     try:
         parse(body)
     except InvalidRequest as error:

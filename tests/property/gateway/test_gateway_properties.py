@@ -3,11 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.gateway.binding import bind
-from libs.policy.gateway.credit_balance import CreditBalance
-from libs.policy.gateway.routing import POLICIES, LeastLoaded, RoutingPolicy
+from libs.policy.gateway.binding import POLICIES, LeastLoaded, RoutingPolicy, bind
+from libs.policy.gateway.outlook import CreditBalance
 from libs.policy.gateway.view import Ask, Binding, WorkerView
-from services.gateway.dispatch.choice import StopMatcher
+from services.gateway.request.choice import StopMatcher
 
 MODELS = ("a", "b")
 KINDS = ("k", "l")

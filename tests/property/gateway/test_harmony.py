@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from libs.dispatch.generation import ApiFinishReason
 from libs.engine.reports import Logprob
 from libs.testing.engines.harmony import MARKERS, sim_with_markers
-from services.gateway.answers.harmony import HarmonyParser
+from services.gateway.answers.families import HarmonyParser
 from services.gateway.answers.parts import AnswerReader
-from services.gateway.dispatch.choice import ChoiceText, PartReaders, Piece
+from services.gateway.request.choice import ChoiceText, PartReaders, Piece
 
 TOKENIZER = sim_with_markers()
 IDS = {text: TOKENIZER.encode(text, add_special_tokens=False)[0] for text in MARKERS}

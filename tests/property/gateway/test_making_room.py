@@ -6,7 +6,7 @@ from math import inf
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from libs.policy.queue.making_room import Due, making_room
+from libs.policy.gateway.order import Due, making_room
 
 NOW_NS = 1_000
 PACES = st.sampled_from([0.5, 1.0, 4.0])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.queue.order import (
+from libs.policy.gateway.order import (
     LATE_PATIENCE_NS,
     LATE_SHARE,
     LIMIT_MARGIN,

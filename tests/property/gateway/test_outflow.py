@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.queue.retry_after import MAX_RETRY_AFTER_S, MEMORY_S, MIN_RETRY_AFTER_S, Outflow, retry_after_s
+from libs.policy.gateway.queues import MAX_RETRY_AFTER_S, MEMORY_S, MIN_RETRY_AFTER_S, Outflow, retry_after_s
 
 TOKENS = st.integers(0, 10**9)
 RATES = st.floats(1e-6, 1e9)

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from libs.policy.gateway.effects import (
+from libs.policy.gateway.placement import (
     Attempt,
     Blocks,
     Effects,
@@ -15,6 +15,8 @@ from libs.policy.gateway.effects import (
     EndReason,
     Forget,
     HandOver,
+    Partner,
+    Placement,
     Proceed,
     Release,
     Requeue,
@@ -22,7 +24,6 @@ from libs.policy.gateway.effects import (
     Submit,
     WorkerKey,
 )
-from libs.policy.gateway.placement import Partner, Placement
 from libs.policy.roles import Phase, Refusal
 from libs.testing.examples import examples
 

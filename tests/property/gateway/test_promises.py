@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.errors import QueueFull
 from libs.dispatch.waiting import WaitingQueue
-from libs.policy.queue.retry_after import GRACE_NS, MAX_PROMISES, SECOND_NS, Promises
+from libs.policy.gateway.queues import GRACE_NS, MAX_PROMISES, SECOND_NS, Promises
 from tests.unit.gateway.test_gateway_parts import generation
 
 MS = 1_000_000

@@ -7,8 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.protocol import SIGN_OF_LIFE_MS
-from libs.policy.gateway.silence import MAX_AWAY_SHARE, MAX_SILENT_MS, QUIET_SHARE, SILENT_MS, Heard, whom_to_leave
-from libs.policy.gateway.view import WorkerView, serves
+from libs.policy.gateway.view import (
+    MAX_AWAY_SHARE,
+    MAX_SILENT_MS,
+    QUIET_SHARE,
+    SILENT_MS,
+    Heard,
+    WorkerView,
+    serves,
+    whom_to_leave,
+)
 
 QUIET_MS = QUIET_SHARE * SILENT_MS
 

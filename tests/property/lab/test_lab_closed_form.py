@@ -13,8 +13,8 @@ from libs.lab.cluster.gateway import LabGateway
 from libs.lab.cluster.run import LabResult, LabSetup, Run, check
 from libs.lab.cluster.time import VirtualTime
 from libs.lab.traces.request import TraceRequest
-from libs.policy.gateway.routing import POLICIES
-from libs.policy.queue.expiry import WaitBounds
+from libs.policy.gateway.binding import POLICIES
+from libs.policy.gateway.order import WaitBounds
 from libs.policy.roles import Role
 from tests.lab_rig import MS, figures, requests, shape, trace_of
 

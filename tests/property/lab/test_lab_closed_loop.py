@@ -19,8 +19,8 @@ from libs.lab.policies import policy_named
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
 from libs.lab.traces.request import Trace, TraceRequest
-from libs.policy.gateway.routing import POLICIES
-from libs.policy.queue.expiry import WaitBounds
+from libs.policy.gateway.binding import POLICIES
+from libs.policy.gateway.order import WaitBounds
 from libs.policy.roles import Role
 from tests.lab_rig import BLOCK, MODEL, MS
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.limits.intake import ROUND_UNITS, IntakeLine, units_of
+from libs.policy.gateway.fairness import ROUND_UNITS, IntakeLine, units_of
 
 TENANTS = st.sampled_from(["a", "b", "c"])
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.limits.usage import (
+from libs.policy.gateway.usage import (
     AHEAD_PERCENT,
     IDLE_S,
     SLOTS,

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.errors import QueueFull
-from libs.dispatch.fair_slots import FairSlots
-from libs.policy.limits.slots import ANYBODY, SlotLine, may_take
+from libs.policy.gateway.fairness import ANYBODY, SlotLine, may_take
 from load.chaos.loop import SimLoop
+from services.gateway.turns import FairSlots
 
 
 @given(st.integers(2, 64), st.lists(st.integers(0, 64), max_size=8), st.integers(1, 100))

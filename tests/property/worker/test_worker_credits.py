@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from libs.policy.gateway.credit_balance import CreditBalance
+from libs.policy.gateway.outlook import CreditBalance
 from libs.policy.worker.credits import CreditPool, GatewayDemand
 from libs.testing.examples import examples
 

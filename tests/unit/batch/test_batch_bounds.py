@@ -24,12 +24,10 @@ from libs.runtime.clock import SystemClock
 from libs.runtime.web import error_response
 from libs.testing.batch.work import MemoryWork
 from libs.testing.wait import ManualClock, until
-from services.gateway.batch.api.routes import make_batch_router
-from services.gateway.batch.jobs.order import AllowedTopics
-from services.gateway.batch.jobs.view import JobView
-from services.gateway.batch.keeper.begin import Submissions, begin
-from services.gateway.batch.retention import LOOK_S, SETTLED_S, Retention, unneeded
-from services.gateway.batch.tenant_bounds import TenantBounds
+from services.gateway.batch.begin import AllowedTopics, Submissions, begin
+from services.gateway.batch.bounds import LOOK_S, SETTLED_S, Retention, TenantBounds, unneeded
+from services.gateway.batch.routes import make_batch_router
+from services.gateway.batch.view import JobView
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "a"}}\n'
 

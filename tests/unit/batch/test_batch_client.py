@@ -18,10 +18,10 @@ from libs.runtime.tasks import TaskOwner
 from libs.testing.batch.lanes import created, running, store
 from libs.testing.batch.work import MemoryWork
 from libs.testing.wait import until
-from services.gateway.batch.api.routes import make_batch_router
-from services.gateway.batch.jobs.order import AllowedTopics
-from services.gateway.batch.jobs.view import JobView
-from services.gateway.http.routes import tell_errors
+from services.gateway.batch.begin import AllowedTopics
+from services.gateway.batch.routes import make_batch_router
+from services.gateway.batch.view import JobView
+from services.gateway.routes import tell_errors
 
 pytestmark = pytest.mark.system
 

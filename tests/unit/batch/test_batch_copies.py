@@ -18,13 +18,12 @@ from libs.runtime.clock import SystemClock
 from libs.testing.batch.lanes import HOUR_NS, created, running
 from libs.testing.batch.work import MemoryWork
 from libs.testing.wait import until
-from services.gateway.batch.jobs.view import JobView
-from services.gateway.batch.lines.copies import MAX_TOO_LARGE
-from services.gateway.batch.lines.line import BatchLine
-from services.gateway.batch.metrics import BatchMetrics
-from services.gateway.batch.runner.runner import LaneRunner
-from services.gateway.batch.runner.slots import Slots
-from services.gateway.http.replies import CompletionChoice, Envelope
+from services.gateway.batch.line_request import Slots
+from services.gateway.batch.lines import MAX_TOO_LARGE, BatchLine
+from services.gateway.batch.runner import LaneRunner
+from services.gateway.batch.view import JobView
+from services.gateway.metrics import BatchMetrics
+from services.gateway.request.formats import CompletionChoice, Envelope
 
 LINES = 40
 LARGE = 7

@@ -10,9 +10,8 @@ from libs.contracts.errors import FileNotFound, StoreUnavailable
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.filestore.local import LocalFiles
 from libs.policy.batch import SHARE_LINES
-from services.gateway.batch.jobs.job import Job
-from services.gateway.batch.keeper.dealer import Dealer
-from services.gateway.batch.lines.shares import ShareSpan
+from services.gateway.batch.job import Job
+from services.gateway.batch.shares import Dealer, ShareSpan
 
 
 async def test_an_input_that_ends_too_soon_is_dealt_as_one_that_is_gone(tmp_path: Path) -> None:

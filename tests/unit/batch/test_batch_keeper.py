@@ -20,13 +20,13 @@ from libs.runtime.clock import Clock, SystemClock
 from libs.testing.batch.lanes import created, running, store
 from libs.testing.batch.work import MemoryWork
 from libs.testing.wait import ManualClock, until
-from services.gateway.batch.api.replies import show_batch
-from services.gateway.batch.jobs.job import Job
-from services.gateway.batch.jobs.view import JobView
-from services.gateway.batch.keeper.begin import Begun, begin
-from services.gateway.batch.keeper.keeper import MAX_ASSEMBLED, JobKeeper, sweep
-from services.gateway.batch.lines.parts import Parts
-from services.gateway.batch.metrics import BatchMetrics
+from services.gateway.batch.begin import Begun, begin
+from services.gateway.batch.job import Job
+from services.gateway.batch.keeper import MAX_ASSEMBLED, JobKeeper, sweep
+from services.gateway.batch.output import Parts
+from services.gateway.batch.routes import show_batch
+from services.gateway.batch.view import JobView
+from services.gateway.metrics import BatchMetrics
 
 OPEN_SHARES = LEAST_OPEN_LINES // SHARE_LINES
 

@@ -16,12 +16,9 @@ from libs.policy.batch import GatewayLoad
 from libs.policy.gateway.view import WorkerView
 from libs.testing.wait import ManualClock, until
 from load.chaos.loop import SimLoop
-from services.gateway.batch.lines.answers import MAX_RESULT_BYTES, fitting, refused
-from services.gateway.batch.lines.line import BatchLine, read_line
-from services.gateway.batch.lines.repeats import IdHashes
-from services.gateway.batch.lines.upload import MAX_SILENT_S, MAX_UPLOAD_S, MIN_BYTES_PER_S, chunks
-from services.gateway.batch.runner.line_request import AWAY_S
-from services.gateway.batch.runner.slots import FORGET_S, ServedModels, Slots
+from services.gateway.batch.line_request import AWAY_S, FORGET_S, ServedModels, Slots
+from services.gateway.batch.lines import MAX_RESULT_BYTES, BatchLine, IdHashes, fitting, read_line, refused
+from services.gateway.batch.upload import MAX_SILENT_S, MAX_UPLOAD_S, MIN_BYTES_PER_S, chunks
 
 SMALL_BYTES = 20_000
 

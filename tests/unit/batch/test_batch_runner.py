@@ -19,14 +19,13 @@ from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import end
 from libs.testing.batch.work import MemoryWork
 from libs.testing.wait import until
-from services.gateway.batch.jobs import catch_up as look_back_module
-from services.gateway.batch.jobs.fold import JobBook, snapshot
-from services.gateway.batch.jobs.job import Job
-from services.gateway.batch.jobs.view import JobView
-from services.gateway.batch.lines.line import BatchLine
-from services.gateway.batch.metrics import BatchMetrics
-from services.gateway.batch.runner.runner import LaneRunner
-from services.gateway.batch.runner.slots import Slots
+from services.gateway.batch import view as look_back_module
+from services.gateway.batch.job import Job
+from services.gateway.batch.line_request import Slots
+from services.gateway.batch.lines import BatchLine
+from services.gateway.batch.runner import LaneRunner
+from services.gateway.batch.view import JobBook, JobView, snapshot
+from services.gateway.metrics import BatchMetrics
 
 LINES = 200
 SHARES = 3

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from libs.contracts.errors import InvalidRequest, StartupError, TopicNotAllowed
 from libs.launch.settings import LaunchSettings
 from libs.runtime.settings import load_settings
-from services.gateway.batch.jobs.order import AllowedTopics, read_request
+from services.gateway.batch.begin import AllowedTopics, read_request
 from services.gateway.settings import GatewaySettings
 
 NAMES = st.text("abz.-_0", min_size=1, max_size=12)

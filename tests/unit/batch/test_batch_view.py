@@ -29,14 +29,11 @@ from libs.runtime.clock import SystemClock
 from libs.testing.batch.lanes import created, job_events, running, store
 from libs.testing.batch.work import MemoryWork
 from libs.testing.wait import until
-from services.gateway.batch.api.replies import show_batch, show_page
-from services.gateway.batch.api.routes import make_batch_router
-from services.gateway.batch.jobs import view as view_module
-from services.gateway.batch.jobs.fold import JobBook
-from services.gateway.batch.jobs.job import Job
-from services.gateway.batch.jobs.order import AllowedTopics
-from services.gateway.batch.jobs.view import MAX_TENANT_UNFINISHED, MAX_UNFINISHED, JobView
-from services.gateway.batch.keeper.begin import Submissions
+from services.gateway.batch import view as view_module
+from services.gateway.batch.begin import AllowedTopics, Submissions
+from services.gateway.batch.job import Job
+from services.gateway.batch.routes import make_batch_router, show_batch, show_page
+from services.gateway.batch.view import MAX_TENANT_UNFINISHED, MAX_UNFINISHED, JobBook, JobView
 
 ASKED = {"endpoint": "/v1/completions", "input_file_id": "file-1", "completion_window": "24h"}
 

@@ -15,12 +15,12 @@ from libs.runtime.clock import Clock, SystemClock
 from libs.testing.batch.lanes import HOUR_NS, created, running
 from libs.testing.batch.work import MemoryWork
 from libs.testing.wait import ManualClock, until
-from services.gateway.batch.api.replies import show_batch
-from services.gateway.batch.jobs.view import JobView
-from services.gateway.batch.keeper import keeper as keeper_module
-from services.gateway.batch.keeper.keeper import CANCELLED_WAITS_S, JobKeeper
-from services.gateway.batch.lines.parts import PART_PURPOSE
-from services.gateway.batch.metrics import BatchMetrics
+from services.gateway.batch import keeper as keeper_module
+from services.gateway.batch.keeper import CANCELLED_WAITS_S, JobKeeper
+from services.gateway.batch.output import PART_PURPOSE
+from services.gateway.batch.routes import show_batch
+from services.gateway.batch.view import JobView
+from services.gateway.metrics import BatchMetrics
 
 LINES = 100
 STORE_BYTES = 2_000

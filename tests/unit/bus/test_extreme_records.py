@@ -53,11 +53,10 @@ from libs.testing.memory.bus import MemoryBus
 from libs.testing.messages import extremes, plain, plausible_fields
 from libs.testing.servers.listed_registry import ListedRegistry
 from libs.testing.wait import until
-from services.gateway.batch.api.replies import show_batch
-from services.gateway.batch.jobs.order import AllowedTopics
-from services.gateway.batch.jobs.progress import ShareNote
-from services.gateway.batch.jobs.view import JobView
-from services.gateway.batch.keeper.begin import Submissions
+from services.gateway.batch.begin import AllowedTopics, Submissions
+from services.gateway.batch.job import ShareNote
+from services.gateway.batch.routes import show_batch
+from services.gateway.batch.view import JobView
 from services.metrics.demand.keeping import FINE, MOST_IN_BIN, DemandFile
 from services.metrics.history import HistoryFile
 from services.metrics.run import MetricsPorts, open_metrics

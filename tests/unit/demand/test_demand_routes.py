@@ -11,7 +11,7 @@ from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan
 from libs.contracts.topics import DEMAND
 from libs.demand.counts import Counts, DemandKey
 from libs.demand.wire import plan_of, totals_message
-from libs.keys.change_guard import ChangeGuard
+from libs.keys.gate import ChangeGuard
 from libs.runtime.web import make_web_app
 from libs.telemetry.steps import prefill_shares
 from libs.testing.wait import ManualClock

@@ -4,7 +4,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import Generation, RequestTimes
 from libs.dispatch.places import TenantPlaces
 from libs.dispatch.ports import OneForAll
-from libs.policy.gateway.effects import Attempt
+from libs.policy.gateway.placement import Attempt
 from libs.policy.roles import Phase
 
 

@@ -11,19 +11,19 @@ from llguidance import LLMatcher, LLTokenizer
 
 from libs.contracts.errors import InvalidRequest
 from libs.model.grammar import choice_rule, fault_of_rule, pattern_rule
-from services.gateway.answers.schema_check import SchemaCheck
-from services.gateway.dispatch.intake import check_schemas
-from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
+from services.gateway.answers.guide import SchemaCheck
+from services.gateway.request.intake import check_schemas
+from services.gateway.request.parse import ParsedRequest, parse_chat, parse_completion
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 BYTES = LLTokenizer("byte")
 
 
-def chat(**fields: Any) -> Asked:
+def chat(**fields: Any) -> ParsedRequest:
     return parse_chat(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}).encode())
 
 
-def completion(**fields: Any) -> Asked:
+def completion(**fields: Any) -> ParsedRequest:
     return parse_completion(json.dumps({"model": "m", "prompt": "x", **fields}).encode())
 
 

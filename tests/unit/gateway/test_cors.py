@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.http.routes import cross_origin
+from services.gateway.routes import cross_origin
 from services.gateway.settings import GatewaySettings
 
 PAGE = "https://chat.example.com"

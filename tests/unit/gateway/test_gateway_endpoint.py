@@ -9,12 +9,12 @@ from libs.dispatch.ports import OneForAll
 from libs.dispatch.waiting import WaitingQueue
 from libs.runtime.tasks import TaskOwner
 from libs.testing.wait import ManualClock
-from services.gateway.dispatch.demand import DemandPublisher
-from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader
-from services.gateway.http.formats import CompletionFormat
-from services.gateway.http.stalls import Stalls
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.prompt.parse import Asked, parse_completion
+from services.gateway.request.endpoint import CompletionEndpoint, CompletionReader
+from services.gateway.request.exchange import Stalls
+from services.gateway.request.formats import CompletionFormat
+from services.gateway.request.parse import ParsedRequest, parse_completion
+from services.gateway.request.recorder import DemandPublisher
 
 
 class Known(OneForAll):
@@ -34,7 +34,7 @@ def counted(metrics: GatewayMetrics) -> dict[str, float]:
 
 
 async def test_a_fault_of_the_gateways_own_is_counted_as_500() -> None:
-    def broken(_body: bytes) -> Asked:
+    def broken(_body: bytes) -> ParsedRequest:
         raise RuntimeError("a bug")
 
     async def receive() -> dict[str, Any]:

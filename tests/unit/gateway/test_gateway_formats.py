@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from libs.engine.reports import Logprob
 from libs.model.info import load_model_info
 from libs.model.tokenizer import load_tokenizer
-from services.gateway.dispatch.choice import Piece, TokenLogprob
-from services.gateway.http.formats import ChatFormat, CompletionFormat
+from services.gateway.request.choice import Piece, TokenLogprob
+from services.gateway.request.formats import ChatFormat, CompletionFormat
 
 SIM = load_tokenizer(load_model_info("builtin:sim"))
 A, B, C = b"abc"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from libs.contracts.errors import InvalidRequest, UnsupportedField
-from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
+from services.gateway.request.parse import ParsedRequest, parse_chat, parse_completion
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": "m", "prompt": "hi"}
@@ -15,11 +15,11 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 CALLED = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
 
-def chat(**change: Any) -> Asked:
+def chat(**change: Any) -> ParsedRequest:
     return parse_chat(json.dumps({**CHAT, **change}).encode())
 
 
-def completion(**change: Any) -> Asked:
+def completion(**change: Any) -> ParsedRequest:
     return parse_completion(json.dumps({**TEXT, **change}).encode())
 
 

@@ -8,18 +8,16 @@ from libs.dispatch import waiting as waiting_queue
 from libs.dispatch.generation import ApiFinishReason, Generation, RequestTimes
 from libs.dispatch.ports import OneForAll, QueuedDemand
 from libs.dispatch.waiting import WaitingQueue, expired
-from libs.policy.gateway.credit_balance import CreditBalance
+from libs.policy.gateway.order import WaitBounds
+from libs.policy.gateway.outlook import CreditBalance
 from libs.policy.gateway.view import WorkerView, serves
-from libs.policy.queue.expiry import WaitBounds
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.settings import load_settings
-from services.gateway.dispatch.choice import StopMatcher
-from services.gateway.dispatch.recorder import request_event
-from services.gateway.prompt.catalog import load_catalog
-from services.gateway.prompt.headers import Defaults, read_headers
-from services.gateway.prompt.parse import Asked, parse_completion
-from services.gateway.prompt.tokenise import check_fit
+from services.gateway.request.choice import StopMatcher
+from services.gateway.request.parse import Defaults, ParsedRequest, parse_completion, read_headers
+from services.gateway.request.prompt import check_fit, load_catalog
+from services.gateway.request.recorder import request_event
 from services.gateway.settings import GatewaySettings
 
 MODEL = load_catalog({"sim": "builtin:sim"}).get("sim")
@@ -297,7 +295,7 @@ def test_output_is_complete_at_an_end_token_or_the_bound() -> None:
 # ------------------------------------------------------------ what fits
 
 
-def asked(body: bytes) -> Asked:
+def asked(body: bytes) -> ParsedRequest:
     return parse_completion(body)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from libs.contracts.errors import BodyTooLarge, InvalidRequest, QueueFull
-from services.gateway.http.stalls import BODY_TIMEOUT_S, ClientGone, Patience, Stalls, read_body
+from services.gateway.request.exchange import BODY_TIMEOUT_S, ClientGone, Patience, Stalls, read_body
 
 ROOM = 4096
 

@@ -6,9 +6,9 @@ import pytest
 
 from libs.contracts.errors import QueueFull
 from libs.dispatch.ports import OneForAll
-from libs.policy.limits.intake import ROUND_UNITS
-from services.gateway.dispatch import intake
-from services.gateway.dispatch.intake import IntakeRounds
+from libs.policy.gateway.fairness import ROUND_UNITS
+from services.gateway import turns
+from services.gateway.turns import IntakeRounds
 
 
 class Known(OneForAll):
@@ -71,7 +71,7 @@ async def test_a_request_whose_client_leaves_takes_no_turn_and_nothing_is_kept_o
 
 
 async def test_more_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "MOST_WAITING", 3)
+    monkeypatch.setattr(turns, "MOST_WAITING", 3)
     rounds = IntakeRounds(Known())
     asked = [rounds.turn("flood") for _ in range(ROUND_UNITS + 3 + 2)]
     answers = await asyncio.gather(*asked, return_exceptions=True)

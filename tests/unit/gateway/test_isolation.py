@@ -13,33 +13,32 @@ import pytest
 
 from libs.contracts.topics import BATCH_JOBS
 from libs.keys.book import KeyBook, Role, draw_key
-from libs.keys.file import FileKeys
 from libs.keys.gate import KeyGate
+from libs.keys.store import FileKeys
 from libs.keys.table import KeyTable
 from libs.model.builtin import BUILTIN_SIM
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
-from libs.stores.responses.memory import MemoryResponses
+from libs.stores.responses import MemoryResponses
 from libs.testing.batch.lanes import running, store
 from libs.testing.batch.work import MemoryWork
 from libs.testing.wait import until
-from services.gateway.batch.api.routes import make_batch_router
-from services.gateway.batch.jobs.order import AllowedTopics
-from services.gateway.batch.jobs.view import JobView
-from services.gateway.batch.lines.parts import PART_PURPOSE
-from services.gateway.batch.tenant_bounds import TenantBounds
-from services.gateway.dispatch.demand import DemandPublisher
-from services.gateway.dispatch.intake import Intake, RequestLimits
-from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader, Reader
-from services.gateway.http.formats import ChatFormat, CompletionFormat
-from services.gateway.http.routes import GatewayRoutes, make_routes, make_tenant_router, need
-from services.gateway.http.stalls import Stalls
-from services.gateway.http.tokens import token_routes
+from services.gateway.batch.begin import AllowedTopics
+from services.gateway.batch.bounds import TenantBounds
+from services.gateway.batch.output import PART_PURPOSE
+from services.gateway.batch.routes import make_batch_router
+from services.gateway.batch.view import JobView
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.prompt.catalog import load_catalog
-from services.gateway.prompt.parse import parse_chat, parse_completion
+from services.gateway.request.endpoint import CompletionEndpoint, CompletionReader, Reader
+from services.gateway.request.exchange import Stalls
+from services.gateway.request.formats import ChatFormat, CompletionFormat
+from services.gateway.request.intake import Intake, RequestLimits
+from services.gateway.request.parse import parse_chat, parse_completion
+from services.gateway.request.prompt import load_catalog
+from services.gateway.request.recorder import DemandPublisher
 from services.gateway.responses.exchange import ResponseReader
-from services.gateway.responses.keeping import KeptResponses, make_responses_router
+from services.gateway.responses.request import KeptResponses, make_responses_router
+from services.gateway.routes import GatewayRoutes, make_routes, make_tenant_router, need, token_routes
 from tests.unit.routes import head_differs, routes
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "open", "prompt": "a"}}\n'

@@ -12,8 +12,8 @@ from libs.stores.catalogue.port import Catalogued
 from libs.testing.memory.models import MemoryCatalogue
 from libs.testing.memory.store import MemoryStore
 from libs.testing.wait import ManualClock
-from services.gateway.dispatch.model_desk import GRACE_MS, MARGIN, SPREAD, ModelDesk
-from services.gateway.prompt.catalog import Catalog
+from services.gateway.request.models import GRACE_MS, MARGIN, SPREAD, LoadableModels
+from services.gateway.request.prompt import Catalog
 
 NOW_MS = 1_700_000_000_000
 
@@ -27,7 +27,7 @@ class Rig:
         self.clock = ManualClock(NOW_MS * 1_000_000)
         self.catalog = Catalog([])
         self.store = MemoryCatalogue(MemoryStore(), "test")
-        self.desk = ModelDesk(
+        self.desk = LoadableModels(
             self.store,
             self.catalog,
             self.clock,

@@ -10,7 +10,7 @@ import pytest
 from libs.dispatch.generation import Generation
 from libs.dispatch.places import Others, TenantPlaces
 from libs.dispatch.ports import QueuedDemand
-from services.gateway.dispatch.shared_places import TELL_S, read
+from services.gateway.request.limits import TELL_S, read_places
 from tests.unit.gateway.places_rig import Known, choice, run
 
 STEP_NS: Final = 5_000_000
@@ -37,8 +37,10 @@ class Gateway:
     def tell(self, reports: dict[str, bytes], now_ns: int) -> None:
         own = self.places.report({"m": self.waiting} if self.queue else {}, {"m": self.free}, now_ns)
         reports[self.name] = msgspec.json.encode(own)
-        before, after = (tuple(read(each) for name, each in sorted(reports.items()) if name < self.name),
-                         tuple(read(each) for name, each in sorted(reports.items()) if name > self.name))  # fmt: skip
+        before, after = (
+            tuple(read_places(each) for name, each in sorted(reports.items()) if name < self.name),
+            tuple(read_places(each) for name, each in sorted(reports.items()) if name > self.name),
+        )
         self.places.hear(Others(before, after))
 
     def prefill(self, count: int) -> None:

@@ -14,8 +14,7 @@ from libs.model.tokenizer import Tokenizer
 from libs.testing import golden
 from libs.testing.engines.real_model import real_model_folder
 from services.gateway.answers.calls import MistralCalls
-from services.gateway.answers.families import answer_format
-from services.gateway.answers.tagged import TaggedParser
+from services.gateway.answers.families import TaggedParser, answer_format
 from tests.answer_rig import HARMONY, STREAMS, TOOLS, Stream, shown
 
 pytestmark = pytest.mark.system

@@ -7,15 +7,15 @@ import pytest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 from libs.contracts.protocol import FRESH_NS
+from libs.policy.gateway.queues import Queue, model_queues
 from libs.policy.gateway.view import WorkerView
-from libs.policy.queue.queues import Queue, model_queues
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.gateways import GONE_NS, MAX_GATEWAYS, MAX_MODELS, OLD_NS, SILENT_NS, GatewayReports, ModelBacklog
 from libs.telemetry.steps import prefill_shares
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.telemetry import MS, at, step_batch
-from services.gateway.dispatch.queues import QueueReporter
+from services.gateway.request.recorder import QueueReporter
 from services.metrics.accounting.queues import phase_queues
 
 

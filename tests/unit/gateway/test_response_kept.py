@@ -11,13 +11,10 @@ import pytest
 
 from libs.contracts.errors import ResponseNotFound
 from libs.dispatch.generation import ApiFinishReason
-from libs.stores.responses.memory import MemoryResponses
-from libs.stores.responses.port import ResponsesDown
-from services.gateway.dispatch.choice import Piece
-from services.gateway.responses.exchange import ResponseExchange
-from services.gateway.responses.keeping import KeptResponses
-from services.gateway.responses.output import ResponseOutput
-from services.gateway.responses.request import parse_response, response_asked
+from libs.stores.responses import MemoryResponses, ResponsesDown
+from services.gateway.request.choice import Piece
+from services.gateway.responses.exchange import ResponseExchange, ResponseOutput
+from services.gateway.responses.request import KeptResponses, parse_response, response_asked
 
 KEEP_S = 60
 

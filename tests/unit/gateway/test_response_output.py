@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from services.gateway.answers.parts import PartKind
-from services.gateway.dispatch.choice import AnswerRun, Piece
-from services.gateway.http.replies import ChatTokenLogprob
-from services.gateway.responses.output import ResponseOutput
+from services.gateway.request.choice import AnswerRun, Piece
+from services.gateway.request.formats import ChatTokenLogprob
+from services.gateway.responses.exchange import ResponseOutput
 
 RUNS = [
     AnswerRun(PartKind.REASONING, "thin"),

@@ -13,13 +13,12 @@ from libs.engine.reports import EngineEvent, KvTransferReport
 from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.wire import speed_message, speed_of
-from libs.policy.gateway.binding import bind
+from libs.policy.gateway.binding import LeastLoaded, PredictedTtft, RoundRobin, bind
 from libs.policy.gateway.outlook import Sent, lend_speeds
-from libs.policy.gateway.routing import LeastLoaded, PredictedTtft, RoundRobin
 from libs.policy.gateway.view import Ask, WorkerView
 from libs.policy.speed import Speed
 from libs.testing.workers.hosts import local_worker
-from services.gateway.workers.link import outlook_of, read_report
+from services.gateway.link import outlook_of, read_report
 
 SPEED = replace(prior_speed("sim", "sim:llama-8b-h100", 2048), kv_token_ns=10_000.0)
 PROMPT = 20_000

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from libs.contracts.errors import InvalidRequest, QueueFull
-from services.gateway.answers import schema_check
-from services.gateway.answers.schema_check import SchemaCheck, Verdict
-from services.gateway.dispatch.intake import MAX_SCHEMA_CHARS, check_schemas
-from services.gateway.prompt.parse import parse_chat
+from services.gateway.answers import guide
+from services.gateway.answers.guide import SchemaCheck, SchemaVerdict
+from services.gateway.request.intake import MAX_SCHEMA_CHARS, check_schemas
+from services.gateway.request.parse import parse_chat
 
 IMPOSSIBLE: list[tuple[Any, str]] = [
     ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "required property 'a' is unsatisfiable"),
@@ -68,22 +68,22 @@ async def test_a_schema_of_too_many_characters_is_refused_unread() -> None:
 async def test_verdicts_are_remembered_and_checks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, asked = asyncio.Event(), []
 
-    async def ask(schema: str) -> Verdict:
+    async def ask(schema: str) -> SchemaVerdict:
         asked.append(schema)
         await gate.wait()
-        return Verdict("no")
+        return SchemaVerdict("no")
 
-    monkeypatch.setattr(schema_check, "_ask", ask)
+    monkeypatch.setattr(guide, "_ask", ask)
     check = SchemaCheck()
-    most = schema_check.MAX_CHECKS + schema_check.MAX_WAITING
+    most = guide.MAX_CHECKS + guide.MAX_WAITING
     waiting = [asyncio.ensure_future(check.verdict(str(number))) for number in range(most)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
         await check.verdict("one more")
-    assert len(asked) == schema_check.MAX_CHECKS
+    assert len(asked) == guide.MAX_CHECKS
     waiting += [asyncio.ensure_future(check.verdict("0")) for _ in range(100)]
     gate.set()
-    assert set(await asyncio.gather(*waiting)) == {Verdict("no")}
+    assert set(await asyncio.gather(*waiting)) == {SchemaVerdict("no")}
     assert (await check.verdict("0")).fault == "no"
     assert len(asked) == most
 
@@ -91,10 +91,10 @@ async def test_verdicts_are_remembered_and_checks_that_wait_are_bounded(monkeypa
 async def test_schemas_of_a_tenant_leave_a_check_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, asked = asyncio.Event(), []
 
-    async def ask(schema: str) -> Verdict:
+    async def ask(schema: str) -> SchemaVerdict:
         asked.append(schema)
         await gate.wait()
-        return Verdict("no")
+        return SchemaVerdict("no")
 
     class Apart:
         told_apart = True
@@ -102,7 +102,7 @@ async def test_schemas_of_a_tenant_leave_a_check_to_another(monkeypatch: pytest.
         def weight(self, _tenant: str) -> int:
             return 1
 
-    monkeypatch.setattr(schema_check, "_ask", ask)
+    monkeypatch.setattr(guide, "_ask", ask)
     check = SchemaCheck(Apart())
     flood = [asyncio.ensure_future(check.verdict(f"flood {number}", "flood")) for number in range(50)]
     await asyncio.sleep(0)
@@ -114,4 +114,4 @@ async def test_schemas_of_a_tenant_leave_a_check_to_another(monkeypatch: pytest.
     found = await asyncio.gather(*flood, return_exceptions=True)
     assert (await other).fault == "no"
     refused = [each for each in found if isinstance(each, QueueFull)]
-    assert 50 - len(refused) == 1 + schema_check.MAX_WAITING // 2, "half of the line is left to others"
+    assert 50 - len(refused) == 1 + guide.MAX_WAITING // 2, "half of the line is left to others"

@@ -9,7 +9,7 @@ import msgspec
 from libs.dispatch.places import NOBODY, ModelPlaces, Others, TenantCount, together
 from libs.dispatch.ports import OneForAll
 from libs.testing.memory.limits import MemoryLedger
-from services.gateway.dispatch.shared_places import LISTEN_EVERY, MAX_TENANTS, SharedPlaces, read
+from services.gateway.request.limits import LISTEN_EVERY, MAX_TENANTS, SharedPlaces, read_places
 
 
 class Places:
@@ -121,10 +121,10 @@ def test_reports_that_nobody_of_ours_wrote_are_left_out() -> None:
            b'{"m": [0, {"x": [0, 1000001]}]}', b'{"m": [1%s, {}]}' % (b"0" * 400), b'{"m": [1, {"x": [2, 3, -1]}]}',
            b'{"m": [1, {"x": [2, 3, 0, -1]}]}',
            msgspec.json.encode({"m": [1, {f"x{number}": [1, 1] for number in range(MAX_TENANTS)}]})]  # fmt: skip
-    assert [read(each) for each in bad] == [{}] * len(bad)
+    assert [read_places(each) for each in bad] == [{}] * len(bad)
 
 
 def test_reports_of_gateways_that_tell_fewer_numbers_are_read() -> None:
     """A number that is missing counts as 0."""
     reports = [b'{"m": [1, {"x": [2, 3]}]}', b'{"m": [5, {"x": [1, 1, 4]}]}', b'{"m": [0, {"x": [4, 0, 0, 4]}]}']
-    assert together(map(read, reports)) == {"m": ModelPlaces(6, {"x": TenantCount(7, 4, 4, 4)})}
+    assert together(map(read_places, reports)) == {"m": ModelPlaces(6, {"x": TenantCount(7, 4, 4, 4)})}

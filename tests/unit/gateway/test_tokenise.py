@@ -13,10 +13,9 @@ from libs.contracts.errors import ContextTooLong, InvalidRequest, QueueFull, Uns
 from libs.model.builtin import sim_tokenizer
 from libs.model.chat import ChatTemplate
 from libs.model.tokenizer import Tokenizer
-from services.gateway.dispatch.intake import MAX_ARRIVING, TOKENISE_THREADS, Intake, RequestLimits
-from services.gateway.prompt.catalog import ServedModel, load_catalog
-from services.gateway.prompt.parse import parse_chat, parse_completion
-from services.gateway.prompt.tokenise import INLINE_CHARS, tokenise
+from services.gateway.request.intake import MAX_ARRIVING, TOKENISE_THREADS, Intake, RequestLimits
+from services.gateway.request.parse import parse_chat, parse_completion
+from services.gateway.request.prompt import INLINE_CHARS, ServedModel, load_catalog, tokenise
 
 MODEL = load_catalog({"sim": "builtin:sim"}).get("sim")
 

@@ -20,13 +20,10 @@ from libs.contracts.errors import (
     WrongHost,
 )
 from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
-from libs.keys import follow, sessions
-from libs.keys.book import KeyBook, Role, draw_key
-from libs.keys.file import FileKeys
-from libs.keys.follow import follow_keys, start_keys
-from libs.keys.hosts import HostCheck
-from libs.keys.port import Stored
-from libs.keys.sessions import COOKIE, SESSION_S, Sessions
+from libs.keys import gate as key_gate
+from libs.keys.book import KeyBook, Role, StoredBook, draw_key
+from libs.keys.gate import COOKIE, SESSION_S, HostCheck, Sessions, follow_keys, start_keys
+from libs.keys.store import FileKeys
 from libs.keys.table import Caller, KeyTable
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.web import make_web_app
@@ -155,7 +152,7 @@ async def test_a_users_key_and_an_endless_form_begin_no_session() -> None:
 
 
 def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(key_gate, "MAX_SESSIONS", 2)
     found = Sessions()
     tokens = [found.begin(b"k", 0.0) for _ in range(3)]
     kept = [found.digest(f"a=b; {COOKIE}={token}".encode(), 1.0) is not None for token in tokens]
@@ -232,28 +229,28 @@ class Away:
     """A store that answers when it is let."""
 
     def __init__(self) -> None:
-        self.stored: Stored | None = None
+        self.stored: StoredBook | None = None
 
-    async def load(self, known: str = "") -> Stored | None:
+    async def load(self, known: str = "") -> StoredBook | None:
         if self.stored is None:
             raise StoreUnavailable("away")
         return None if known == self.stored.version else self.stored
 
 
 async def test_what_was_known_last_counts_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "FOLLOW_S", 0.001)
+    monkeypatch.setattr(key_gate, "FOLLOW_S", 0.001)
     store, clock = Away(), ManualClock()
     table = await start_keys(HttpSettings(keys="redis"), store, clock)  # type: ignore[arg-type]
     assert not table.known
     secret, key = draw_key("a", now_s=0)
     first = KeyBook().with_key(key, 0)
     async with running(follow_keys(store, table, clock)):  # type: ignore[arg-type]
-        store.stored = Stored("1", first)
+        store.stored = StoredBook("1", first)
         await until(lambda: table.known)
         store.stored = None
         await asyncio.sleep(0)
         assert table.caller(f"Bearer {secret}".encode(), 0).tenant == "a"
-        store.stored = Stored("2", first.without_key(key.id, 0))
+        store.stored = StoredBook("2", first.without_key(key.id, 0))
         await until(lambda: not admitted(table, secret))
 
 

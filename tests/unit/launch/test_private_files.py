@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from libs.contracts.errors import StartupError, StoreUnavailable
 from libs.engine.kv.pool_file import PoolFile
 from libs.filestore.local import LocalFiles
-from libs.keys.file import FileKeys
+from libs.keys.store import FileKeys
 from libs.launch.processes.local import ProcessLauncher
 from libs.launch.processes.port import ChildSpec
 from libs.runtime.net.authority import issue

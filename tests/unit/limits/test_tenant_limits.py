@@ -9,10 +9,10 @@ import pytest
 from libs.contracts.errors import InvalidRequest, RateLimited
 from libs.keys.book import KeyBook, TenantLimits, draw_key
 from libs.keys.table import KeyTable
-from libs.policy.limits.usage import written_s
+from libs.policy.gateway.usage import written_s
 from libs.testing.memory.limits import MemoryLedger
 from libs.testing.wait import ManualClock
-from services.gateway.dispatch.tenant_limits import AWAY_S, FREE, REFUSED_S, Allowance, TenantLimiter
+from services.gateway.request.limits import AWAY_S, FREE, REFUSED_S, Allowance, TenantLimiter
 
 
 class World:

@@ -29,7 +29,7 @@ from load.chaos.cluster import PROFILE, Cluster, SimClock
 from load.chaos.loop import Node, SimLoop, current_node
 from load.chaos.net import Log, Net
 from load.chaos.stores import Stores
-from services.gateway.workers.fleet import TICK_MS
+from services.gateway.fleet import TICK_MS
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings

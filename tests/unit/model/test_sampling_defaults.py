@@ -7,7 +7,7 @@ import pytest
 
 from libs.contracts.errors import StartupError
 from libs.model.sampling import SamplingDefaults, sampling_defaults
-from services.gateway.prompt.parse import parse_chat
+from services.gateway.request.parse import parse_chat
 
 FILE = Path("generation_config.json")
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -21,7 +21,7 @@ from libs.model.info import ModelInfo
 from libs.model.tokenizer import ADDITIONAL_TEMPLATES, Tokenizer, load_tokenizer
 from libs.runtime.paths import cache_dir
 from libs.testing.engines.real_model import real_model_folder
-from services.gateway.prompt.parse import parse_chat
+from services.gateway.request.parse import parse_chat
 from tests.chat_templates import FAMILIES, Family
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}

@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest, QueueFull
-from libs.dispatch.ports import QueuedDemand
-from libs.dispatch.worker_news import HandOverWanted, SequenceRefused
+from libs.dispatch.ports import HandOverWanted, QueuedDemand, SequenceRefused
 from libs.engine.port import EnginePhase
 from libs.engine.reports import FinishReason, SequenceOutput
 from libs.lab.cluster.frames import PHASES, ToWorker

@@ -1,11 +1,11 @@
 """Changes at a worker that wait for its next frame to the gateway."""
 
 from libs.dispatch.generation import ApiFinishReason as Ended
-from libs.dispatch.worker_news import Failed, Happened, KvOpened, Prefilled, SequenceFinished, SequenceHandedOver
+from libs.dispatch.ports import Failed, Happened, KvOpened, Prefilled, SequenceFinished, SequenceHandedOver
 from libs.engine.kv_port import KvHandle
 from libs.engine.reports import FinishReason, SequenceOutput
 from libs.lab.cluster.host.shape import WorkerShape
-from libs.policy.gateway.effects import Blocks
+from libs.policy.gateway.placement import Blocks
 
 
 class LabOutbox:

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from libs.contracts.errors import Conflict, InvalidRequest, SilenceNotFound
-from libs.keys.change_guard import ChangeGuard
+from libs.keys.gate import ChangeGuard
 from libs.policy.alerts.rules import Name
 from libs.policy.alerts.store import (
     LEAST_NS,

@@ -1,0 +1,198 @@
+"""Binding rounds, and the attempts on workers by which placements are carried out."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from libs.dispatch.generation import Generation
+from libs.dispatch.ports import Links
+from libs.policy.gateway.binding import RoutingPolicy, bind
+from libs.policy.gateway.placement import (
+    Attempt,
+    Forget,
+    Proceed,
+    Release,
+    Reserve,
+    Submit,
+    WorkerEffect,
+    WorkerKey,
+)
+from libs.policy.gateway.view import Ask, Binding, WorkerView, serves_decode
+from libs.policy.roles import Phase
+
+
+class Router:
+    def __init__(self, policy: RoutingPolicy) -> None:
+        self._policy = policy
+
+    def round(
+        self,
+        waiting: Iterable[Generation],
+        views: list[WorkerView],
+        now_ns: int,
+        *,
+        quiet: frozenset[str],
+        drop_stale_kv: Callable[[Generation], None],
+        barred: frozenset[str] = frozenset(),
+    ) -> list[Binding]:
+        """Return bindings for `waiting`, in its order.
+
+        `quiet` workers are used only if there are no others, `barred` ones never. `drop_stale_kv` is called for
+        requests whose KV blocks no worker is left to pull.
+        """
+
+        def ask(generation: Generation) -> Ask:
+            blocks = generation.placement.blocks
+            if blocks is not None and not serves_decode(views, generation.model, blocks.kind):
+                drop_stale_kv(generation)
+                blocks = generation.placement.blocks
+            kv_kind = blocks.kind if blocks is not None else None
+            return _ask(generation, kv_kind, quiet, batch=generation.batch)
+
+        open_to_all = [view for view in views if view.id not in barred] if barred else views
+        return self.bind(map(ask, waiting), open_to_all, now_ns)
+
+    def bind(self, asks: Iterable[Ask], views: Sequence[WorkerView], now_ns: int) -> list[Binding]:
+        """Return bindings in the order of `asks`, as far as there is room."""
+        if not any(view.decode_credits for view in views):
+            return []
+        return bind(asks, views, self._policy, now_ns)
+
+
+def _ask(
+    generation: Generation, kv_kind: str | None, quiet: frozenset[str] = frozenset(), *, batch: bool = False
+) -> Ask:
+    placement = generation.placement
+    return Ask(
+        sequence_id=placement.sequence_id,
+        model=generation.model,
+        tokens=generation.tokens,
+        kv_kind=kv_kind,
+        cached_tokens=generation.cached_hints,
+        avoid=quiet.union(placement.avoid),
+        batch=batch,
+    )
+
+
+Found = tuple[Generation, Attempt]
+
+
+class _WorkerAttempts(NamedTuple):
+    running: dict[int, Found]
+    """Choices and their attempts by sequence id."""
+    reserved: dict[Generation, None]
+    """Choices with a reserved decode credit, in the order in which they got it."""
+
+
+class Attempts:
+    """Carries out the effects of placements on workers, and finds choices by the workers' sequence ids."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        # Holds only workers that have attempts.
+        self._there: dict[WorkerKey, _WorkerAttempts] = {}
+
+    def __iter__(self) -> Iterator[Found]:
+        return (found for there in self._there.values() for found in there.running.values())
+
+    def at(self, worker: WorkerKey) -> dict[int, Found]:
+        """Return the attempts on a worker by sequence id."""
+        there = self._there.get(worker)
+        return there.running if there is not None else {}
+
+    def find(self, worker: WorkerKey, sequence_id: int) -> Found | None:
+        """Return the choice with a worker's sequence id, or None if it is no longer there."""
+        return self.at(worker).get(sequence_id)
+
+    def leave(self, worker: WorkerKey) -> tuple[list[Found], list[Generation]]:
+        """Remove a lost worker and return its attempts and the choices with a credit reserved there."""
+        there = self._there.pop(worker, None)
+        return ([], []) if there is None else (list(there.running.values()), list(there.reserved))
+
+    def do(self, generation: Generation, effect: WorkerEffect) -> None:
+        """Carry an effect out. A lost worker receives no call."""
+        if isinstance(effect, Submit):
+            self._submit(generation, effect)
+        elif isinstance(effect, Forget):
+            self._forget(effect)
+        elif isinstance(effect, Reserve):
+            self._of(effect.worker).reserved[generation] = None
+            if (link := self._links.link(effect.worker)) is not None:
+                link.reserve(generation.prompt_tokens)
+        elif isinstance(effect, Release):
+            self._of(effect.worker).reserved.pop(generation, None)
+            if (link := self._links.link(effect.worker)) is not None:
+                link.release(generation.prompt_tokens)
+        elif (link := self._links.link(effect.attempt.worker)) is None:
+            pass
+        elif isinstance(effect, Proceed):
+            link.proceed(effect.attempt.sequence_id, generation.output[effect.attempt.known :])
+        else:
+            link.hand_over(effect.attempt.sequence_id)
+
+    def _submit(self, generation: Generation, effect: Submit) -> None:
+        attempt = effect.attempt
+        there = self._of(attempt.worker)
+        there.running[attempt.sequence_id] = generation, attempt
+        if attempt.phase is not Phase.PREFILL:
+            there.reserved.pop(generation, None)
+        if (link := self._links.link(attempt.worker)) is not None:
+            link.submit(attempt, generation, effect.blocks)
+
+    def _forget(self, effect: Forget) -> None:
+        attempt = effect.attempt
+        self.at(attempt.worker).pop(attempt.sequence_id, None)
+        if (link := self._links.link(attempt.worker)) is not None:
+            link.forget(attempt.sequence_id, abort=effect.abort)
+
+    def _of(self, worker: WorkerKey) -> _WorkerAttempts:
+        there = self._there.get(worker)
+        if there is None:
+            there = self._there[worker] = _WorkerAttempts({}, {})
+        return there
+
+
+class HandOvers:
+    """Attempts whose worker leaves decode and that wait for a decode credit elsewhere.
+
+    The worker hands over only once a credit is reserved, so a choice never waits between two workers.
+    """
+
+    def __init__(self) -> None:
+        # By sequence id. Only the latest id of each choice is kept, so there are no more than live choices.
+        self._asked: dict[int, tuple[Generation, Attempt]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._asked)
+
+    def ask(self, generation: Generation, attempt: Attempt, sequence_id: int) -> None:
+        """Record that the worker of `attempt` wants to hand it over. The next attempt will have this id."""
+        before = generation.placement.sequence_id
+        if generation.placement.hands_over(attempt, sequence_id):
+            self._asked.pop(before, None)
+            self._asked[sequence_id] = generation, attempt
+
+    def forget(self, generation: Generation) -> None:
+        """Remove an attempt that needs no place any more."""
+        self._asked.pop(generation.placement.sequence_id, None)
+
+    def places(self, links: Links, router: Router, now_ns: int) -> list[tuple[Generation, Attempt, Binding]]:
+        """Return the attempts that get a place, with their bindings. Silent workers get none: the choice runs where it
+        is.
+        """
+        views = links.views()
+        takes_decode = {view.id for view in views if view.takes_decode}
+        # One whose worker decodes again, or where it has ended, needs none any more.
+        self._asked = {
+            sequence_id: (generation, attempt)
+            for sequence_id, (generation, attempt) in self._asked.items()
+            if attempt in (generation.placement.prompt_attempt, generation.placement.decode_attempt)
+            and generation.placement.sequence_id == sequence_id
+            and attempt.worker[0] not in takes_decode
+        }
+        asks = [
+            _ask(generation, partner.kv_kind)
+            for generation, attempt in self._asked.values()
+            if (link := links.link(attempt.worker)) is not None and (partner := link.partner()) is not None
+        ]
+        heard = [view for view in views if view.id not in links.quiet]
+        return [(*self._asked.pop(binding.sequence_id), binding) for binding in router.bind(asks, heard, now_ns)]

@@ -1,0 +1,202 @@
+"""The lengths of the queue, and when a refused client should retry.
+
+A retry time follows from the measured outflow of the queue. Every refused client gets its own time, and room is
+reserved for it then. While promises are outstanding, newcomers fill the queue to `NEWCOMERS` of its bound. The rest is
+reserved for clients that return at their promised time. Promised times are spaced a little wider than requests leave
+the queue, so that returning clients find room and newcomers take the remainder.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil, exp
+from typing import Final, Protocol
+
+from libs.policy.gateway.view import WorkerView
+
+
+class Queued(Protocol):
+    """A waiting request, as far as counting it by phase needs."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the prompt and the output so far."""
+        ...
+
+    @property
+    def decodes_next(self) -> bool:
+        """Whether its prompt is computed and its blocks wait for a decode worker."""
+        ...
+
+
+@dataclass(slots=True)
+class Queue:
+    """The requests waiting for one model, by the phase that has no room."""
+
+    model: str
+    prefill_requests: int = 0
+    prefill_tokens: int = 0
+    decode_requests: int = 0
+    decode_prompt_tokens: int = 0
+    hopeful_tokens: int = 0
+    """The prompt tokens of all waiting requests whose first token can still be in time."""
+    arrived_tokens: int = 0
+    """The prompt tokens of all requests ever received, without batch lines."""
+    batch_requests: int = 0
+    batch_tokens: int = 0
+    """The prompt tokens of the waiting batch lines."""
+    batch_bound: int = 0
+    """The batch lines that are bound to workers."""
+
+    @property
+    def waits(self) -> bool:
+        return bool(self.prefill_requests or self.decode_requests)
+
+
+def model_queues(waiting: Iterable[Queued], workers: Sequence[WorkerView]) -> list[Queue]:
+    """Return the queue of each model with waiting requests.
+
+    Requests are bound in order, so whatever holds up the first one of a model holds up all with uncomputed prompts.
+    """
+    found: dict[str, Queue] = {}
+    lacks_decode: dict[str, bool] = {}
+    for each in waiting:
+        model = each.model
+        if model not in found:
+            found[model] = Queue(model)
+            lacks_decode[model] = lacks_decode_only([view for view in workers if view.model == model])
+        queue = found[model]
+        if each.decodes_next:
+            queue.decode_requests += 1
+        elif lacks_decode[model]:
+            queue.decode_requests += 1
+            queue.decode_prompt_tokens += each.tokens
+        else:
+            queue.prefill_requests += 1
+            queue.prefill_tokens += each.tokens
+    return list(found.values())
+
+
+def lacks_decode_only(workers: Sequence[WorkerView]) -> bool:
+    """Return whether a model's workers could compute a prompt if only there were a place for its tokens."""
+    if not workers or any(view.decode_credits > 0 for view in workers if view.takes_decode or view.takes_both):
+        return False
+    prompts = [view.prefill_credits > 0 for view in workers if view.takes_prefill]
+    return any(prompts) or not prompts
+
+
+MEMORY_S = 10.0
+"""The age at which a departure weighs 1/e of a current one."""
+MIN_RETRY_AFTER_S = 1.0
+MAX_RETRY_AFTER_S = 60.0
+
+NEWCOMERS: Final = 0.5
+"""The share of the queue that newcomers may fill while promises are outstanding."""
+PACE: Final = 0.9
+"""The share of the measured outflow that is promised; the outflow varies and promises must hold."""
+# A client may return this much too early or too late.
+EARLY_NS: Final = 1_000_000_000
+GRACE_NS: Final = 5_000_000_000
+MAX_PROMISES: Final = 16_384
+HORIZON_S: Final = 600.0
+"""The furthest time ahead that is promised to anybody."""
+SECOND_NS: Final = 1_000_000_000
+
+
+class Outflow:
+    """The rate at which requests leave the queue for workers, measured only while requests wait.
+
+    Amounts are prompt tokens, or nanoseconds of their prefill.
+    """
+
+    def __init__(self) -> None:
+        self._amount = 0.0
+        # Time over which `_amount` was collected; it decays at the same rate.
+        self._measured_s = 0.0
+        self._seen_ns = 0
+
+    def resume(self, now_ns: int) -> None:
+        """Restart the clock once something waits again; an empty queue does not measure the workers' speed."""
+        self._seen_ns = now_ns
+
+    def left(self, amount: int, now_ns: int) -> None:
+        """Record that an amount has left the queue."""
+        amount_before, self._measured_s = self._as_of(now_ns)
+        self._amount = amount_before + amount
+        self._seen_ns = max(now_ns, self._seen_ns)
+
+    def per_s(self, now_ns: int) -> float | None:
+        """Return the decayed amount per second; None before anything was measured."""
+        # Reading must not change the state: how often somebody looks is no fact about the workers.
+        amount, measured_s = self._as_of(now_ns)
+        return amount / measured_s if measured_s > 0 and amount else None
+
+    def per_ns(self, now_ns: int) -> float | None:
+        per_s = self.per_s(now_ns)
+        return per_s / 1e9 if per_s else None
+
+    def _as_of(self, now_ns: int) -> tuple[float, float]:
+        """Return the departed amount and the time behind it, both decayed to `now_ns`."""
+        passed_s = max(now_ns - self._seen_ns, 0) / 1e9
+        kept = exp(-passed_s / MEMORY_S)
+        return self._amount * kept, self._measured_s * kept + MEMORY_S * (1 - kept)
+
+
+def retry_after_s(queued_tokens: int, tokens_per_s: float | None) -> float:
+    """Return when the queue will have drained at this rate, within bounds; the lower bound if the rate is unknown."""
+    if not tokens_per_s:
+        return MIN_RETRY_AFTER_S
+    return min(max(queued_tokens / tokens_per_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+
+
+class Promises:
+    """The return times promised to refused requests, by a key that is the same when a request is resent."""
+
+    def __init__(self) -> None:
+        # In the order they were made, which is nearly the order in which they are due.
+        self._due_ns: dict[bytes, int] = {}
+        # Earliest time of the next promise.
+        self._next_ns = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._due_ns)
+
+    def forget(self, now_ns: int) -> None:
+        """Drop the promises whose clients have not returned in time."""
+        while self._due_ns:
+            key, due_ns = next(iter(self._due_ns.items()))
+            if due_ns + GRACE_NS >= now_ns:
+                return
+            del self._due_ns[key]
+
+    def holds(self, key: bytes, now_ns: int) -> bool:
+        """Return whether the request returns at its promised time."""
+        due_ns = self._due_ns.get(key)
+        return due_ns is not None and due_ns - EARLY_NS <= now_ns <= due_ns + GRACE_NS
+
+    def kept(self, key: bytes) -> None:
+        """Drop the promise of a request that has been admitted."""
+        self._due_ns.pop(key, None)
+
+    def make(self, key: bytes, count: int, *, room_in_s: float, per_s: float, now_ns: int) -> float | None:
+        """Return the whole seconds after which to retry, or None if nothing can be promised.
+
+        `count` is the number of choices of the request, `room_in_s` the time until newcomers find room, and `per_s`
+        the choices per second that leave the queue.
+        """
+        self.forget(now_ns)
+        known_ns = self._due_ns.get(key, 0)
+        if known_ns > now_ns + EARLY_NS:  # it is early, and its promised time stands
+            return float(ceil((known_ns - now_ns) / SECOND_NS))
+        if not key or per_s <= 0 or len(self._due_ns) >= MAX_PROMISES:
+            return None
+        slot_ns = max(self._next_ns, now_ns + round(room_in_s * SECOND_NS))
+        wait_s = max(ceil((slot_ns - now_ns) / SECOND_NS), 1)
+        if wait_s > HORIZON_S:
+            return None
+        self._next_ns = slot_ns + round(count / (PACE * per_s) * SECOND_NS)
+        self._due_ns.pop(key, None)
+        self._due_ns[key] = now_ns + wait_s * SECOND_NS
+        return float(wait_s)

@@ -1,0 +1,220 @@
+"""Runs a line through the intake, queue and workers of any request, in the last class, once it has a slot."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+
+from libs.contracts.classes import BATCH_CLASS
+from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull, SequenceFailed, UnsupportedField, quoted
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Share
+from libs.dispatch.dispatcher import Dispatcher
+from libs.keys.table import DEFAULT_TENANT
+from libs.model.tokenizer import Tokenizer
+from libs.policy.batch import GatewayLoad, allowed
+from libs.policy.gateway.view import WorkerView, serves
+from libs.runtime.backoff import Backoff
+from libs.runtime.clock import Clock
+from services.gateway.batch.job import NoWorkersForLong
+from services.gateway.batch.lines import BatchLine, request_id
+from services.gateway.request.endpoint import AnswerFields
+from services.gateway.request.exchange import Exchange, News
+from services.gateway.request.formats import (
+    ChatChoice,
+    ChatFormat,
+    CompletionChoice,
+    CompletionFormat,
+    Envelope,
+    Format,
+)
+from services.gateway.request.intake import Arrival, Intake
+from services.gateway.request.models import LoadableModels
+from services.gateway.request.parse import MAX_TARGET_MS, Headers, ParsedRequest, parse_chat, parse_completion
+from services.gateway.request.prompt import ServedModel
+
+POLL_S = 0.02
+"""Interval between checks for free capacity: no event announces that credits have come or gone."""
+
+WITHOUT_POLL_S = 0.25
+"""Interval between checks by a line that waits for its model's workers."""
+
+
+class Slots:
+    def __init__(self, load: Callable[[], GatewayLoad], *, share: float, max_in_flight: int) -> None:
+        self._load = load
+        self._share = share
+        self._max_in_flight = max_in_flight
+        self.in_flight = 0
+
+    async def take(self, give_up: Callable[[], object]) -> bool:
+        """Wait for a slot, which `give` returns; return False if `give_up()` came true first."""
+        while not give_up():
+            if self.in_flight < allowed(self._load(), self._share, self._max_in_flight):
+                self.in_flight += 1
+                return True
+            await asyncio.sleep(POLL_S)
+        return False
+
+    async def without(self, until: Callable[[], bool]) -> None:
+        """Release the caller's slot until `until()` is true and a slot is free again."""
+        self.give()
+        try:
+            while True:
+                if until() and self.in_flight < allowed(self._load(), self._share, self._max_in_flight):
+                    return
+                await asyncio.sleep(WITHOUT_POLL_S)
+        finally:
+            self.in_flight += 1  # which the caller gives, however this ends
+
+    def give(self) -> None:
+        self.in_flight -= 1
+
+
+# Age at which the list of served models is refreshed.
+LOOK_S = 0.25
+# A model that nobody has looked up for this long may have had workers meanwhile.
+FORGET_S = 10.0
+
+
+class ServedModels:
+    def __init__(self, views: Callable[[], Sequence[WorkerView]], models: Sequence[str], clock: Clock) -> None:
+        self._views = views
+        self._models = models
+        self._clock = clock
+        self._looked_ns = 0
+        self._served: frozenset[str] = frozenset()
+        self._away: dict[str, tuple[int, int]] = {}
+        """The time since which a model has had no workers, and the time of the last look-up."""
+
+    def has(self, model: str) -> bool:
+        now_ns = self._clock.now_ns()
+        if now_ns - self._looked_ns >= LOOK_S * 1e9:
+            views = self._views()
+            self._looked_ns, self._served = now_ns, frozenset(name for name in self._models if serves(views, name))
+        return model in self._served
+
+    def away_s(self, model: str) -> float:
+        """Return for how long the model has had no workers while others had some, as far as look-ups show."""
+        if self.has(model) or not self._served:
+            self._away.pop(model, None)
+            return 0.0
+        now_ns = self._clock.now_ns()
+        since_ns, asked_ns = self._away.get(model, (now_ns, now_ns))
+        if now_ns - asked_ns > FORGET_S * 1e9:
+            since_ns = now_ns
+        self._away[model] = since_ns, now_ns
+        return (now_ns - since_ns) / 1e9
+
+
+# Nobody reads along, so running lines should not delay anybody's prompt.
+TPOT_TARGET_MS = 1_000.0
+# How long a line's model may have no workers while others have: lines of other jobs wait behind it meanwhile.
+AWAY_S = 120.0
+# Bound on attempts at a line that workers fail.
+MAX_ATTEMPTS = 3
+BACKOFF_FIRST_S = 0.2
+BACKOFF_MAX_S = 5.0
+
+_ROUTES: Mapping[str, tuple[Callable[[bytes], ParsedRequest], Callable[[Tokenizer, bool], Format]]] = {
+    "/v1/chat/completions": (parse_chat, ChatFormat),
+    "/v1/completions": (parse_completion, CompletionFormat),
+}
+
+
+class LineRequester:
+    def __init__(
+        self,
+        intake: Intake,
+        dispatcher: Dispatcher,
+        slots: Slots,
+        served: ServedModels,
+        clock: Clock,
+        *,
+        loadable: LoadableModels | None = None,
+    ) -> None:
+        """Each line holds one of `slots` while it runs. `loadable` has the models loaded on demand."""
+        self._loadable = loadable
+        self._slots = slots
+        self._served = served
+        self._intake = intake
+        self._dispatcher = dispatcher
+        self._clock = clock
+
+    async def ask(self, share: Share, line: BatchLine) -> Envelope[ChatChoice | CompletionChoice]:
+        """Return the answer; raise FulcrumError for the line's own faults.
+
+        Wait for workers and for room, which are not its fault. Raise NoWorkersForLong if the wait would delay lines
+        whose models have workers.
+        """
+        backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
+        attempts = 0
+        while True:
+            try:
+                return await self._ask(share, line)
+            except NoWorkersForLong:
+                raise
+            except (QueueFull, NoWorkers):
+                pass
+            except SequenceFailed:
+                attempts += 1
+                if attempts == MAX_ATTEMPTS:
+                    raise
+            await asyncio.sleep(backoff.next_s())
+
+    def _is_served(self, model: str) -> bool:
+        """Return whether the line's model has workers, so that the wait for them is over.
+
+        Raise NoWorkersForLong, or UnknownModel if the model was removed meanwhile.
+        """
+        fault = self._loadable.fault(model) if self._loadable else ""
+        if self._served.away_s(model) >= AWAY_S:
+            why = f": {fault}" if fault else ""
+            raise NoWorkersForLong(f"model {model!r} has had no workers for {AWAY_S:g} s, while others had some{why}")
+        return self._served.has(model)
+
+    async def _ask(self, share: Share, line: BatchLine) -> Envelope[ChatChoice | CompletionChoice]:
+        if share.endpoint not in _ROUTES:
+            raise UnsupportedField(f"this gateway has no endpoint {quoted(share.endpoint)}", param="endpoint")
+        parse, _ = _ROUTES[share.endpoint]
+        asked = parse(line.body)
+        if asked.stream:
+            raise UnsupportedField("a batch line cannot be streamed", param="stream")
+        model = self._intake.model(asked, frozenset(share.models))
+        with self._loadable.line(model.routed, model.adapter_name) if self._loadable else nullcontext():
+            if not self._served.has(model.routed):
+                with self._loadable.wakes(model.routed) if self._loadable else nullcontext():
+                    await self._slots.without(lambda: self._is_served(model.routed))
+            return await self._answer(share, line, asked, model)
+
+    async def _answer(
+        self, share: Share, line: BatchLine, asked: ParsedRequest, model: ServedModel
+    ) -> Envelope[ChatChoice | CompletionChoice]:
+        _, make_format = _ROUTES[share.endpoint]
+        now_ns = self._clock.now_ns()
+        arrival = Arrival(request_id(share.job_id, line.place), now_ns, _headers(share, line, now_ns))
+        news = News()
+        choices = await self._intake.choices(asked, model, arrival, news.changed)
+        shape = make_format(model.tokenizer, asked.shows_logprobs)
+        frame = AnswerFields.of(asked).frame(arrival, shape, headers={})
+        error: FulcrumError | None = None
+        try:
+            self._dispatcher.submit([choice.generation for choice in choices])
+            return await Exchange(choices, shape, frame, news).reply()
+        except FulcrumError as failed:
+            error = failed
+            raise
+        finally:
+            for choice in choices:
+                self._dispatcher.cancel(choice.generation, error)
+
+
+def _headers(share: Share, line: BatchLine, now_ns: int) -> Headers:
+    left_ns = share.expires_unix_ns - now_ns
+    return Headers(
+        request_id=request_id(share.job_id, line.place),
+        tenant=share.tenant or DEFAULT_TENANT,
+        service_class=BATCH_CLASS,
+        ttft_deadline_ms=min(max(left_ns / 1e6, 1.0), MAX_TARGET_MS),
+        tpot_target_ms=TPOT_TARGET_MS,
+        traceparent="",
+        details=False,
+    )

@@ -1,0 +1,232 @@
+"""Cuts a job's shares out of its file, line by line in little memory, as they are dealt to runners.
+
+One window of shares is dealt at a time.
+"""
+
+import asyncio
+from bisect import bisect_left
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from libs.contracts.errors import FileNotFound, StoreUnavailable
+from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
+from libs.filestore.port import FileStore
+from libs.policy.batch import SHARE_LINES
+from services.gateway.batch.job import Job
+
+# A share ends with the line that reaches this size.
+SHARE_BYTES = 1024 * 1024
+
+
+@dataclass(slots=True)
+class ShareSpan:
+    number: int
+    first_line: int
+    first_place: int
+    first_byte: int
+    lines: int = 0
+    bytes: int = 0
+    file_lines: int = 0
+    """The number of lines, including blank ones."""
+    repeats: list[int] = field(default_factory=list)
+
+
+class Cutter:
+    """A cutter that collects the spans of a file as its parts arrive."""
+
+    def __init__(self, first: ShareSpan | None = None, on_line: Callable[[bytes], None] = lambda _: None) -> None:
+        """`first` is where the first span begins, by default the file's start. `on_line` receives each line that is
+        not blank.
+        """
+        first = first or ShareSpan(0, 1, 0, 0)
+        self.spans: list[ShareSpan] = []
+        self._next = first
+        self._on_line = on_line
+        self._splitter = LineSplitter()
+
+    def push(self, part: bytes) -> None:
+        for line in self._splitter.push(part):
+            self._add(line)
+
+    def flush(self) -> None:
+        """End the file and close its last span."""
+        for line in self._splitter.flush():
+            self._add(line)
+
+    @property
+    def lines(self) -> int:
+        return sum(span.lines for span in self.spans)
+
+    def _add(self, line: bytes) -> None:
+        # With its end, and without the mark that some editors begin a file with. A blank one is none of the job's, and
+        # goes with the share before it, if there is one.
+        span = self.spans[-1] if self.spans else None
+        if not self._next.first_byte and span is None and line.startswith(BOM_UTF8):
+            self._next.first_byte, line = len(BOM_UTF8), line[len(BOM_UTF8) :]
+        if not line.strip():
+            if span is not None:
+                span.bytes += len(line)
+                span.file_lines += 1
+            else:
+                self._next.first_byte += len(line)
+                self._next.first_line += 1
+            return
+        if span is None or span.lines >= SHARE_LINES or span.bytes >= SHARE_BYTES:
+            span = self._next if span is None else after(span)
+            self.spans.append(span)
+        span.lines += 1
+        span.bytes += len(line)
+        span.file_lines += 1
+        self._on_line(line)
+
+
+def after(span: ShareSpan) -> ShareSpan:
+    """Return an empty span at the end of `span`, where the next one begins."""
+    return ShareSpan(
+        number=span.number + 1,
+        first_line=span.first_line + span.file_lines,
+        first_place=span.first_place + span.lines,
+        first_byte=span.first_byte + span.bytes,
+    )
+
+
+class LineSplitter:
+    """A splitter of a file's parts into lines with their ends. The upload has checked that lines are short enough."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def push(self, part: bytes) -> Iterator[bytes]:
+        """Yield the lines that end in this part."""
+        self._rest += part
+        start = 0
+        while (end := self._rest.find(b"\n", start)) >= 0:
+            yield bytes(self._rest[start : end + 1])
+            start = end + 1
+        del self._rest[:start]
+
+    def flush(self) -> Iterator[bytes]:
+        """Yield the last line if it lacks an end."""
+        if self._rest:
+            yield bytes(self._rest)
+            self._rest.clear()
+
+
+# Bytes of a file read at once; twice as many if they hold no whole share.
+WINDOW_BYTES = 1024 * 1024
+# Bound on the shares of a deleted file that are made at once.
+SHARES_WITHOUT_FILE = 64
+
+
+class Dealer:
+    """The shares of a started job that are still to be dealt."""
+
+    def __init__(self, job: Job, files: FileStore, repeats: Sequence[int]) -> None:
+        """`repeats` holds the indices of lines that repeat an earlier custom_id, in order."""
+        self.job = job
+        self._files = files
+        self._repeats = repeats
+        self._ready: list[ShareSpan] = []
+
+    @property
+    def left(self) -> int:
+        return self.job.lines - self.job.dealt.lines
+
+    async def next(self, count: int) -> list[ShareSpan]:
+        """Return up to `count` next shares. They count as dealt once the job's `dealt` includes them."""
+        self._ready = [span for span in self._ready if span.number >= self.job.dealt.shares]
+        window_bytes = WINDOW_BYTES
+        while len(self._ready) < count and self._next().first_place < self.job.lines:
+            found = await self._cut(window_bytes)
+            window_bytes *= 1 if found else 2
+            self._ready += found
+        return self._ready[:count]
+
+    def dealt(self, spans: Sequence[ShareSpan]) -> pb.Dealt:
+        end = after(spans[-1])
+        return pb.Dealt(
+            shares=end.number,
+            lines=end.first_place,
+            next_byte=end.first_byte,
+            next_line=end.first_line,
+            gone=not spans[-1].bytes,
+        )
+
+    def share(self, span: ShareSpan) -> pb.Share:
+        job, end = self.job, span.first_place + span.lines
+        repeats = self._repeats[bisect_left(self._repeats, span.first_place) : bisect_left(self._repeats, end)]
+        return pb.Share(
+            share_id=f"{job.id}/{span.number}",
+            job_id=job.id,
+            number=span.number,
+            input_file_id=job.input_file_id,
+            endpoint=job.created.endpoint,
+            first_line=span.first_line,
+            lines=span.lines,
+            first_byte=span.first_byte,
+            bytes=span.bytes,
+            repeats=[place - span.first_place for place in repeats],
+            expires_unix_ns=job.created.expires_unix_ns,
+            first_place=span.first_place,
+            tenant=job.created.tenant,
+            output_topic=job.created.output_topic,
+            error_topic=job.created.error_topic,
+            models=job.created.models,
+        )
+
+    async def _cut(self, window_bytes: int) -> list[ShareSpan]:
+        """Cut whole shares after those that are ready."""
+        first, read_bytes = self._next(), 0
+        if self._gone:
+            return self._without_file()
+        cutter = Cutter(replace(first))
+        try:
+            async for part in self._files.read(self.job.input_file_id, first.first_byte, window_bytes):
+                read_bytes += len(part)
+                await asyncio.to_thread(cutter.push, part)
+        except FileNotFound:
+            await self._check_end(first.first_byte)
+            return self._without_file()
+        if read_bytes < window_bytes:
+            await self._check_end(first.first_byte + read_bytes)
+            cutter.flush()
+            return cutter.spans or self._without_file()
+        return cutter.spans[:-1]  # the last one may go on
+
+    async def _check_end(self, end_byte: int) -> None:
+        """Raise StoreUnavailable if the store reports that the file exists and continues."""
+        with suppress(FileNotFound):
+            if (await self._files.info(self.job.input_file_id)).bytes > end_byte:
+                raise StoreUnavailable("the store does not tell an input to its end")
+
+    @property
+    def _gone(self) -> bool:
+        # After a share without text the rest must have none either: a file that came back would shift the lines.
+        return not self._ready[-1].bytes if self._ready else self.job.dealt.gone
+
+    def _next(self) -> ShareSpan:
+        """Return an empty span where the first share begins that is not ready."""
+        dealt = self.job.dealt
+        return (
+            after(self._ready[-1])
+            if self._ready
+            else ShareSpan(dealt.shares, dealt.next_line or 1, dealt.lines, dealt.next_byte)
+        )
+
+    def _without_file(self) -> list[ShareSpan]:
+        """Return the next shares of a file that is gone or ends too soon. Runners refuse each line of them."""
+        first, lines = self._next(), self.job.lines
+        places = range(first.first_place, lines, SHARE_LINES)[:SHARES_WITHOUT_FILE]
+        return [
+            replace(
+                first,
+                number=first.number + number,
+                first_line=first.first_line + place - first.first_place,
+                first_place=place,
+                lines=(count := min(SHARE_LINES, lines - place)),
+                file_lines=count,
+            )
+            for number, place in enumerate(places)
+        ]

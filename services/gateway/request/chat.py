@@ -1,0 +1,119 @@
+"""The tools that a chat may or must call. Pure; raises InvalidRequest that names the field."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from libs.contracts.errors import InvalidRequest, quoted
+from libs.model.chat import Arguments, ChatMessage
+from services.gateway.request.schema import ChatRequest, Message, NamedToolChoice, Tool, ToolCall
+
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    tools: tuple[dict[str, Any], ...]
+    """The tools in OpenAI's shape, which chat templates take."""
+    parallel: bool
+    """Whether one answer may have several calls."""
+    chars: int
+    """The approximate length of the tools' text."""
+    required: bool = False
+    """Whether the model has to call at least one tool."""
+    named: str | None = None
+    """The only tool that the model may call, and has to."""
+
+    @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """Return the schemas of the callable functions' arguments, by name."""
+        return {tool["function"]["name"]: tool["function"]["parameters"] for tool in self.tools}
+
+    def callable(self) -> list[tuple[str, dict[str, Any], str]]:
+        """Return (name, schema of the arguments, field that contains it) for each tool that a guide may allow."""
+        return [
+            (tool["function"]["name"], {"type": "object", **tool["function"]["parameters"]}, f"tools[{place}].function")
+            for place, tool in enumerate(self.tools)
+            if self.named in (None, tool["function"]["name"])
+        ]
+
+
+def tool_use(request: ChatRequest) -> ToolUse | None:
+    """Return the tools of a chat, or None if it may call none."""
+    choice, tools = request.tool_choice, request.tools or []
+    named = choice.function.name if isinstance(choice, NamedToolChoice) else None
+    if not tools and (named or choice == "required"):
+        raise InvalidRequest("tool_choice needs tools", param="tool_choice")
+    if not tools or choice == "none":
+        return None
+    names = [tool.function.name for tool in tools]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise InvalidRequest(f"tools: two are named {quoted(twice)}", param="tools")
+    if named is not None and named not in names:
+        raise InvalidRequest(f"tool_choice: {quoted(named)} is not among the tools", param="tool_choice")
+    return ToolUse(
+        tools=tuple(_tool(tool) for tool in tools),
+        # A named one is called once, as OpenAI and vLLM have it.
+        parallel=named is None and request.parallel_tool_calls is not False,
+        chars=len(msgspec.json.encode(tools)),
+        required=named is not None or choice == "required",
+        named=named,
+    )
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = tool.function
+    shown: dict[str, Any] = {"name": function.name, "description": function.description or ""}
+    shown["parameters"] = function.parameters or _NO_PARAMETERS
+    return {"type": "function", "function": shown}
+
+
+def chat_message(message: Message, place: int) -> ChatMessage:
+    """Convert one message. `place` is its index in the chat."""
+    content, role = message.content, message.role
+    if content is None and role != "assistant":
+        raise InvalidRequest(f"a {role} message needs content", param=f"messages[{place}].content")
+    turn: dict[str, Any] = {"role": role, "content": content}
+    if isinstance(content, list):
+        turn["content"] = [{"type": "text", "text": part.text} for part in content]
+    if message.name:
+        turn["name"] = message.name
+    if role == "tool":
+        if not message.tool_call_id:
+            raise InvalidRequest(
+                "a tool message needs the id of the call that it answers", param=f"messages[{place}].tool_call_id"
+            )
+        turn["tool_call_id"] = message.tool_call_id
+    elif role == "assistant":
+        turn.update(_of_answer(message, place))
+    elif message.tool_calls:
+        raise InvalidRequest(f"a {role} message has no tool_calls", param=f"messages[{place}].tool_calls")
+    return turn
+
+
+def _of_answer(message: Message, place: int) -> dict[str, Any]:
+    """Return the fields of an earlier answer other than its text."""
+    names = ("reasoning_content", "reasoning")
+    more: dict[str, Any] = {name: text for name in names if (text := getattr(message, name)) is not None}
+    if message.tool_calls:
+        where = f"messages[{place}].tool_calls"
+        more["tool_calls"] = [_call(call, f"{where}[{number}]") for number, call in enumerate(message.tool_calls)]
+    return more
+
+
+def _call(call: ToolCall, where: str) -> dict[str, Any]:
+    text = call.function.arguments or "{}"
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest("arguments must be the text of a JSON object", param=f"{where}.function.arguments")
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": Arguments(arguments, text)},
+    }

@@ -1,0 +1,268 @@
+"""The routes that generate (chat, completions, responses) as plain ASGI callables: read, check, tokenise, queue,
+answer.
+"""
+
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from functools import partial
+from hashlib import blake2b
+from typing import NamedTuple, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from libs.contracts.classes import BATCH_CLASS
+from libs.contracts.errors import FulcrumError
+from libs.dispatch.dispatcher import Dispatcher
+from libs.keys.gate import caller_of
+from libs.model.tokenizer import Tokenizer
+from libs.runtime.clock import Clock
+from libs.runtime.http.semantics import check_json
+from libs.runtime.tasks import TaskOwner
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.request.choice import Choice, first_error
+from services.gateway.request.exchange import (
+    ClientGone,
+    Exchange,
+    Frame,
+    News,
+    Patience,
+    Stalled,
+    Stalls,
+    Wire,
+    error_reply,
+    read_body,
+)
+from services.gateway.request.formats import Format
+from services.gateway.request.intake import Arrival, Intake
+from services.gateway.request.limits import FREE, TenantLimiter
+from services.gateway.request.models import LoadableModels
+from services.gateway.request.parse import Headers, ParsedRequest, read_headers
+from services.gateway.request.prompt import ServedModel
+from services.gateway.request.recorder import DemandArrival, DemandPublisher
+from services.gateway.turns import IntakeRounds
+
+WAIT_HEADER = "x-fulcrum-expected-wait-ms"
+"""The header with the expected wait for a model that had to be loaded, as estimated when the request arrived."""
+# Appears in metrics only: the client is no longer there to receive it.
+CLIENT_GONE_STATUS = 499
+
+
+class Answering(Protocol):
+    """An answer being sent to its client. Errors are raised only while nothing has been sent."""
+
+    async def stream(self, wire: Wire) -> None: ...
+
+    async def whole(self, wire: Wire) -> None: ...
+
+
+class Answer(Protocol):
+    """A factory that turns one request's choices into its answer."""
+
+    def __call__(
+        self, choices: list[Choice], model: ServedModel, arrival: Arrival, *, news: News, headers: Mapping[str, str]
+    ) -> Answering: ...
+
+
+class Reader(Protocol):
+    """The part in which the routes differ: parsing a body and rendering its answer."""
+
+    async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, Answer]:
+        """Parse a body; raise FulcrumError if it is invalid."""
+        ...
+
+
+class CompletionReader:
+    def __init__(
+        self, parse: Callable[[bytes], ParsedRequest], make_format: Callable[[Tokenizer, bool], Format]
+    ) -> None:
+        self._parse = parse
+        self._make_format = make_format
+
+    async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, Answer]:
+        asked = self._parse(body)
+        return asked, partial(self._answer, AnswerFields.of(asked))
+
+    def _answer(
+        self,
+        shown: "AnswerFields",
+        choices: list[Choice],
+        model: ServedModel,
+        arrival: Arrival,
+        *,
+        news: News,
+        headers: Mapping[str, str],
+    ) -> Exchange:
+        shape = self._make_format(model.tokenizer, shown.logprobs)
+        return Exchange(choices, shape, shown.frame(arrival, shape, headers), news)
+
+
+class CompletionEndpoint:
+    def __init__(
+        self,
+        route: str,
+        *,
+        reader: Reader,
+        intake: Intake,
+        dispatcher: Dispatcher,
+        metrics: GatewayMetrics,
+        clock: Clock,
+        tasks: TaskOwner,
+        stalls: Stalls,
+        demand: DemandPublisher,
+        max_body_bytes: int,
+        models: LoadableModels | None = None,
+        limits: TenantLimiter | None = None,
+        rounds: IntakeRounds | None = None,
+    ) -> None:
+        """`limits`: None if tenants have none. `rounds`: shared by all routes; None makes one for this route alone."""
+        self._route = route
+        self._reader = reader
+        self._intake = intake
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._clock = clock
+        self._tasks = tasks
+        self._stalls = stalls
+        self._demand = demand
+        self._max_body_bytes = max_body_bytes
+        self._models = models
+        self._limits = limits
+        self._rounds = rounds or IntakeRounds()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, using OpenAI's error shape if it fails before its answer began."""
+        arrival_ns = self._clock.now_ns()
+        request_id = uuid.uuid4().hex
+        status = 500
+        demand: DemandArrival | None = None
+        allowance = FREE
+        try:
+            raw = dict(scope["headers"])
+            caller = caller_of(scope)
+            headers = read_headers(raw, caller)
+            request_id = headers.request_id or request_id
+            check_json(raw)
+            demand = self._demand.arrive(headers.tenant, headers.service_class)
+            await self._rounds.turn(headers.tenant)
+            self._stalls.check_room(headers.tenant)
+            if self._limits is not None:
+                allowance = await self._limits.admit(headers.tenant)
+            with self._stalls.watched(headers.tenant) as patience:
+                arrival = Arrival(request_id, arrival_ns, headers, caller.models, allowance)
+                wire = Wire(send, patience)
+                # Body and request lose their names before the answer: they may be large, and it may take long.
+                body = demand.read(await self._read(receive, raw, patience))
+                asked, answer = await self._reader.read(body, arrival)
+                serving = self._serve(asked, answer, arrival, body=body, receive=receive, wire=wire, demand=demand)
+                del body
+                del asked
+                await serving
+            status = 200
+        except (ClientGone, Stalled):
+            status = CLIENT_GONE_STATUS
+        except FulcrumError as error:
+            status = error.http_status
+            if demand is not None:
+                demand.failed(error)
+            with suppress(Stalled), self._stalls.watched() as patience:
+                own = {"x-request-id": request_id, **error.http_headers}
+                await Wire(send, patience).json(status, error_reply(error), own)
+        finally:
+            allowance.end()
+            self._metrics.responses.labels(self._route, str(status)).inc()
+
+    async def _read(self, receive: Receive, headers: Mapping[bytes, bytes], patience: Patience) -> bytes:
+        return await read_body(receive, headers, self._max_body_bytes, patience, self._stalls)
+
+    async def _serve(
+        self,
+        asked: ParsedRequest,
+        answer: Answer,
+        arrival: Arrival,
+        *,
+        body: bytes,
+        receive: Receive,
+        wire: Wire,
+        demand: DemandArrival,
+    ) -> None:
+        model = self._intake.model(asked, arrival.models)
+        key = request_key(arrival.headers.tenant, body) if self._dispatcher.wants_keys else b""
+        del body
+        demand.model, demand.choices = model.routed, asked.choices
+        await arrival.allowance.choices(asked.choices)  # before anything waits anywhere
+        with (
+            nullcontext(0.0) if self._models is None else self._models.asked(model.routed, model.adapter_name) as wait_s
+        ):
+            await self._check_room(asked.choices, key, arrival.headers)  # before the work of making choices
+            news = News()
+            choices = await self._intake.choices(asked, model, arrival, news.changed)
+            await arrival.allowance.prompt(sum(choice.generation.prompt_tokens for choice in choices[:: asked.n]))
+            exchange = answer(choices, model, arrival, news=news, headers=_headers(arrival, wait_s))
+            streamed = asked.stream
+            del asked  # the last reference: an answer may take long
+            watch = self._tasks.spawn("client watch", news.watch(receive))
+            try:
+                generations = [choice.generation for choice in choices]
+                self._dispatcher.submit(generations, key)
+                demand.admitted(generations)
+                await (exchange.stream(wire) if streamed else exchange.whole(wire))
+            finally:
+                watch.cancel()
+                # Whatever has not ended by now is wanted by nobody.
+                error = first_error(choices)
+                if error is not None:
+                    self._metrics.failed_answers.labels(self._route, error.code).inc()
+                arrival.allowance.output(sum(len(choice.generation.output) for choice in choices))
+                for choice in choices:
+                    self._dispatcher.cancel(choice.generation, error)
+
+    async def _check_room(self, choices: int, key: bytes, headers: Headers) -> None:
+        """Wait for the request's turn to have its choices made; raise the dispatcher's errors if it has no room."""
+        tenant = None if headers.service_class == BATCH_CLASS else headers.tenant
+        self._dispatcher.check_room(choices, key, tenant)
+        if choices > 1:
+            await self._rounds.turn(headers.tenant, choices)
+            self._dispatcher.check_room(choices, key, tenant)
+
+
+def request_key(tenant: str, body: bytes) -> bytes:
+    """Return a key that is equal for repeated requests of one tenant with the same body."""
+    return blake2b(tenant.encode() + b"\0" + body, digest_size=16).digest()
+
+
+def _headers(arrival: Arrival, wait_s: float) -> dict[str, str]:
+    expected = {WAIT_HEADER: str(round(wait_s * 1000))} if wait_s else {}
+    return {"x-request-id": arrival.request_id, **expected, **arrival.allowance.headers()}
+
+
+class AnswerFields(NamedTuple):
+    # Only what the answer needs of a request: the request itself may be large, and an answer may take long.
+
+    model: str
+    n: int
+    best: int | None
+    scores: bool
+    logprobs: bool
+    include_usage: bool
+    continuous_usage: bool
+
+    @classmethod
+    def of(cls, asked: ParsedRequest) -> "AnswerFields":
+        shown = (asked.shows_logprobs, asked.include_usage, asked.continuous_usage)
+        return cls(asked.model, asked.n, asked.best, asked.shows_prompt_logprobs, *shown)
+
+    def frame(self, arrival: Arrival, shape: Format, headers: Mapping[str, str]) -> Frame:
+        """Return the fields that all parts of the answer share."""
+        return Frame(
+            id=shape.id_prefix + arrival.request_id,
+            created=arrival.arrival_ns // 1_000_000_000,
+            model=self.model,
+            n=self.n,
+            best=self.best,
+            scores=self.scores,
+            include_usage=self.include_usage,
+            continuous_usage=self.continuous_usage,
+            details=arrival.headers.details,
+            headers=headers,
+        )

@@ -1,0 +1,412 @@
+"""One request's HTTP exchange: its body within bounds, its answer as a stream of chunks or one JSON object.
+
+One sweep a second checks all waits for clients, in place of a timer for each: an answer waits once per token.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+from msgspec import UNSET
+from starlette.types import Receive, Send
+
+from libs.contracts.errors import BodyTooLarge, FulcrumError, InvalidRequest, QueueFull
+from libs.dispatch.ports import OneForAll, Tenancy
+from libs.dispatch.waiting import RETRY_AFTER_S
+from libs.policy.gateway.places import queue_room
+from services.gateway.request.choice import Choice, PromptShown, first_error
+from services.gateway.request.formats import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChoiceT,
+    CompletionChoice,
+    Envelope,
+    ErrorBody,
+    ErrorReply,
+    Format,
+    add_prompt,
+    details,
+    likeliest,
+    usage,
+    usage_so_far,
+)
+
+# Waits end at most this long after their limit.
+SWEEP_S = 1.0
+
+
+class Stalled(Exception):
+    """The client has left its socket unread for too long."""
+
+
+class Patience:
+    """The current wait for one request's client, with its limit."""
+
+    def __init__(self, task: "asyncio.Task[object]", tenant: str = "") -> None:
+        self.tenant = tenant
+        self._task = task
+        self._loop = task.get_loop()
+        self._until_s = 0.0
+        self._late: Callable[[], Exception] = Stalled
+        self.error: Exception | None = None
+        self.body_bytes = 0
+        """The bytes of the request's body that have arrived."""
+
+    def wait(self, limit_s: float, late: Callable[[], Exception]) -> None:
+        """Begin a wait for the client, which fails with `late()` after its limit unless `done` is called first."""
+        self._until_s = self._loop.time() + limit_s
+        self._late = late
+
+    def done(self) -> None:
+        self._until_s = 0.0
+
+    def check(self, now_s: float) -> None:
+        if self.error is None and 0 < self._until_s < now_s:
+            self.error = self._late()
+            self._task.cancel()
+
+
+class Stalls:
+    """All requests that are being read or answered, including those of slow clients.
+
+    Their number is bounded because each may hold an answer that waits to be read. The bytes of their bodies are
+    bounded too and count until the answer has ended, since the prompt's tokens take about as much memory as the
+    body.
+    """
+
+    def __init__(self, most: int, most_body_bytes: int, tenants: Tenancy | None = None) -> None:
+        """`tenants`: the tenants that share both bounds, each leaving room to the others; None treats all requests
+        alike.
+        """
+        self._most = most
+        self._most_body_bytes = most_body_bytes
+        self._tenants = tenants or OneForAll()
+        self._watched: set[Patience] = set()
+        self._open: Counter[str] = Counter()
+        # By tenant, like `_open`.
+        self._bytes: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._watched)
+
+    @property
+    def body_bytes(self) -> int:
+        return self._bytes.total()
+
+    def check_room(self, tenant: str = "") -> None:
+        """Raise QueueFull at the bound for all requests or at the tenant's part of it."""
+        if len(self._watched) >= self._most:
+            raise QueueFull(f"{self._most} requests are open already", retry_after_s=RETRY_AFTER_S)
+        if not self._has_room(self._most, self._open, tenant, 1):
+            message = f"{self._open[tenant]} requests of tenant {tenant} are open already: others need room too"
+            raise QueueFull(message, retry_after_s=RETRY_AFTER_S)
+
+    def hold(self, patience: Patience, size_bytes: int) -> None:
+        """Count `size_bytes` more of a request's body; raise QueueFull at the bound for all bodies or at its tenant's
+        part.
+        """
+        if self.body_bytes + size_bytes > self._most_body_bytes:
+            message = f"the bodies of open requests take {self._most_body_bytes} bytes already"
+            raise QueueFull(message, retry_after_s=RETRY_AFTER_S)
+        others_bytes = self._bytes[patience.tenant] - patience.body_bytes  # one body alone may be of any size
+        if others_bytes and not self._has_room(self._most_body_bytes, self._bytes, patience.tenant, size_bytes):
+            held = self._bytes[patience.tenant]
+            message = f"the bodies of open requests of tenant {patience.tenant} take {held} bytes already"
+            raise QueueFull(f"{message}: others need room too", retry_after_s=RETRY_AFTER_S)
+        patience.body_bytes += size_bytes
+        self._bytes[patience.tenant] += size_bytes
+
+    def _has_room(self, most: int, taken: Counter[str], tenant: str, more: int) -> bool:
+        if not self._tenants.told_apart:
+            return True
+        return queue_room(most, taken.total(), taken[tenant], self._tenants.weight(tenant)) >= more
+
+    @contextmanager
+    def watched(self, tenant: str = "") -> Iterator[Patience]:
+        """Yield the current task's waits. A wait that is broken leaves the context as its error."""
+        task = asyncio.current_task()
+        assert task is not None
+        patience = Patience(task, tenant)
+        self._watched.add(patience)
+        self._open[tenant] += 1
+        try:
+            yield patience
+        except asyncio.CancelledError:
+            if patience.error is None or task.uncancel():
+                raise
+            raise patience.error from None
+        finally:
+            self._watched.discard(patience)
+            for counts, less in ((self._open, 1), (self._bytes, patience.body_bytes)):
+                counts[tenant] -= less
+                if not counts[tenant]:
+                    del counts[tenant]
+
+    async def sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.look(loop.time())
+
+    def look(self, now_s: float) -> None:
+        """Break the waits whose limit has passed at `now_s`, in the loop's time."""
+        for patience in list(self._watched):
+            patience.check(now_s)
+
+
+# Time that a client has to send its whole body.
+BODY_TIMEOUT_S = 30.0
+
+
+class ClientGone(Exception):
+    pass
+
+
+async def read_body(
+    receive: Receive, headers: Mapping[bytes, bytes], max_bytes: int, patience: Patience, stalls: Stalls
+) -> bytes:
+    """Return the whole body.
+
+    Raise BodyTooLarge or QueueFull without reading further, and ClientGone if the client disconnects. `patience`
+    bounds the time, `stalls` the size of all open bodies together.
+    """
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > max_bytes:
+        raise BodyTooLarge(f"the body is over {max_bytes} bytes", param="body")
+    patience.wait(BODY_TIMEOUT_S, _too_slow)
+    parts: list[bytes] = []
+    room_bytes = max_bytes
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part: bytes = message.get("body", b"")
+        room_bytes -= len(part)
+        if room_bytes < 0:
+            raise BodyTooLarge(f"the body is over {max_bytes} bytes", param="body")
+        stalls.hold(patience, len(part))
+        parts.append(part)
+        if not message.get("more_body", False):
+            patience.done()
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_slow() -> InvalidRequest:
+    return InvalidRequest(f"the body did not come within {BODY_TIMEOUT_S:g} s", param="body")
+
+
+DONE = b"data: [DONE]\n\n"
+# Time for which a client may leave its socket unread before its connection is closed.
+WRITE_STALL_S = 120.0
+encode = msgspec.json.Encoder().encode
+
+
+def sse_event(value: object) -> bytes:
+    """Encode one event. JSON has no bare line break, so an event is one line."""
+    return b"data: " + encode(value) + b"\n\n"
+
+
+def error_reply(error: FulcrumError) -> ErrorReply:
+    return ErrorReply(ErrorBody(error.message, error.error_type, error.param, error.code))
+
+
+class Wire:
+    def __init__(self, send: Send, patience: Patience) -> None:
+        self._send = send
+        self._patience = patience
+
+    async def start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+        pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        pairs.append((b"content-type", content_type.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+
+    async def part(self, body: bytes, *, more: bool) -> None:
+        """Send part of the body, waiting for a slow client. Raise Stalled if the client does not read at all."""
+        self._patience.wait(WRITE_STALL_S, Stalled)
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self._patience.done()
+
+    async def json(self, status: int, value: object, headers: Mapping[str, str]) -> None:
+        body = encode(value)
+        await self.start(status, "application/json", {**headers, "content-length": str(len(body))})
+        await self.part(body, more=False)
+
+
+# Occurs inside no JSON string, where its quotes would be escaped.
+NO_CHOICES = b'"choices":[]'
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    id: str
+    created: int
+    model: str
+    n: int
+    """The number of choices generated for each prompt."""
+    best: int | None
+    """The number of choices shown for each prompt, likeliest first; None shows all."""
+    scores: bool
+    """Whether the prompt's logprobs are shown by position."""
+    include_usage: bool
+    continuous_usage: bool
+    """Whether each chunk carries the usage so far."""
+    details: bool
+    headers: Mapping[str, str]
+
+
+class News:
+    """An event that wakes an answer when a choice has new output or the client has disconnected."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+        self._gone = False
+
+    def changed(self) -> None:
+        self._changed.set()
+
+    async def wait(self) -> None:
+        """Wait for new output; raise ClientGone if the client has disconnected."""
+        await self._changed.wait()
+        self._changed.clear()
+        if self._gone:
+            raise ClientGone
+
+    async def watch(self, receive: Receive) -> None:
+        """Wait for the client's disconnect, the only message left once the body has been read."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._changed.set()
+
+
+class Exchange:
+    """The sending of one answer. A choice's error is raised only while nothing has been sent."""
+
+    def __init__(self, choices: list[Choice], shape: Format, frame: Frame, news: News) -> None:
+        self._choices = choices
+        self._format = shape
+        self._frame = frame
+        self._news = news
+
+    @cached_property
+    def _around(self) -> list[bytes]:
+        """Return the bytes with which every chunk begins and ends."""
+        none: list[ChatChunkChoice] = []
+        around = self._envelope(self._format.chunk_object, none)
+        if self._frame.include_usage:
+            around.usage = None  # as OpenAI does on all chunks but the last
+        return sse_event(around).split(NO_CHOICES)
+
+    async def whole(self, wire: Wire) -> None:
+        """Send one JSON object once every choice is done."""
+        await wire.json(200, await self.reply(), self._frame.headers)
+
+    async def reply(self) -> Envelope[ChatChoice | CompletionChoice]:
+        """Return the whole answer once every choice is done."""
+        while not self._done():
+            await self._news.wait()
+            self._raise_error()
+        self._raise_error()
+        shown = self._choices if self._frame.best is None else likeliest(self._choices, self._frame.n, self._frame.best)
+        choices = [self._format.whole(index, choice.text.take()) for index, choice in enumerate(shown)]
+        reply = self._envelope(self._format.whole_object, choices)
+        for choice, answer in zip(shown, choices, strict=True):
+            if choice.text.prompt is not None:
+                add_prompt(choice.text.prompt, answer, reply, scores=self._frame.scores)
+        reply.usage = usage(self._choices, self._frame.n)
+        self._add_details(reply)
+        return reply
+
+    async def stream(self, wire: Wire) -> None:
+        """Send chunks as tokens arrive, then [DONE]. After an error send the error instead of both."""
+        opened: set[int] = set()
+        started = False
+        while True:
+            await self._news.wait()
+            error = first_error(self._choices)
+            if error is not None and not started:
+                raise error
+            done = self._done()
+            body = b"".join(self._chunks(opened))
+            if not started and (body or done):
+                started = True
+                await wire.start(200, "text/event-stream; charset=utf-8", self._stream_headers())
+            if error is not None:
+                await wire.part(body + sse_event(error_reply(error)), more=False)
+                return
+            if done:
+                await wire.part(body + self._closing() + DONE, more=False)
+                return
+            if body:
+                await wire.part(body, more=True)
+
+    def _chunks(self, opened: set[int]) -> Iterator[bytes]:
+        for choice in self._choices:
+            piece = choice.text.take()
+            if not piece:
+                continue
+            prompt = None
+            if choice.index not in opened:
+                opened.add(choice.index)
+                prompt = choice.text.prompt
+                opening = self._format.opening(choice.index)
+                if opening is not None:
+                    yield self._chunk(opening, choice) if prompt is None else self._with(prompt, opening, choice)
+                    prompt = None
+            shown = self._format.chunk(choice.index, piece)
+            last = piece.finish is not None and self._done() and not self._frame.include_usage
+            yield self._chunk(shown, choice, last=last) if prompt is None else self._with(prompt, shown, choice)
+
+    def _chunk(self, shown: ChatChunkChoice | CompletionChoice, choice: Choice, *, last: bool = False) -> bytes:
+        if self._frame.continuous_usage:
+            envelope = self._envelope(self._format.chunk_object, [shown])
+            envelope.usage = usage_so_far(choice)
+            return sse_event(envelope)
+        if last and self._frame.details:
+            envelope = self._envelope(self._format.chunk_object, [shown])
+            self._add_details(envelope)
+            return sse_event(envelope)
+        before, after = self._around
+        return b"".join((before, b'"choices":[', encode(shown), b"]", after))
+
+    def _with(self, prompt: PromptShown, shown: ChatChunkChoice | CompletionChoice, choice: Choice) -> bytes:
+        """Return the first chunk of a choice, with the parts of its prompt that the request wants shown."""
+        envelope = self._envelope(self._format.chunk_object, [shown])
+        if self._frame.continuous_usage:
+            envelope.usage = usage_so_far(choice)
+        elif self._frame.include_usage:
+            envelope.usage = None
+        add_prompt(prompt, shown, envelope, scores=False)
+        return sse_event(envelope)
+
+    def _closing(self) -> bytes:
+        """Return the last chunk, which has no choices and carries usage."""
+        if not self._frame.include_usage:
+            return b""
+        none: list[ChatChunkChoice] = []
+        envelope = self._envelope(self._format.chunk_object, none)
+        envelope.usage = usage(self._choices, self._frame.n)
+        self._add_details(envelope)
+        return sse_event(envelope)
+
+    def _envelope(self, kind: str, choices: list[ChoiceT]) -> Envelope[ChoiceT]:
+        frame = self._frame
+        return Envelope(frame.id, kind, frame.created, frame.model, choices)
+
+    def _add_details(self, envelope: Envelope[ChoiceT]) -> None:
+        envelope.fulcrum = details(self._choices[0].generation) if self._frame.details else UNSET
+
+    def _stream_headers(self) -> dict[str, str]:
+        return {**self._frame.headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
+
+    def _done(self) -> bool:
+        return all(choice.text.done for choice in self._choices)
+
+    def _raise_error(self) -> None:
+        error = first_error(self._choices)
+        if error is not None:
+            raise error

@@ -1,0 +1,300 @@
+"""Turns a checked request into choices that are ready to wait for workers."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from libs.contracts.classes import BATCH_CLASS
+from libs.contracts.errors import InvalidRequest
+from libs.contracts.packing import pack_u32
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.dispatch.generation import Generation, RequestTimes
+from libs.dispatch.ports import Tenancy
+from libs.model.sampling import SamplingDefaults
+from libs.model.tokenizer import Decoder
+from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, prompt_end
+from services.gateway.answers.guide import SchemaCheck, ToolSchema, guide_of
+from services.gateway.answers.parts import AnswerReader
+from services.gateway.fleet import WorkerLinks
+from services.gateway.request.choice import Choice, ChoiceText, PartReaders, PromptShown
+from services.gateway.request.limits import FREE, Allowance
+from services.gateway.request.parse import Defaults, Headers, ParsedRequest
+from services.gateway.request.prompt import Catalog, PrefixHints, ServedModel, check_fit, tokenise
+from services.gateway.request.schema import MAX_CALLS
+from services.gateway.turns import FairSlots
+
+MAX_SCHEMA_CHARS = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSchemas:
+    """The schemas of one request, in the grammar library's form."""
+
+    answer: Mapping[str, Any] | None = None
+    tools: list[ToolSchema] = field(default_factory=list)
+
+
+async def check_schemas(asked: ParsedRequest, check: SchemaCheck, tenant: str = "") -> KeptSchemas:
+    """Convert a request's schemas; raise InvalidRequest that names the field and the reason a schema cannot be
+    enforced.
+
+    `tenant` shares the checker's slots with other tenants.
+    """
+    if asked.rule:
+        await _check(asked.rule, asked.schema_field, check, tenant)
+    return KeptSchemas(
+        None if asked.schema is None else await _check(asked.schema, asked.schema_field, check, tenant),
+        [
+            (name, await _check(schema, named, check, tenant))
+            for name, schema, named in (asked.tools.callable() if asked.tools else ())
+        ],
+    )
+
+
+async def _check(schema: Mapping[str, Any] | str, named: str, check: SchemaCheck, tenant: str) -> dict[str, Any]:
+    text = json.dumps(schema)
+    if len(text) > MAX_SCHEMA_CHARS:
+        raise InvalidRequest(f"{named} is over {MAX_SCHEMA_CHARS} characters", param=named)
+    fault, kept = await check.verdict(text, tenant)
+    if fault:
+        raise InvalidRequest(
+            f"{named}: {'it' if isinstance(schema, str) else 'the schema'} cannot be kept to: {fault}", param=named
+        )
+    found: dict[str, Any] = json.loads(kept)
+    return found
+
+
+def answer_guide(asked: ParsedRequest, schemas: KeptSchemas, model: ServedModel, prompt: list[int]) -> str:
+    """Return the grammar of an answer to this prompt. Pure."""
+    # What follows a prompt that is text or tokens has no format.
+    shape, tokenizer, tools = model.format if asked.messages else AnswerFormat(), model.tokenizer, asked.tools
+    called = tools is not None and tools.required
+    return guide_of(
+        shape,
+        {text: token_id for token_id, text in tokenizer.added_tokens.items()},
+        schema=None if called else schemas.answer,
+        rule="" if called else asked.rule,
+        tools=schemas.tools,
+        parallel=bool(tools and tools.parallel),
+        thinks=shape.thinks(prompt_end(tokenizer, prompt)),
+    )
+
+
+_SEEDS = 2**64
+_NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
+TOKENISE_THREADS = 2
+# Bound on long prompts that wait for one of the few tokeniser threads.
+MAX_ARRIVING = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    max_n: int
+    max_choices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What accompanies a request besides its body."""
+
+    request_id: str
+    arrival_ns: int
+    headers: Headers
+    models: AbstractSet[str] = frozenset()
+    """The models that the request may name; empty allows all."""
+    allowance: Allowance = FREE
+
+
+class Intake:
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        fleet: WorkerLinks,
+        hints: PrefixHints,
+        threads: Executor,
+        defaults: Defaults,
+        limits: RequestLimits,
+        cache_salt: Callable[[str], str] = str,
+        tenants: Tenancy | None = None,
+    ) -> None:
+        """`cache_salt` maps a tenant to the salt that separates its KV blocks from others': its name if tenants have
+        no secrets. `tenants` take turns at the threads; None treats all requests alike.
+        """
+        self._catalog = catalog
+        self._fleet = fleet
+        self._hints = hints
+        self._threads = threads
+        self._defaults = defaults
+        self._limits = limits
+        self._cache_salt = cache_salt
+        full = f"{MAX_ARRIVING} requests may wait to be tokenised, and too many do: others need room too"
+        # Nobody is held to a part of the threads: each prompt has them for moments, so turns are enough.
+        self.tokenising = FairSlots(TOKENISE_THREADS, MAX_ARRIVING, full, tenants=tenants, shared=False)
+        self.schemas = SchemaCheck(tenants)
+
+    def model(self, asked: ParsedRequest, allowed: AbstractSet[str]) -> ServedModel:
+        """Return the requested model if it is one of `allowed`; an empty set allows all.
+
+        Raise UnknownModel, or InvalidRequest for too many choices.
+        """
+        if asked.n > self._limits.max_n:
+            raise InvalidRequest(f"n is over {self._limits.max_n}", param="n")
+        if asked.choices > self._limits.max_choices:
+            text = f"{asked.choices} choices are asked for; {self._limits.max_choices} are allowed"
+            raise InvalidRequest(text, param=asked.prompt_field)
+        return self._catalog.need(asked.model, allowed)
+
+    async def choices(
+        self, asked: ParsedRequest, model: ServedModel, arrival: Arrival, changed: Callable[[], None]
+    ) -> list[Choice]:
+        """Return one choice for each prompt and each of its `n`; raise InvalidRequest if a prompt does not fit the
+        model.
+        """
+        context_tokens = self._fleet.max_context_tokens(model.routed, model.info.max_context_tokens)
+        tenant = arrival.headers.tenant
+        prompts = await self.tokens(asked, model, tenant, most_tokens=context_tokens)
+        max_output_tokens = check_fit(asked, prompts, model, context_tokens)
+        seed = asked.seed if asked.seed is not None else secrets.randbits(63)
+        end_token_ids = _ends(asked, model)
+        schemas = await check_schemas(asked, self.schemas, tenant) if asked.guided else None
+        context = arrival.headers.context(arrival.arrival_ns, self._wanted(model))
+        context.cache_salt = self._cache_salt(context.tenant)
+        hints = await self._cached(asked, model, prompts, context.cache_salt)
+        choices: list[Choice] = []
+        # A prompt that is text or tokens is its client's own, and so is the format of what follows it.
+        make_parts = partial(_parts, asked, model) if asked.messages else None
+        for prompt, cached_hints in zip(prompts, hints, strict=True):
+            packed = pack_u32(prompt)
+            guide = answer_guide(asked, schemas, model, prompt) if schemas else ""
+            for which in range(asked.n):
+                request_id = _id_of(arrival.request_id, len(choices), asked.choices)
+                decoder = model.tokenizer.decoder()
+                text = ChoiceText(
+                    request_id=request_id,
+                    decoder=decoder,
+                    stops=asked.stops,
+                    silent_token_ids=end_token_ids,
+                    min_tokens=asked.sampling.min_tokens,
+                    in_pieces=asked.stream,
+                    parts=make_parts(prompt, decoder) if make_parts else None,
+                    ordered=asked.for_response,
+                    prompt=_prompt_shown(asked, model, prompt),
+                    changed=changed,
+                )
+                generation = Generation(
+                    request_id=request_id,
+                    model=model.routed,
+                    adapter=model.adapter,
+                    adapter_source=model.adapter_source,
+                    prompt=packed,
+                    prompt_tokens=len(prompt),
+                    max_output_tokens=max_output_tokens,
+                    sampling=_sampling(asked, model.info.sampling, seed + which, guide),
+                    context=context,
+                    end_token_ids=end_token_ids,
+                    sink=text,
+                    timeline=RequestTimes(arrival.arrival_ns),
+                    cached_hints=cached_hints,
+                    batch=context.service_class == BATCH_CLASS,
+                )
+                choices.append(Choice(len(choices), generation, text))
+        return choices
+
+    def _wanted(self, model: ServedModel) -> Defaults:
+        # Absent headers take the model's own targets before the gateway's.
+        if model.ttft_ms is None and model.tpot_ms is None:
+            return self._defaults
+        own = self._defaults
+        ttft_ms, tpot_ms = model.ttft_ms or own.ttft_deadline_ms, model.tpot_ms or own.tpot_target_ms
+        return replace(own, ttft_deadline_ms=ttft_ms, tpot_target_ms=tpot_ms)
+
+    async def _cached(
+        self, asked: ParsedRequest, model: ServedModel, prompts: list[list[int]], salt: str
+    ) -> list[dict[str, int]]:
+        """Return the tokens of each prompt that workers hold, if the request can use them."""
+        if asked.prompt_logprobs is not None:
+            return [{} for _ in prompts]
+        look_up = partial(self._hints.cached_tokens, model.routed, salt=salt, adapter=model.adapter)
+        if len(prompts) == 1:
+            return [await look_up(prompts[0])]
+        return await asyncio.gather(*map(look_up, prompts))
+
+    async def tokens(
+        self, asked: ParsedRequest, model: ServedModel, tenant: str, *, most_tokens: int | None = None
+    ) -> list[list[int]]:
+        """Return the token ids of each prompt.
+
+        Raise InvalidRequest, or QueueFull while too many prompts wait for a thread. `most_tokens` is as in
+        `tokenise`.
+        """
+        slot = partial(self.tokenising.slot, tenant)
+        return await tokenise(asked, model, self._threads, most_tokens=most_tokens, slot=slot)
+
+
+def _parts(asked: ParsedRequest, model: ServedModel, prompt: list[int], decoder: Decoder) -> PartReaders | None:
+    """Return the parsers of a chat's answer, or None if all of it is content."""
+    shape, tools = model.format, asked.tools
+    end = prompt_end(model.tokenizer, prompt) if shape.thinking is not None else ""
+    parser = shape.parser(tools.schemas if tools else _NO_TOOLS, end)
+    if parser is None:
+        return None
+    return PartReaders(
+        reader=AnswerReader(parser, decoder, model.tokenizer.special_tokens),
+        reasons=shape.reasons,
+        new_call_id=_call_ids(shape.calls, asked),
+        max_calls=MAX_CALLS if tools is None or tools.parallel else 1,
+        only_calls=tools is not None and tools.required,
+        hides_reasoning=asked.hides_reasoning,
+    )
+
+
+def _call_ids(calls: str, asked: ParsedRequest) -> Callable[[str, int], str]:
+    # Templates show ids of calls again in the next turn, and some models expect a form of their own.
+    if calls == "mistral":
+        return lambda _name, _place: secrets.token_hex()[:MISTRAL_ID_CHARS]
+    if calls == "kimi-k2":
+        before = sum(len(message.get("tool_calls") or ()) for message in asked.messages)
+        return lambda name, place: f"functions.{name}:{before + place}"
+    return lambda _name, _place: f"call_{secrets.token_hex(12)}"
+
+
+def _prompt_shown(asked: ParsedRequest, model: ServedModel, prompt: list[int]) -> PromptShown | None:
+    """Return what is shown of the prompt, or None if nothing is."""
+    scored = asked.prompt_logprobs is not None
+    if not (asked.echo or scored or asked.token_ids or asked.best):
+        return None
+    return PromptShown(
+        prompt,
+        model.tokenizer,
+        echo=asked.echo,
+        scored=scored and asked.shows_logprobs,
+        only=asked.only_prompt,
+        ids=asked.token_ids,
+    )
+
+
+def _ends(asked: ParsedRequest, model: ServedModel) -> frozenset[int]:
+    stops = asked.sampling.stop_token_ids
+    if asked.sampling.ignore_eos:
+        return frozenset(stops)
+    return model.info.eos_token_ids.union(stops) if stops else model.info.eos_token_ids
+
+
+def _sampling(asked: ParsedRequest, advised: SamplingDefaults, seed: int, guide: str) -> pb.Sampling:
+    own = pb.Sampling(guide=guide)
+    own.MergeFrom(asked.sampling)
+    for name in asked.unset:
+        setattr(own, name, getattr(advised, name))
+    own.seed = seed % _SEEDS
+    return own
+
+
+def _id_of(request_id: str, index: int, choices: int) -> str:
+    return request_id if choices == 1 else f"{request_id}-{index}"

@@ -1,0 +1,409 @@
+"""Enforces tenants' limits and shares decode places over all gateways, through the ledger in Redis.
+
+Limited are requests and tokens a minute, GPU time, and concurrent choices. While the ledger is away each gateway
+enforces its share of them by itself.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import structlog
+
+from libs.contracts.errors import InvalidRequest, RateLimited
+from libs.dispatch.dispatcher import Dispatcher
+from libs.dispatch.places import ModelPlaces, Others
+from libs.dispatch.ports import Tenancy
+from libs.keys.book import TenantLimits
+from libs.keys.table import KeyTable
+from libs.policy.gateway.usage import SLOTS, Lease, MinuteWindow, ahead, local_share, written_s
+from libs.runtime.clock import Clock
+from libs.stores.limits import SPANS, Kind, Ledger, LedgerDown
+
+log = structlog.get_logger()
+
+# Interval at which leases are settled and places renewed.
+SWEEP_S: Final = 0.5
+# Requests would wait for the ledger, so after a failure none calls it for this long.
+AWAY_S: Final = 1.0
+# A tenant that was refused is refused without another call for this long, so that vain attempts cost little.
+REFUSED_S: Final = 0.1
+# Retry-After while too many requests run at once: nobody knows when they end.
+BUSY_RETRY_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class _TenantUse:
+    """The use of one limit by one tenant at this gateway."""
+
+    own: MinuteWindow
+    """This gateway's own use, by which it enforces its share while the ledger is away."""
+    lease: Lease = field(default_factory=Lease)
+    refused: tuple[float, int, float] = (0.0, 0, 0.0)
+    """The ledger's last refusal: until when it counts here, the units needed, and its announced end."""
+    left: int = 0
+    """The remainder over all gateways, as of the ledger's last answer."""
+
+
+@dataclass(slots=True)
+class _Tenant:
+    limits: TenantLimits
+    uses: dict[Kind, _TenantUse] = field(
+        default_factory=lambda: {kind: _TenantUse(MinuteWindow(span)) for kind, span in SPANS.items()}
+    )
+    running: int = 0
+    """The running choices; a request whose choices are not known yet counts as one."""
+    coming: int = 0
+    """The number of requests that wait for the ledger's permission to run."""
+    places: int = 0
+    """The concurrent choices that the ledger has granted this gateway."""
+    # Held by the one request that calls the ledger; others reuse its result.
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def limit(self, kind: Kind) -> int | None:
+        limits = self.limits
+        match kind:
+            case "requests":
+                return limits.requests_per_minute
+            case "tokens":
+                return limits.tokens_per_minute
+            case "gpu_ms":
+                return None if limits.gpu_seconds_per_day is None else limits.gpu_seconds_per_day * 1000
+
+
+class Allowance:
+    """One request of a tenant without limits."""
+
+    async def choices(self, _count: int) -> None:
+        """Count this many choices as running.
+
+        Raise RateLimited, or InvalidRequest for more than may ever run at once.
+        """
+
+    async def prompt(self, _tokens: int) -> None:
+        """Count the prompt's tokens; raise RateLimited."""
+
+    def output(self, _tokens: int) -> None:
+        """Count the answer's tokens, whether they exceed the limit or not."""
+
+    def headers(self) -> Mapping[str, str]:
+        """Return the state of the limits in the headers that OpenAI's clients read."""
+        return {}
+
+    def end(self) -> None: ...
+
+
+FREE: Final = Allowance()
+
+
+class _Limited(Allowance):
+    """One request of a tenant that has limits."""
+
+    def __init__(self, limiter: "TenantLimiter", tenant: str, found: _Tenant) -> None:
+        self._limiter = limiter
+        self._tenant = tenant
+        self._found = found
+        self._running = 1
+
+    async def choices(self, count: int) -> None:
+        more = count - self._running
+        if more > 0:
+            await self._limiter.enter(self._tenant, self._found, more, choices=count)
+            self._running = count
+
+    async def prompt(self, tokens: int) -> None:
+        await self._limiter.use(self._tenant, self._found, "tokens", tokens)
+
+    def output(self, tokens: int) -> None:
+        self._limiter.count(self._found, "tokens", tokens)
+
+    def headers(self) -> Mapping[str, str]:
+        return self._limiter.headers(self._found)
+
+    def end(self) -> None:
+        self._found.running -= self._running
+
+
+class TenantLimiter:
+    def __init__(self, table: KeyTable, ledger: Ledger, clock: Clock, gateway_id: str) -> None:
+        self._table = table
+        self._ledger = ledger
+        self._clock = clock
+        self._gateway_id = gateway_id
+        # Tenants with limits that have sent requests since the start; bounded by the number of limits.
+        self._tenants: dict[str, _Tenant] = {}
+        self._gateways = 1
+        """The number of gateways that share limits, as of the ledger's last answer."""
+        self._away_until_s = 0.0
+
+    async def admit(self, tenant: str) -> Allowance:
+        """Admit one of the tenant's requests, which the caller ends through its allowance. Raise RateLimited."""
+        found = self._known(tenant)
+        if found is None:
+            return FREE
+        found.coming += 1
+        try:
+            await self.enter(tenant, found)
+        finally:
+            found.coming -= 1
+        try:
+            await self.use(tenant, found, "requests", 1)
+            if found.limits.gpu_seconds_per_day is not None:
+                await self.use(tenant, found, "gpu_ms", 1)  # what it takes is known at its end
+        except BaseException:
+            found.running -= 1
+            raise
+        return _Limited(self, tenant, found)
+
+    async def use(self, tenant: str, found: _Tenant, kind: Kind, units: int) -> None:
+        """Use units of a limit; raise RateLimited that names it."""
+        if found.limit(kind) is not None and found.uses[kind].lease.need(units) > 0:
+            async with found.asking:
+                if found.uses[kind].lease.need(units) > 0:
+                    await self._take(tenant, found, kind, units)
+        self.count(found, kind, units)
+
+    def count(self, found: _Tenant, kind: Kind, units: int) -> None:
+        """Count units, whether they exceed the limit or not."""
+        if found.limit(kind) is not None:
+            found.uses[kind].lease.spend(units, self._now_s)
+            found.uses[kind].own.add(units, self._now_s)
+
+    def limits_gpu_time(self, tenant: str) -> bool:
+        limits = None if self._table.is_open else self._table.limits.get(tenant)
+        return limits is not None and limits.gpu_seconds_per_day is not None
+
+    async def check_gpu_time(self, tenant: str) -> None:
+        """Raise RateLimited if the tenant has no GPU time left today."""
+        found = self._known(tenant)
+        if found is not None:
+            await self.use(tenant, found, "gpu_ms", 1)
+
+    def spent_gpu_ms(self, tenant: str, spent_ms: int) -> None:
+        """Count the GPU time of a choice that has ended, whether it exceeds the limit or not."""
+        found = self._known(tenant)
+        if found is not None and spent_ms > 0:
+            self.count(found, "gpu_ms", spent_ms)
+
+    def _known(self, tenant: str) -> _Tenant | None:
+        limits = None if self._table.is_open else self._table.limits.get(tenant)
+        if limits is None:
+            return None
+        found = self._tenants.setdefault(tenant, _Tenant(limits))
+        found.limits = limits
+        return found
+
+    def headers(self, found: _Tenant) -> dict[str, str]:
+        """Return the headers for the limits, as far as this gateway knows them."""
+        said: dict[str, str] = {}
+        for kind, use in found.uses.items():
+            limit = found.limit(kind)
+            if limit is not None:
+                name = kind.replace("_", "-")
+                said[f"x-ratelimit-limit-{name}"] = str(limit)
+                said[f"x-ratelimit-remaining-{name}"] = str(min(max(use.left + use.lease.balance, 0), limit))
+                said[f"x-ratelimit-reset-{name}"] = written_s(use.own.wait_s(limit, limit, self._now_s))
+        return said
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            if self._table.limits or self._tenants:
+                await self.sweep()
+
+    async def sweep(self) -> None:
+        """Return unused units, report excess ones, renew places and drop tenants that have left."""
+        try:
+            self._gateways = await self._ledger.beat(self._gateway_id)
+            for tenant, found in list(self._tenants.items()):
+                await self._settle(tenant, found)
+        except LedgerDown as error:
+            self._is_away(error)
+
+    async def _settle(self, tenant: str, found: _Tenant) -> None:
+        for kind, use in found.uses.items():
+            owed = use.lease.settle(self._now_s)
+            if owed:
+                try:
+                    await self._ledger.add(tenant, kind, owed)
+                except LedgerDown:
+                    use.lease.balance -= owed
+                    raise
+        limit = found.limits.concurrent
+        async with found.asking:
+            if limit is not None and (found.running or found.places):
+                want = found.running + ahead(limit) if found.running else 0
+                found.places = await self._ledger.hold(
+                    tenant, self._gateway_id, limit, running=found.running, want=want
+                )
+        if not (found.running or found.coming) and not any(use.own.used(self._now_s) for use in found.uses.values()):
+            self._tenants.pop(tenant, None)
+
+    async def enter(self, tenant: str, found: _Tenant, count: int = 1, *, choices: int = 1) -> None:
+        """Let `count` more sequences of a request with `choices` in all run.
+
+        Raise RateLimited, or InvalidRequest if the request alone exceeds the limit.
+        """
+        limit = found.limits.concurrent
+        if limit is not None and choices > limit:
+            text = (
+                f"the request asks for {choices} choices at once, and tenant {tenant} may have {limit}: ask for fewer"
+            )
+            raise InvalidRequest(text, param="n")
+        if limit is not None and found.running + count > found.places:
+            async with found.asking:
+                if found.running + count > found.places:
+                    found.places = await self._places(tenant, found, limit, count)
+        if limit is not None and found.running + count > found.places:
+            text = f"tenant {tenant} has {found.running} choices running here and asks for {count} more: its limit is "
+            text += f"{limit} at once over all gateways (each choice of n, and each prompt, counts)"
+            raise RateLimited(text, retry_after_s=BUSY_RETRY_S, headers=self.headers(found))
+        found.running += count
+
+    async def _places(self, tenant: str, found: _Tenant, limit: int, count: int) -> int:
+        if self._now_s >= self._away_until_s:
+            try:
+                want = found.running + count + ahead(limit)
+                return await self._ledger.hold(tenant, self._gateway_id, limit, running=found.running, want=want)
+            except LedgerDown as error:
+                self._is_away(error)
+        return local_share(limit, self._gateways)
+
+    async def _take(self, tenant: str, found: _Tenant, kind: Kind, units: int) -> None:
+        limit, use = found.limit(kind), found.uses[kind]
+        assert limit is not None
+        if self._now_s >= self._away_until_s:
+            least = use.lease.need(units)
+            until_s, need, lasts_s = use.refused
+            if self._now_s < until_s and least >= need:
+                raise self._refusal(tenant, found, kind, units, lasts_s - self._now_s)
+            try:
+                taken = await self._ledger.take(tenant, kind, limit, want=least + ahead(limit), least=least)
+            except LedgerDown as error:
+                self._is_away(error)
+            else:
+                use.lease.balance += taken.granted
+                use.left = taken.left
+                if not taken.granted:
+                    use.refused = self._now_s + min(REFUSED_S, taken.wait_s), least, self._now_s + taken.wait_s
+                    raise self._refusal(tenant, found, kind, units, taken.wait_s)
+                return
+        share = local_share(limit, self._gateways)
+        wait_s = use.own.wait_s(share, units, self._now_s)
+        if wait_s:
+            raise self._refusal(tenant, found, kind, units, wait_s)
+
+    def _refusal(self, tenant: str, found: _Tenant, kind: Kind, units: int, wait_s: float) -> RateLimited:
+        limit = found.limit(kind)
+        if kind == "gpu_ms":
+            text = f"tenant {tenant} has used its limit of {(limit or 0) // 1000} GPU-seconds a day"
+            return RateLimited(
+                f"{text}: more are there in {written_s(wait_s)}", retry_after_s=wait_s, headers=self.headers(found)
+            )
+        text = f"tenant {tenant} has used its limit of {limit} {kind} a minute: {units} more fit in {written_s(wait_s)}"
+        if limit is not None and units > limit:
+            text = f"the request's {units} {kind} are more than the limit of {limit} {kind} a minute of tenant {tenant}"
+        return RateLimited(text, retry_after_s=min(wait_s, SLOTS), headers=self.headers(found))
+
+    def _is_away(self, error: LedgerDown) -> None:
+        if self._now_s >= self._away_until_s:
+            log.warning(
+                "Redis does not answer: this gateway holds tenants to its share of their limits",
+                gateways=self._gateways,
+                error=str(error),
+            )
+        self._away_until_s = self._now_s + AWAY_S
+
+    @property
+    def _now_s(self) -> float:
+        return self._clock.now_ns() / 1e9
+
+
+# Interval between two exchanges.
+TELL_S: Final = 0.25
+# A gateway with nothing to report reads the others' reports at one of this many intervals.
+LISTEN_EVERY: Final = 4
+# Bound on a tenant's choices and places; a report with more does not come from a gateway.
+MAX_COUNT: Final = 1_000_000
+# Bound on tenants and on models in one report: shares are computed over all of them at each turn.
+MAX_TENANTS: Final = 4096
+_MODELS: Final = msgspec.json.Decoder(dict[str, ModelPlaces])
+
+
+class SharedPlaces:
+    def __init__(self, dispatcher: Dispatcher, ledger: Ledger, tenants: Tenancy, gateway_id: str) -> None:
+        self._dispatcher = dispatcher
+        self._ledger = ledger
+        self._tenants = tenants
+        self._gateway_id = gateway_id
+        self._has_report = False
+        """Whether others may hold a report of this gateway."""
+        self._quiet_intervals = 0
+        """The number of consecutive intervals without an exchange."""
+        self._left = False
+        self._is_away = False
+        self._exchanging = asyncio.Lock()
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(TELL_S)
+            if self._tenants.told_apart:
+                await self.tell()
+
+    async def tell(self) -> None:
+        """Exchange reports once.
+
+        A gateway with nothing to share reports that once and then only reads now and then. While the ledger is away
+        each gateway shares what it holds itself.
+        """
+        async with self._exchanging:
+            own = self._dispatcher.places_here()
+            if self._left or not self._is_due(own):
+                return
+            self._has_report = self._has_report or bool(own)
+            try:
+                found = await self._ledger.exchange(self._gateway_id, msgspec.json.encode(own) if own else b"")
+            except LedgerDown as error:
+                if not self._is_away:
+                    log.warning("Redis does not answer: this gateway shares the places that it holds", error=str(error))
+                self._is_away, found = True, {}
+            else:
+                self._is_away, self._has_report = False, bool(own)
+            self._dispatcher.places_elsewhere(self._others(found))
+
+    async def leave(self) -> None:
+        """Withdraw this gateway's report from the ledger."""
+        self._left = True
+        async with self._exchanging:
+            if self._has_report:
+                with suppress(LedgerDown):  # which forgets it soon
+                    await self._ledger.exchange(self._gateway_id, b"")
+                self._has_report = False
+
+    def _is_due(self, own: Mapping[str, ModelPlaces]) -> bool:
+        """Return whether there is something to report, or it is time to read."""
+        if own or self._has_report or self._quiet_intervals + 1 >= LISTEN_EVERY:
+            self._quiet_intervals = 0
+            return True
+        self._quiet_intervals += 1
+        return False
+
+    def _others(self, reports: Mapping[str, bytes]) -> Others:
+        found = [(name, read_places(reports[name])) for name in sorted(reports)]
+        before = tuple(report for name, report in found if name < self._gateway_id)
+        return Others(before, tuple(report for name, report in found if name > self._gateway_id))
+
+
+def read_places(report: bytes) -> Mapping[str, ModelPlaces]:
+    """Parse a gateway's report, by model; return nothing if it is malformed."""
+    try:
+        models = _MODELS.decode(report)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    if len(models) + sum(len(found.tenants) for found in models.values()) > MAX_TENANTS:
+        return {}
+    counts = (each for found in models.values() for count in (*found.tenants.values(), (found.free,)) for each in count)
+    return models if all(0 <= each <= MAX_COUNT for each in counts) else {}

@@ -1,0 +1,393 @@
+"""The catalogue's models at one gateway: which exist, when they are expected to serve, and how they are used here."""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from libs.contracts.errors import FulcrumError, NoWorkers, StartupError, UnknownModel, quoted
+from libs.model.info import load_model_info
+from libs.model.tokenizer import Tokenizer, load_tokenizer
+from libs.runtime.clock import Clock
+from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
+from libs.stores.catalogue.port import Catalogued, CatalogueDown, ModelCatalogue
+from services.gateway.request.prompt import Catalog, ServedModel
+
+# Assumed for a model that was never loaded, if no planner gives an estimate.
+GUESSED_BYTES_PER_S: Final = 1e9
+# Clients are asked to return after the expected wait times a factor between this and `SPREAD`.
+MARGIN: Final = 1.1
+SPREAD: Final = 1.3
+FAILED_RETRY_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A catalogue model's entry and the estimates of when it serves."""
+
+    entry: ModelEntry
+    times: LoadTimes | None
+    outlook: ModelOutlook | None
+
+    def wait_s(self, now_ms: float) -> float:
+        """Return the expected seconds until the model serves; 0 if it does."""
+        outlook = self.outlook
+        if outlook is None:
+            return self.times.load_s if self.times else self.entry.size_bytes / GUESSED_BYTES_PER_S
+        if outlook.ready_unix_ms:
+            return max(outlook.ready_unix_ms - now_ms, 0.0) / 1000
+        return outlook.wait_s
+
+
+def gives_up(expected: Expected, waited_s: float, most_s: float, now_ms: float, draw: float) -> FulcrumError | None:
+    """Return the error that ends a request's wait for a model, or None if it may go on waiting.
+
+    `draw` in 0..1 spreads the times at which clients are asked to return.
+    """
+    name = quoted(expected.entry.name)
+    if expected.outlook is not None and expected.outlook.error:
+        error = expected.outlook.error
+        return NoWorkers(f"model {name} cannot be loaded: {error}", retry_after_s=spread(FAILED_RETRY_S, draw))
+    left_s = expected.wait_s(now_ms)
+    if waited_s + left_s <= most_s:
+        return None
+    return NoWorkers(
+        f"model {name} is not loaded, and is expected to be in {left_s:.0f} s: longer than the {most_s:g} s that a"
+        " request waits",
+        retry_after_s=spread(max(left_s, 1.0), draw),
+    )
+
+
+def removed(name: str) -> UnknownModel:
+    """Return the error for a request whose model was removed while it waited."""
+    return UnknownModel(f"model {quoted(name)} was removed while the request waited for it", param="model")
+
+
+def spread(seconds: float, draw: float) -> float:
+    """Scale a wait by a random factor and round it up to whole seconds."""
+    return math.ceil(seconds * (MARGIN + draw * (SPREAD - MARGIN)))
+
+
+log = structlog.get_logger()
+
+# Interval between reports of use. The first request to a model without a worker is reported at once.
+REPORT_S: Final = 0.2
+LEASE_MS: Final = 3_000
+RENEW_S: Final = 1.0
+# Time that an arriving request takes to reach the queue.
+ARRIVING_MS: Final = 300
+# Clients that were asked to return may be this late.
+GRACE_MS: Final = 3_000
+# Bound on models whose counts are kept although nothing runs there.
+MAX_SPENT: Final = 2_000
+
+
+@dataclass(slots=True)
+class _Use:
+    arrivals: int = 0
+    last_ms: int = 0
+    in_flight: int = 0
+    waiting_since_ms: int = 0
+    promised_ms: int = 0
+    lines: int = 0
+    """The batch lines that wait for the model outside the queue."""
+    lines_in_flight: int = 0
+    """The batch lines in flight, including those that wait."""
+    lines_alone: bool = False
+    """Whether only batch lines waited at the last report."""
+    cold_ms: int = 0
+    """The time of the last request for which no worker had the model."""
+
+
+class LoadableModels:
+    """The follower of the catalogue and reporter of use, run as tasks of the gateway."""
+
+    def __init__(
+        self,
+        store: ModelCatalogue,
+        catalog: Catalog,
+        clock: Clock,
+        *,
+        gateway_id: str,
+        max_wait_s: float,
+        waiting: Callable[[str], int],
+        served: Callable[[str], bool],
+        draw: Callable[[], float],
+    ) -> None:
+        """`waiting` counts requests for a model that no worker has. `served` says whether workers serve a model.
+        `draw` returns a number in 0..1.
+        """
+        self._store = store
+        self._catalog = catalog
+        self._clock = clock
+        self._gateway_id = gateway_id
+        self._max_wait_s = max_wait_s
+        self._waiting = waiting
+        self._served = served
+        self._draw = draw
+        self._found = Catalogued()
+        self._is_emptied = False
+        self._broken: dict[str, str] = {}
+        """The models whose tokenizer is unavailable, with the reason."""
+        self._tokenizers: dict[str, Tokenizer] = {}
+        self._uses: dict[str, _Use] = {}
+        self._news = asyncio.Event()
+        self.refused = 0
+        """The number of requests that were asked to return because their model would take too long."""
+
+    # ------------------------------------------------------------ what requests ask
+
+    @property
+    def has_models(self) -> bool:
+        return bool(self._found.entries)
+
+    def state(self, name: str) -> tuple[str, float] | None:
+        """Return a model's state in a word and the seconds until it serves; None if no catalogue lists it."""
+        expected = self._expected(name)
+        if expected is None:
+            return None
+        if self._served(expected.entry.parent or name):
+            return "serving", 0.0
+        state = expected.outlook.state if expected.outlook else "unknown"
+        return ("loading" if state == "serving" else state), expected.wait_s(self._now_ms())
+
+    @contextmanager
+    def asked(self, name: str, adapter: str = "") -> Iterator[float]:
+        """Count a request to a model or an adapter from its arrival to its end.
+
+        Yield the seconds for which it is expected to wait for the model to load. Raise NoWorkers if that is longer
+        than requests may wait.
+        """
+        with self._counted(adapter), self._asked(name) as wait_s:
+            yield wait_s
+
+    @contextmanager
+    def _asked(self, name: str) -> Iterator[float]:
+        expected = self._expected(name)
+        if expected is None:
+            yield 0.0
+            return
+        wait_s = 0.0
+        with self._in_flight(name) as use:
+            if not self._served(name):
+                use.cold_ms = use.last_ms
+                self._news.set()
+                wait_s = self._admit(name, expected, use)
+            yield wait_s
+
+    @contextmanager
+    def _counted(self, adapter: str) -> Iterator[None]:
+        """Count a request to an adapter apart from its model. It waits for the model alone."""
+        if adapter not in self._found.entries:
+            yield
+            return
+        with self._in_flight(adapter):
+            yield
+
+    @contextmanager
+    def _in_flight(self, name: str) -> Iterator[_Use]:
+        """Count an arrival of a model or adapter, in flight until the context ends."""
+        use = self._uses.setdefault(name, _Use())
+        use.arrivals += 1
+        use.last_ms = round(self._now_ms())
+        use.in_flight += 1
+        try:
+            yield use
+        finally:
+            use.in_flight -= 1
+
+    def _admit(self, name: str, expected: Expected, use: _Use) -> float:
+        if name in self._broken:
+            raise NoWorkers(f"model {name!r} cannot be served here: {self._broken[name]}")
+        error = gives_up(expected, 0.0, self._max_wait_s, self._now_ms(), self._draw())
+        if error is not None:
+            self.refused += 1
+            if error.retry_after_s is not None:
+                use.promised_ms = round(self._now_ms() + error.retry_after_s * 1000) + GRACE_MS
+            raise error
+        return expected.wait_s(self._now_ms())
+
+    # ------------------------------------------------------------ what batch jobs ask
+
+    @contextmanager
+    def line(self, name: str, adapter: str = "") -> Iterator[None]:
+        """Count a batch line as use until it ends. It may wait longer than a person's request."""
+        with self._counted(adapter), self._line(name):
+            yield
+
+    @contextmanager
+    def _line(self, name: str) -> Iterator[None]:
+        if name not in self._found.entries:
+            yield
+            return
+        with self._in_flight(name) as use:
+            use.lines_in_flight += 1
+            try:
+                yield
+            finally:
+                use.lines_in_flight -= 1
+
+    @contextmanager
+    def wakes(self, name: str) -> Iterator[None]:
+        """Count a line that waits for the model outside the queue, which is a reason to load the model."""
+        use = self._uses.setdefault(name, _Use())
+        use.lines += 1
+        self._news.set()
+        try:
+            yield
+        finally:
+            use.lines -= 1
+
+    def fault(self, name: str) -> str:
+        """Return the last known reason why the model cannot be loaded; empty if there is none.
+
+        Raise UnknownModel for a model that was removed.
+        """
+        expected = self._expected(name)
+        if expected is None:
+            if self.covers(name):
+                raise removed(name)
+            return ""
+        outlook = expected.outlook
+        return self._broken.get(name) or (outlook.error if outlook else "")
+
+    # ------------------------------------------------------------ what the queue asks
+
+    def covers(self, name: str) -> bool:
+        """Return whether waits for the model are decided here, because it is not one of the settings' models."""
+        return name not in self._catalog.own
+
+    def ends(self, name: str, waited_s: float, *, begun: bool = False) -> FulcrumError | None:
+        """Return the error that ends a request's wait for a model without a worker, or None if it may go on.
+
+        `begun`: the answer has begun, so an estimate alone does not end it.
+        """
+        expected = self._expected(name)
+        if expected is None:
+            return removed(name)
+        if begun and waited_s <= self._max_wait_s and not (expected.outlook and expected.outlook.error):
+            return None
+        return gives_up(expected, waited_s, self._max_wait_s, self._now_ms(), self._draw())
+
+    # ------------------------------------------------------------ tasks
+
+    async def follow(self) -> None:
+        """Follow the catalogue until cancelled. The last known state holds while it is away."""
+        async for found in self._store.watch():
+            await self.take(found)
+
+    async def take(self, found: Catalogued) -> None:
+        """Apply a new state of the catalogue.
+
+        An empty catalogue after one that was not counts only if it stays empty: the planner refills a Redis that
+        was emptied.
+        """
+        if self._found.entries and not found.entries and not self._is_emptied:
+            self._is_emptied = True
+            return
+        self._is_emptied = False
+        if found.entries != self._found.entries:
+            for gone in self._broken.keys() - found.entries.keys():
+                del self._broken[gone], self._catalog.broken[gone]
+            entries = found.entries.values()
+            models = {each.name: await self._model(each) for each in entries if not each.parent}
+            served = {**models, **self._catalog.own}
+            adapters = [self._adapter(each, served.get(each.parent)) for each in entries if each.parent]
+            self._catalog.replace_added(filter(None, (*models.values(), *adapters)))
+        self._found = found
+
+    async def _model(self, entry: ModelEntry) -> ServedModel | None:
+        name, source = entry.name, entry.source
+        try:
+            info = await asyncio.to_thread(load_model_info, source, name)
+            if source not in self._tokenizers:
+                self._tokenizers[source] = await asyncio.to_thread(load_tokenizer, info)
+        except StartupError as error:
+            self._breaks(name, error.message)
+            return None
+        self._mended(name)
+        return ServedModel(info, self._tokenizers[source], entry.ttft_ms, entry.tpot_ms, self._catalog.format_names)
+
+    def _adapter(self, entry: ModelEntry, model: ServedModel | None) -> ServedModel | None:
+        """Return the adapter of an entry on top of its model."""
+        if model is None or model.base:
+            self._breaks(entry.name, f"it is an adapter of {entry.parent}, which is no model that is served here")
+            return None
+        self._mended(entry.name)
+        return replace(
+            model,
+            info=replace(model.info, name=entry.name),
+            base=entry.parent,
+            adapter_source=entry.source,
+            ttft_ms=entry.ttft_ms or model.ttft_ms,
+            tpot_ms=entry.tpot_ms or model.tpot_ms,
+        )
+
+    def _breaks(self, name: str, message: str) -> None:
+        if self._broken.get(name) != message:
+            log.warning("a model of the catalogue cannot be served here", model=name, error=message)
+        self._broken[name] = self._catalog.broken[name] = message
+
+    def _mended(self, name: str) -> None:
+        self._broken.pop(name, None)
+        self._catalog.broken.pop(name, None)
+
+    async def report(self) -> None:
+        """Report the use of models until cancelled: whenever it changes, and as long as anything runs."""
+        said: Mapping[str, ModelUse] = {}
+        said_s = 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            uses = self.uses()
+            runs = any(each.in_flight or each.promised_unix_ms for each in uses.values())
+            if uses != said or (runs and loop.time() - said_s >= RENEW_S):
+                with suppress(CatalogueDown):
+                    await self._store.use(self._gateway_id, uses, lease_ms=LEASE_MS)
+                    said, said_s = uses, loop.time()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_S):
+                    await self._news.wait()
+                    self._news.clear()
+                    await asyncio.sleep(0)  # what came in the same turn is sent with it
+
+    def uses(self) -> dict[str, ModelUse]:
+        """Return the current use of each model, as it is reported."""
+        now_ms = round(self._now_ms())
+        found = {}
+        for name, use in self._uses.items():
+            waiting = min(self._waiting(name) + use.lines, use.in_flight)
+            # One that has just come may not be in the queue yet; answers that a worker ends before it leaves wait not.
+            waiting = max(waiting, int(use.in_flight > 0 and now_ms - use.cold_ms < ARRIVING_MS))
+            # People are no more than those that are not lines; lines that a worker handed back wait in the queue.
+            lines_waiting = min(max(use.lines, waiting - (use.in_flight - use.lines_in_flight)), waiting)
+            # How long people have waited, not lines that were there before them.
+            began = (use.waiting_since_ms or now_ms) if waiting else 0
+            use.waiting_since_ms = now_ms if use.lines_alone and waiting > lines_waiting else began
+            use.lines_alone = 0 < waiting == lines_waiting
+            found[name] = ModelUse(
+                arrivals=use.arrivals,
+                last_unix_ms=use.last_ms,
+                waiting=waiting,
+                waiting_since_unix_ms=use.waiting_since_ms,
+                in_flight=use.in_flight,
+                promised_unix_ms=use.promised_ms if use.promised_ms > now_ms else 0,
+                lines_waiting=lines_waiting,
+                lines_in_flight=use.lines_in_flight,
+            )
+        idle = [name for name, use in found.items() if not use.in_flight and name not in self._found.entries]
+        for name in idle[: max(len(found) - MAX_SPENT, 0)]:
+            del self._uses[name]
+        return found
+
+    def _expected(self, name: str) -> Expected | None:
+        entry = self._found.entries.get(name)
+        if entry is None:
+            return None
+        return Expected(entry, self._found.times.get(name), self._found.outlooks.get(name))
+
+    def _now_ms(self) -> float:
+        return self._clock.now_ns() / 1e6

@@ -1,0 +1,468 @@
+"""Parsing of headers and a body into a checked request. Pure; raises InvalidRequest that names the field."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from libs.contracts.classes import DEFAULT_CLASS
+from libs.contracts.errors import InvalidRequest, UnsupportedField, quoted
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import RequestContext, Sampling
+from libs.keys.book import ANY
+from libs.keys.table import ANYBODY, CLASS_HEADER, TENANT_HEADER, Caller, named_in
+from libs.model.chat import ChatMessage
+from libs.model.grammar import GrammarUnread, choice_rule, grammar_rule, pattern_rule
+from libs.model.sampling import SamplingDefaults
+from services.gateway.request.chat import ToolUse, chat_message, tool_use
+from services.gateway.request.schema import (
+    MAX_STOPS_CHARS,
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    DetokenizeRequest,
+    ResponseFormat,
+    StructuredOutputs,
+    TokenizeRequest,
+    drop_harmless,
+    fit,
+)
+
+MAX_TARGET_MS = 24 * 3_600_000
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """The values of absent headers, and the lower bounds of latency targets."""
+
+    gateway_id: str
+    ttft_deadline_ms: float
+    tpot_target_ms: float
+    tightest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """The lowest TTFT and TPOT in ms by class (ANY for all others). Lower requested values are raised to these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    request_id: str
+    """The client's id of the request; empty if it sent none."""
+    tenant: str
+    service_class: str
+    ttft_deadline_ms: float | None
+    tpot_target_ms: float | None
+    traceparent: str
+    details: bool
+
+    def context(self, arrival_ns: int, defaults: Defaults) -> RequestContext:
+        bounds = defaults.tightest
+        least_ttft_ms, least_tpot_ms = bounds.get(self.service_class) or bounds.get(ANY) or (0.0, 0.0)
+        ttft_ms = max(self.ttft_deadline_ms or defaults.ttft_deadline_ms, least_ttft_ms)
+        tpot_ms = max(self.tpot_target_ms or defaults.tpot_target_ms, least_tpot_ms)
+        return RequestContext(
+            tenant=self.tenant,
+            service_class=self.service_class,
+            arrival_unix_ns=arrival_ns,
+            ttft_deadline_unix_ns=arrival_ns + int(ttft_ms * 1e6),
+            tpot_target_us=max(int(tpot_ms * 1000), 1),
+            gateway_id=defaults.gateway_id,
+            traceparent=self.traceparent,
+        )
+
+
+def read_headers(found: Mapping[bytes, bytes], caller: Caller = ANYBODY) -> Headers:
+    """Parse headers, keyed by lowercase name as in ASGI.
+
+    Raise InvalidRequest that names the header, or PermissionDenied for a tenant or class that is not the caller's.
+    """
+    traceparent = found.get(b"traceparent", b"").decode("latin-1")
+    return Headers(
+        request_id=_request_id(found),
+        tenant=caller.tenant_of(named_in(found, TENANT_HEADER)),
+        service_class=caller.class_of(named_in(found, CLASS_HEADER), DEFAULT_CLASS),
+        ttft_deadline_ms=_milliseconds(found, "x-fulcrum-ttft-deadline-ms"),
+        tpot_target_ms=_milliseconds(found, "x-fulcrum-tpot-target-ms"),
+        # W3C: who cannot read it goes on without.
+        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
+        details=found.get(b"x-fulcrum-details") == b"1",
+    )
+
+
+def _request_id(found: Mapping[bytes, bytes]) -> str:
+    if b"x-request-id" not in found:
+        return ""
+    value = found[b"x-request-id"].decode("latin-1")
+    if not _REQUEST_ID.fullmatch(value):
+        raise InvalidRequest(f"header x-request-id must match {_REQUEST_ID.pattern}", param="x-request-id")
+    return value
+
+
+def _milliseconds(found: Mapping[bytes, bytes], name: str) -> float | None:
+    value = found.get(name.encode())
+    if value is None:
+        return None
+    try:
+        milliseconds = float(value)
+    except ValueError:
+        milliseconds = 0.0
+    if not 0 < milliseconds <= MAX_TARGET_MS:
+        raise InvalidRequest(f"header {name} must be milliseconds, above 0 and up to {MAX_TARGET_MS}", param=name)
+    return milliseconds
+
+
+class Constraint(NamedTuple):
+    """A schema or a rule, and the field that contains it."""
+
+    field: str
+    schema: Mapping[str, Any] | None = None
+    rule: str = ""
+    """The right-hand side of a rule in a grammar."""
+
+
+def constraint_of(request: Common) -> Constraint | None:
+    """Return the request's constraint, or None if its answer is free."""
+    own = request.structured_outputs or StructuredOutputs()
+    asked = {
+        "structured_outputs.json": own.json,
+        "structured_outputs.regex": own.regex,
+        "structured_outputs.choice": own.choice,
+        "structured_outputs.json_object": own.json_object or None,
+        "structured_outputs.grammar": own.grammar,
+        "guided_json": request.guided_json,
+        "guided_regex": request.guided_regex,
+        "guided_choice": request.guided_choice,
+        "guided_grammar": request.guided_grammar,
+    }
+    first, second, *_ = *(field for field, value in asked.items() if value is not None), "", ""
+    if second:
+        raise InvalidRequest(f"{first} and {second} exclude each other", param=second)
+    return _constraint(first, asked[first]) if first else None
+
+
+def _constraint(field: str, value: Any) -> Constraint:
+    if field.endswith("regex"):
+        return Constraint(field, rule=pattern_rule(value))
+    if field.endswith("choice"):
+        return Constraint(field, rule=choice_rule(value))
+    if field.endswith("grammar"):
+        try:
+            return Constraint(field, rule=grammar_rule(value))
+        except GrammarUnread as error:
+            raise InvalidRequest(f"{field}: it cannot be read: {error}", param=field) from None
+    return Constraint(field, {"type": "object"} if field.endswith("json_object") else _schema(value, field))
+
+
+def _schema(given: str | dict[str, Any], field: str) -> Mapping[str, Any]:
+    if isinstance(given, dict):
+        return given
+    try:
+        found = json.loads(given)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{field} must be a JSON schema, or the text of one", param=field)
+    return found
+
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default of max_tokens for text completions. A chat may use the rest of the context."""
+
+_tidy_chat = partial(drop_harmless, served=frozenset(ChatRequest.__struct_fields__))
+_tidy_completion = partial(drop_harmless, served=frozenset(CompletionRequest.__struct_fields__))
+_tidy_tokenize = partial(drop_harmless, served=frozenset(TokenizeRequest.__struct_fields__))
+_tidy_detokenize = partial(drop_harmless, served=frozenset(DetokenizeRequest.__struct_fields__))
+_ADVISED = tuple(field.name for field in fields(SamplingDefaults))
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """One request, checked as far as is possible without the model."""
+
+    model: str
+    messages: tuple[ChatMessage, ...]
+    """The messages of a chat; empty for text completions."""
+    prompts: tuple[Prompt, ...]
+    """The prompts of text completions; empty for a chat."""
+    n: int
+    max_tokens: int | None
+    max_tokens_field: str
+    sampling: Sampling
+    """The sampling parameters without a seed, which each choice gets later."""
+    unset: frozenset[str]
+    """The fields of `sampling` that the model's recommended values fill."""
+    seed: int | None
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    tools: ToolUse | None = None
+    """The tools that the model may call; None if it may call none."""
+    effort: str | None = None
+    """The requested reasoning effort, as the client named it."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    schema: Mapping[str, Any] | None = None
+    """The JSON schema with which the answer has to comply."""
+    schema_field: str = "response_format"
+    """The field that errors about the schema name."""
+    rule: str = ""
+    """A grammar rule that the answer has to match, used in place of a schema."""
+    for_response: bool = False
+    """Whether the chat belongs to a response, whose answer keeps the order of its parts."""
+    echo: bool = False
+    """Whether the answer begins with the prompt."""
+    prompt_logprobs: int | None = None
+    """The number of alternatives to each prompt token; None requests no logprobs of the prompt."""
+    shows_prompt_logprobs: bool = False
+    """Whether the prompt's logprobs are shown by position as in vLLM, with or without an echo."""
+    shows_logprobs: bool = False
+    token_ids: bool = False
+    """Whether token ids are shown beside the text."""
+    best: int | None = None
+    """The number of the `n` choices of each prompt to show, likeliest first; None shows all as they arrive."""
+    only_prompt: bool = False
+    """Whether the request wants no tokens: one is generated and dropped."""
+    hides_reasoning: bool = False
+    """Whether the answer's reasoning is left out of what the client sees."""
+    raw: bool = False
+    """Whether prompts are tokenised without the special tokens that begin and end a text."""
+    opens_answer: bool = True
+    """Whether a chat's prompt ends with the opening of an answer rather than with its last message."""
+    continues: bool = False
+    """Whether the answer continues the text of the last message."""
+
+    @property
+    def guided(self) -> bool:
+        return self.schema is not None or bool(self.rule) or (self.tools is not None and self.tools.required)
+
+    @property
+    def prompt_field(self) -> str:
+        if self.for_response:
+            return "input"
+        return "messages" if self.messages else "prompt"
+
+    @property
+    def choices(self) -> int:
+        return self.n * max(len(self.prompts), 1)
+
+
+def parse_chat(body: bytes) -> ParsedRequest:
+    return chat_asked(fit(body, ChatRequest, _tidy_chat))
+
+
+def parse_tokenize(body: bytes) -> tuple[ParsedRequest, bool]:
+    """Parse a body of /tokenize, and whether it wants the tokens' texts."""
+    request = fit(body, TokenizeRequest, _tidy_tokenize)
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequest("send either prompt or messages", param="prompt")
+    if request.messages is None:
+        asked = _asked(CompletionRequest(model=request.model, prompt=""), Sampling(), max_tokens=None)
+        raw = request.add_special_tokens is False
+        return replace(asked, prompts=(request.prompt or "",), raw=raw), bool(request.return_token_strs)
+    chat = ChatRequest(
+        model=request.model,
+        messages=request.messages,
+        tools=request.tools,
+        reasoning_effort=request.reasoning_effort,
+        chat_template_kwargs=request.chat_template_kwargs,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+    )
+    if request.add_special_tokens:
+        text = "add_special_tokens: a chat has those that its template writes"
+        raise UnsupportedField(text, param="add_special_tokens")
+    return chat_asked(chat), bool(request.return_token_strs)
+
+
+def parse_detokenize(body: bytes) -> DetokenizeRequest:
+    return fit(body, DetokenizeRequest, _tidy_detokenize)
+
+
+def chat_asked(request: ChatRequest) -> ParsedRequest:
+    """Convert a body whose types and ranges have been checked."""
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    newer, older = request.max_completion_tokens, request.max_tokens
+    if newer is not None and older is not None and newer != older:
+        raise InvalidRequest("max_tokens and max_completion_tokens differ", param="max_tokens")
+    sampling = _sampling(request, logprobs=request.top_logprobs or 0 if request.logprobs else None)
+    messages = tuple(chat_message(message, place) for place, message in enumerate(request.messages))
+    asked = _asked(
+        request,
+        sampling,
+        messages=messages,
+        max_tokens=newer if newer is not None else older,
+        max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
+    )
+    continues, opens = bool(request.continue_final_message), request.add_generation_prompt
+    if continues and opens:
+        text = "continue_final_message and add_generation_prompt exclude each other"
+        raise InvalidRequest(text, param="continue_final_message")
+    if continues or opens is False:
+        asked = replace(asked, opens_answer=False, continues=continues)
+    if request.include_reasoning is False:
+        asked = replace(asked, hides_reasoning=True)
+    tools, effort, variables = tool_use(request), request.reasoning_effort, request.chat_template_kwargs
+    schema = _answer_schema(request.response_format)
+    constraint = constraint_of(request)
+    if constraint is not None:
+        if schema is not None:
+            raise InvalidRequest(f"response_format and {constraint.field} exclude each other", param=constraint.field)
+        asked = _constrained(asked, constraint, request)
+    elif schema is not None:
+        asked = replace(asked, schema=schema)
+    if tools is None and effort is None and not asked.guided and not variables:
+        return asked
+    asked = replace(asked, tools=tools, effort=effort, template_variables=variables or {})
+    if asked.guided:
+        answers = asked.schema is not None or asked.rule
+        _check_guided(request, asked.schema_field if answers else "tool_choice")
+    return asked
+
+
+def parse_completion(body: bytes) -> ParsedRequest:
+    request = fit(body, CompletionRequest, _tidy_completion)
+    max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    scores = request.echo or request.prompt_logprobs is not None
+    if not max_tokens and not scores:
+        raise InvalidRequest("max_tokens: 0 is for echo or prompt_logprobs", param="max_tokens")
+    sampling = _sampling(request, logprobs=request.logprobs)
+    asked = _asked(request, sampling, prompts=_prompts(request.prompt), max_tokens=max_tokens or 1)
+    if scores or request.best_of is not None:
+        asked = _with_prompt(asked, request, only_prompt=not max_tokens)
+    constraint = constraint_of(request)
+    return asked if constraint is None else _constrained(asked, constraint, request)
+
+
+def _with_prompt(asked: ParsedRequest, request: CompletionRequest, *, only_prompt: bool) -> ParsedRequest:
+    """Add the fields about prompts and best_of that only text completions have."""
+    n, best_of = request.n or 1, request.best_of
+    if best_of is not None and best_of < n:
+        raise InvalidRequest("best_of is under n", param="best_of")
+    if best_of is not None and best_of > n and request.stream:
+        raise InvalidRequest("best_of over n goes with no stream", param="best_of")
+    asked = replace(asked, echo=bool(request.echo), only_prompt=only_prompt)
+    if request.echo and request.logprobs is not None:
+        asked = _scored(asked, max(request.logprobs, asked.prompt_logprobs or 0))
+    if best_of is not None and best_of > n:
+        asked.sampling.logprobs = True
+        asked = replace(asked, n=best_of, best=n)
+    return asked
+
+
+def _scored(asked: ParsedRequest, most: int) -> ParsedRequest:
+    """Request logprobs of the prompt, which arrive with the first token's."""
+    asked.sampling.logprobs = asked.sampling.prompt_logprobs = True
+    asked.sampling.prompt_top_logprobs = most
+    return replace(asked, prompt_logprobs=most)
+
+
+def _constrained(asked: ParsedRequest, constraint: Constraint, request: Common) -> ParsedRequest:
+    _check_guided(request, constraint.field)
+    return replace(asked, schema=constraint.schema, rule=constraint.rule, schema_field=constraint.field)
+
+
+def _answer_schema(wanted: ResponseFormat | None) -> Mapping[str, Any] | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return {"type": "object"}
+    if wanted.json_schema is None or wanted.json_schema.schema is None:
+        raise InvalidRequest("json_schema needs a schema", param="response_format.json_schema")
+    return wanted.json_schema.schema
+
+
+def _check_guided(request: Common, field: str) -> None:
+    """Reject fields that would keep a guided answer from ending once it is complete."""
+    if request.ignore_eos:
+        raise InvalidRequest(f"ignore_eos and {field} exclude each other", param="ignore_eos")
+    if request.min_tokens:
+        raise InvalidRequest(f"min_tokens and {field} exclude each other", param="min_tokens")
+
+
+def _asked(
+    request: Common,
+    sampling: Sampling,
+    *,
+    messages: tuple[ChatMessage, ...] = (),
+    prompts: tuple[Prompt, ...] = (),
+    max_tokens: int | None,
+    max_tokens_field: str = "max_tokens",
+) -> ParsedRequest:
+    stop, options = request.stop, request.stream_options
+    if options is not None and not request.stream:
+        raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if sum(map(len, stops)) > MAX_STOPS_CHARS:
+        raise InvalidRequest(f"stop: all strings together are over {MAX_STOPS_CHARS} characters", param="stop")
+    if request.min_tokens and max_tokens is not None and request.min_tokens > max_tokens:
+        raise InvalidRequest(f"min_tokens is over {max_tokens_field}", param="min_tokens")
+    asked = ParsedRequest(
+        model=request.model,
+        messages=messages,
+        prompts=prompts,
+        n=request.n or 1,
+        max_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
+        sampling=sampling,
+        unset=frozenset(name for name in _ADVISED if getattr(request, name) is None),
+        seed=request.seed,
+        stops=stops,
+        stream=bool(request.stream),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+        shows_logprobs=sampling.logprobs,
+        token_ids=bool(request.return_token_ids),
+    )
+    if request.prompt_logprobs is None:
+        return asked
+    if request.stream:
+        raise InvalidRequest("prompt_logprobs go with no stream", param="prompt_logprobs")
+    return replace(_scored(asked, request.prompt_logprobs), shows_prompt_logprobs=True)
+
+
+def _sampling(request: Common, *, logprobs: int | None) -> Sampling:
+    """`logprobs` is the number of alternatives to each token; None requests no logprobs at all."""
+    return Sampling(
+        temperature=_or(request.temperature, 1.0),
+        top_p=_or(request.top_p, 1.0),
+        top_k=max(request.top_k or 0, 0),
+        min_p=_or(request.min_p, 0.0),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        logit_bias=_logit_bias(request.logit_bias or {}),
+        logprobs=logprobs is not None,
+        top_logprobs=logprobs or 0,
+        ignore_eos=bool(request.ignore_eos),
+        min_tokens=request.min_tokens or 0,
+        stop_token_ids=request.stop_token_ids or (),
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
+    if not all(map(_is_token_id, biases)):
+        key = next(key for key in biases if not _is_token_id(key))
+        raise InvalidRequest(f"logit_bias: {quoted(key)} is no token id", param="logit_bias")
+    return {int(key): bias for key, bias in biases.items()}
+
+
+def _is_token_id(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) < 10
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    tokens = [item for item in prompt if isinstance(item, int)]
+    if not prompt or (tokens and len(tokens) < len(prompt)):
+        raise InvalidRequest("prompt must be text, token ids, or a list of either", param="prompt")
+    return (tokens,) if tokens else tuple(item for item in prompt if not isinstance(item, int))

@@ -1,0 +1,435 @@
+"""From a request to its prompts' tokens: the served models, tokenisation, length, and which worker holds a prefix.
+
+Long texts are encoded in a thread pool. Prefixes are looked up in one request to the KV index per turn of the event
+loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+from libs.contracts.errors import (
+    ContextTooLong,
+    InvalidRequest,
+    NoWorkers,
+    StartupError,
+    UnknownModel,
+    UnsupportedField,
+    quoted,
+)
+from libs.contracts.hashing import block_hashes, chain_root
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import PHASE_BOTH, PHASE_DECODE, PHASE_PREFILL
+from libs.model.chat import ChatMessage
+from libs.model.info import ModelInfo, load_model_info
+from libs.model.tokenizer import Tokenizer, load_tokenizer
+from libs.policy.roles import serves
+from libs.runtime.tasks import TaskOwner
+from libs.stores.kvindex import KvIndex, PrefixQuery, probes
+from services.gateway.answers.families import NO_NAMES, AnswerFormat, FormatNames, answer_format
+from services.gateway.fleet import WorkerLinks
+from services.gateway.request.parse import ParsedRequest
+
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
+# The most models that an error message lists.
+MAX_NAMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    info: ModelInfo
+    tokenizer: Tokenizer
+    ttft_ms: float | None = None
+    """The TTFT target of requests that name none; None applies the gateway's."""
+    tpot_ms: float | None = None
+    names: FormatNames = NO_NAMES
+    """The answer formats that are configured by hand."""
+    base: str = ""
+    """The base model whose workers compute this adapter; empty for a model of its own."""
+    adapter_source: str = ""
+    """The folder of an adapter from the catalogue; empty if workers were started with the adapter."""
+    format: AnswerFormat = field(init=False)
+
+    @property
+    def routed(self) -> str:
+        return self.base or self.info.name
+
+    @property
+    def adapter_name(self) -> str:
+        """Return the adapter's name to clients; empty for a model of its own."""
+        return self.info.name if self.base else ""
+
+    @property
+    def adapter(self) -> str:
+        """Return the adapter's name on workers; empty if there is none."""
+        if not self.base:
+            return ""
+        # One that is removed and added again from elsewhere shares no weights and no KV with what it was.
+        return f"{self.info.name}@{crc32(self.adapter_source.encode()):08x}" if self.adapter_source else self.info.name
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", answer_format(self.tokenizer, self.names.of(self.info.name)))
+
+
+class Catalog:
+    def __init__(self, models: Iterable[ServedModel], format_names: FormatNames = NO_NAMES) -> None:
+        # Applied to models that are added later.
+        self.format_names = format_names
+        self._models: Mapping[str, ServedModel] = {model.info.name: model for model in models}
+        self.own = dict(self._models)
+        """The models named in the settings, which are never removed."""
+        self.names = list(self._models)
+        """The names in the order of the settings, then those added. The list object never changes."""
+
+        self.broken: dict[str, str] = {}
+        """The reason why each added model that cannot be served here is broken."""
+
+    def replace_added(self, models: Iterable[ServedModel]) -> None:
+        """Replace the models that were added earlier; those of the settings stay."""
+        self._models = {**{model.info.name: model for model in models}, **self.own}
+        self.names[:] = [*self.own, *sorted(self._models.keys() - self.own.keys())]
+
+    def get(self, name: str) -> ServedModel:
+        return self.need(name, frozenset())
+
+    def need(self, name: str, allowed: AbstractSet[str]) -> ServedModel:
+        """Return the model if it is one of `allowed`; an empty set allows all.
+
+        Raise NoWorkers if the model's files are broken. Raise UnknownModel otherwise, which does not reveal whether
+        a model that is not allowed exists.
+        """
+        is_allowed = not allowed or name in allowed
+        model = self._models.get(name) if is_allowed else None
+        if model is None and is_allowed and name in self.broken:
+            raise NoWorkers(f"model {quoted(name)} cannot be served here: {self.broken[name]}")
+        if model is None:
+            named = [each for each in self.names if not allowed or each in allowed][:MAX_NAMED]
+            raise UnknownModel(
+                f"model {quoted(name)} is not served; there are {', '.join(named) or 'none'}", param="model"
+            )
+        return model
+
+
+def load_catalog(
+    folders: Mapping[str, str], names: FormatNames = NO_NAMES, adapters: Mapping[str, str] = _NONE
+) -> Catalog:
+    """Load the models of `folders` (name to folder) and their `adapters` (name to model's name).
+
+    Raise StartupError that says what is missing.
+    """
+    infos = [load_model_info(folder, name) for name, folder in folders.items()]
+    models = {info.name: ServedModel(info, load_tokenizer(info), names=names) for info in infos}
+    for name, base in adapters.items():
+        own = models.get(base)
+        if own is None or own.base or name in models:
+            raise StartupError(
+                f"FULCRUM_GATEWAY_ADAPTERS: {name} is to be an adapter of {base}, which FULCRUM_GATEWAY_MODELS"
+                f" {'does not name' if own is None else 'cannot give it: names must differ'}"
+            )
+        models[name] = replace(own, info=replace(own.info, name=name), base=base)
+    return Catalog(models.values(), names)
+
+
+# Requests up to this length are encoded inline: handing them to a thread would cost more.
+INLINE_CHARS = 4096
+# Template variables that switch reasoning on and off: Qwen3's and GLM's, then DeepSeek V3.1's.
+_SWITCHES = ("enable_thinking", "thinking")
+# gpt-oss accepts low, medium and high only.
+_HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
+# Logprobs of one prompt, including alternatives. The worker sends them in one frame.
+MAX_SCORES = 262_144
+# Counted for each message besides its content, since the template adds marks around it.
+MESSAGE_CHARS = 64
+
+
+async def tokenise(
+    asked: ParsedRequest,
+    model: ServedModel,
+    threads: Executor,
+    *,
+    most_tokens: int | None = None,
+    slot: Callable[[int], AbstractAsyncContextManager[None]] = lambda _chars: nullcontext(),
+) -> list[list[int]]:
+    """Return the token ids of each prompt; raise InvalidRequest that names the field.
+
+    `most_tokens`: prompts that certainly reach this length are refused without being fully encoded; None refuses
+    none. `slot`: opens a context that a request of so many characters holds while a thread encodes it.
+    """
+    check_chat(asked, model)
+    if len(asked.messages) >= model.info.max_context_tokens:  # before they are rendered: each is a token at least
+        text = f"{len(asked.messages)} messages do not fit a context of {model.info.max_context_tokens} tokens"
+        raise ContextTooLong(text, param=asked.prompt_field)
+    chars = _chars(asked)
+    if chars <= INLINE_CHARS:
+        return _encode(asked, model, most_tokens)
+    async with slot(chars):
+        return await asyncio.get_running_loop().run_in_executor(threads, _encode, asked, model, most_tokens)
+
+
+def check_fit(asked: ParsedRequest, prompts: list[list[int]], model: ServedModel, max_context_tokens: int) -> int:
+    """Return the bound on each choice's tokens; raise InvalidRequest if the prompts do not fit. Pure."""
+    vocab_size = model.info.vocab_size
+    beyond = next((token for token in asked.sampling.logit_bias if token >= vocab_size), None)
+    if beyond is not None:
+        text = f"logit_bias: '{beyond}' is beyond the vocabulary's {vocab_size} tokens"
+        raise InvalidRequest(text, param="logit_bias")
+    beyond = next((token for token in asked.sampling.stop_token_ids if token >= vocab_size), None)
+    if beyond is not None:
+        text = f"stop_token_ids: {beyond} is beyond the vocabulary's {vocab_size} tokens"
+        raise InvalidRequest(text, param="stop_token_ids")
+    longest = max(len(prompt) for prompt in prompts)
+    for prompt in prompts:
+        if not prompt:
+            raise InvalidRequest(f"{asked.prompt_field} has no tokens", param=asked.prompt_field)
+        if max(prompt) >= vocab_size or min(prompt) < 0:
+            raise InvalidRequest(f"prompt has a token outside the vocabulary's {vocab_size}", param="prompt")
+    if longest >= max_context_tokens:
+        text = f"the prompt's {longest} tokens leave no room in a context of {max_context_tokens}"
+        raise ContextTooLong(text, param=asked.prompt_field)
+    most = 1 + (asked.prompt_logprobs or 0)
+    if asked.prompt_logprobs is not None and longest * most > MAX_SCORES:
+        text = f"{longest} prompt tokens with {most} logprobs each are over {MAX_SCORES}"
+        raise InvalidRequest(text, param="echo" if asked.echo else "prompt_logprobs")
+    if asked.max_tokens is None:
+        return max_context_tokens - longest
+    if longest + asked.max_tokens > max_context_tokens:
+        text = f"{longest} prompt tokens and {asked.max_tokens} more exceed the context of {max_context_tokens}"
+        raise ContextTooLong(text, param=asked.max_tokens_field)
+    return asked.max_tokens
+
+
+def check_chat(asked: ParsedRequest, model: ServedModel) -> None:
+    """Raise UnsupportedField for anything that the model's chat template cannot express. Pure."""
+    name, takes = model.info.name, model.tokenizer.takes
+    if field := _unshown_tools(asked, model):
+        text = (
+            f"{field}: tools are not served for model {name!r}, as its chat template takes none: use a model whose"
+            " template does, put such a chat_template.jinja into its folder, or send calls and results as text"
+        )
+        raise UnsupportedField(text, param=field)
+    if asked.tools and not model.format.calls:
+        text = (
+            f"tools are not served for model {name!r}: how it calls them is not known, set FULCRUM_GATEWAY_TOOL_FORMATS"
+        )
+        raise UnsupportedField(text, param="tools")
+    if asked.effort is None or any(map(takes, ("reasoning_effort", *_SWITCHES))):
+        return
+    if asked.effort != "none" or model.format.reasons:
+        text = f"reasoning_effort is not served for model {name!r}: its chat template takes none"
+        raise UnsupportedField(text, param="reasoning_effort")
+
+
+def _unshown_tools(asked: ParsedRequest, model: ServedModel) -> str:
+    """Return the first field about tools that the template would not show to the model; empty if it shows all."""
+    if asked.tools and not model.tokenizer.takes("tools"):
+        return "tools"
+    names = partial(model.tokenizer.names, tools=bool(asked.tools))
+    shows_calls = names("tool_calls")
+    shows_results = shows_calls or names("tool")
+    for place, message in enumerate(asked.messages):
+        if message.get("tool_calls") and not shows_calls:
+            return "input" if asked.for_response else f"messages[{place}].tool_calls"
+        if message["role"] == "tool" and not shows_results:
+            return "input" if asked.for_response else f"messages[{place}]"
+    return ""
+
+
+def _render(asked: ParsedRequest, model: ServedModel) -> str:
+    return model.tokenizer.render_chat(
+        asked.messages,
+        tools=asked.tools.tools if asked.tools else (),
+        variables={**_efforts(asked, model), **asked.template_variables},
+        opens_answer=asked.opens_answer,
+        continues=asked.continues,
+    )
+
+
+def _efforts(asked: ParsedRequest, model: ServedModel) -> dict[str, Any]:
+    """Return the template variables for the effort: by name, or as a switch."""
+    if asked.effort is None:
+        return {}
+    effort = _HARMONY_EFFORTS.get(asked.effort, asked.effort) if model.format.harmony else asked.effort
+    switch = asked.effort != "none"
+    found = {"reasoning_effort": effort, **dict.fromkeys(_SWITCHES, switch)}
+    return {name: value for name, value in found.items() if model.tokenizer.takes(name)}
+
+
+def _chars(asked: ParsedRequest) -> int:
+    """Return the number of characters to render and encode."""
+    chat = sum(MESSAGE_CHARS + _content_chars(message) + len(message.get("name", "")) for message in asked.messages)
+    for message in asked.messages:
+        if message["role"] == "assistant":
+            chat += len(message.get("reasoning_content", "")) + len(message.get("reasoning", ""))
+            chat += sum(len(str(call["function"]["arguments"])) for call in message.get("tool_calls", ()))
+    tools = asked.tools.chars if asked.tools else 0
+    return chat + tools + sum(len(prompt) for prompt in asked.prompts if isinstance(prompt, str))
+
+
+def _content_chars(message: ChatMessage) -> int:
+    content = message["content"]
+    return sum(len(part["text"]) for part in content) if isinstance(content, list) else len(content or "")
+
+
+def _encode(asked: ParsedRequest, model: ServedModel, most_tokens: int | None) -> list[list[int]]:
+    if asked.messages:
+        # The template has put the special tokens where they belong.
+        return [_encode_text(_render(asked, model), asked, model, most_tokens, add_special_tokens=False)]
+    add = not asked.raw
+    return [
+        _encode_text(each, asked, model, most_tokens, add_special_tokens=add) if isinstance(each, str) else each
+        for each in asked.prompts
+    ]
+
+
+def _encode_text(
+    text: str, asked: ParsedRequest, model: ServedModel, most_tokens: int | None, *, add_special_tokens: bool
+) -> list[int]:
+    if most_tokens is not None and model.tokenizer.has_more(text, most_tokens - 1):
+        reason = f"the prompt's {len(text)} characters leave no room in a context of {most_tokens} tokens"
+        raise ContextTooLong(reason, param=asked.prompt_field)
+    return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+MAX_PROBES = 64
+"""The blocks of one prompt that are looked up. They lie evenly over a longer prompt, so a prefix is found to within
+this share of the prompt's length.
+"""
+# Longer prompts are hashed in a thread (8,192 tokens take about half a millisecond).
+INLINE_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The properties that make two workers' block hashes equal."""
+
+    model_revision: str
+    kv_layout: str
+    block_size_tokens: int
+
+
+class _PrefixLookup(NamedTuple):
+    model: str
+    prompt: Sequence[int]
+    salt: str
+    adapter: str
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptQuery:
+    kind: _Kind
+    model: str
+    workers: Sequence[str]
+    depths: Sequence[int]
+    """The number of blocks up to and including each probe."""
+    hashes: Sequence[bytes]
+    found: dict[str, int]
+    """The result, filled in by `fill`: tokens by worker id."""
+
+    def fill(self, held: Mapping[str, int]) -> None:
+        """Record how many leading probes each worker holds."""
+        for worker, count in held.items():
+            self.found[worker] = self.depths[count - 1] * self.kind.block_size_tokens
+
+
+class PrefixHints:
+    """The look-ups of prompts' prefixes. A store that is away looks like an empty one."""
+
+    def __init__(
+        self, index: KvIndex, fleet: WorkerLinks, tasks: TaskOwner, threads: Executor, *, max_hold_ms: float
+    ) -> None:
+        """A request waits at most `max_hold_ms`. Later answers still serve the binding rounds for which it waits."""
+        self._max_hold_s = max_hold_ms / 1000
+        self._index = index
+        self._fleet = fleet
+        self._tasks = tasks
+        self._threads = threads
+        self._pending: list[_PromptQuery] = []
+        self._look_up: asyncio.Task[None] | None = None
+        self.late = 0
+        """The number of requests that went on before their look-up was answered."""
+
+    async def cached_tokens(self, model: str, prompt: Sequence[int], salt: str, adapter: str = "") -> dict[str, int]:
+        """Return the tokens of the prompt's start that each worker holds, by worker id.
+
+        Answers after `max_hold_ms` are filled into the same dict. `salt` is the tenant's. The result is empty, and
+        immediate, if there is no choice of worker.
+        """
+        found: dict[str, int] = {}
+        kinds = self._kinds(model)
+        if not kinds:
+            return found
+        asked = _PrefixLookup(model, prompt, salt, adapter)
+        if len(prompt) <= INLINE_TOKENS:
+            task = self._join(_prompts(kinds, asked, found))
+        else:
+            task = self._tasks.spawn("hash prompt", self._hash_and_join(kinds, asked, found))
+        # A client that leaves must not take the others' look-up with it: `wait` cancels nothing.
+        _, late = await asyncio.wait({task}, timeout=self._max_hold_s)
+        self.late += len(late)
+        return found
+
+    async def _hash_and_join(
+        self, kinds: Mapping[_Kind, list[str]], asked: _PrefixLookup, found: dict[str, int]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        await self._join(await loop.run_in_executor(self._threads, _prompts, kinds, asked, found))
+
+    def _join(self, prompts: list[_PromptQuery]) -> "asyncio.Task[None]":
+        self._pending += prompts
+        if self._look_up is None:
+            self._look_up = self._tasks.spawn("prefix look-up", self._ask())
+        return self._look_up
+
+    async def _ask(self) -> None:
+        """Look up all prompts of this loop turn in one round trip."""
+        await asyncio.sleep(0)
+        prompts, self._pending, self._look_up = self._pending, [], None
+        groups: dict[tuple[str, _Kind], list[_PromptQuery]] = {}
+        for prompt in prompts:
+            groups.setdefault((prompt.model, prompt.kind), []).append(prompt)
+        queries = [
+            PrefixQuery(model, [prompt.hashes for prompt in group], group[0].workers)
+            for (model, _), group in groups.items()
+        ]
+        answers = await self._index.longest_prefix(queries)
+        for group, answer in zip(groups.values(), answers, strict=True):
+            for prompt, held in zip(group, answer, strict=True):
+                prompt.fill(held)
+
+    def _kinds(self, model: str) -> dict[_Kind, list[str]]:
+        """Return the ids of workers that serve the model, by kind; empty if neither phase has a choice of worker."""
+        kinds: dict[_Kind, list[str]] = {}
+        prompts = decodes = 0
+        for link in self._fleet.links:
+            worker = link.worker
+            if worker is None or worker.assignment.model != model or worker.state != WORKER_STATE_READY:
+                continue
+            prompts += serves(worker.assignment, PHASE_PREFILL) or serves(worker.assignment, PHASE_BOTH)
+            decodes += serves(worker.assignment, PHASE_DECODE)
+            capabilities = worker.capabilities
+            kind = _Kind(worker.model_revision, capabilities.kv_layout, capabilities.block_size_tokens)
+            kinds.setdefault(kind, []).append(worker.id)
+        return kinds if prompts > 1 or decodes > 1 else {}
+
+
+def _prompts(kinds: Mapping[_Kind, list[str]], asked: _PrefixLookup, found: dict[str, int]) -> list[_PromptQuery]:
+    """Return the prompt as each kind of worker hashes it."""
+    prompts: list[_PromptQuery] = []
+    for kind, workers in kinds.items():
+        root = chain_root(
+            model_revision=kind.model_revision,
+            kv_layout=kind.kv_layout,
+            adapter=asked.adapter,
+            tenant_salt=asked.salt,
+        )
+        hashes = block_hashes(root, asked.prompt, kind.block_size_tokens)
+        depths = probes(len(hashes), MAX_PROBES)
+        prompts.append(_PromptQuery(kind, asked.model, workers, depths, [hashes[depth - 1] for depth in depths], found))
+    return prompts

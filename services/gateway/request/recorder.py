@@ -1,0 +1,275 @@
+"""What the gateway publishes: an event for each ended choice, its queues, and counts of arrivals."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Final
+
+import xxhash
+
+from libs.bus.port import Bus
+from libs.contracts.errors import FulcrumError, QueueFull, RateLimited
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    OUTCOME_CLIENT_GONE,
+    OUTCOME_FAILED,
+    OUTCOME_OK,
+    OUTCOME_REJECTED,
+    GatewayQueues,
+    ModelQueue,
+    Outcome,
+    RequestEvent,
+)
+from libs.contracts.topics import DEMAND, QUEUES, REQUESTS
+from libs.demand.counts import OTHER, ArrivalCounter, DemandKey
+from libs.demand.wire import totals_message
+from libs.dispatch.generation import ApiFinishReason, Ending, Generation
+from libs.policy.gateway.queues import Queue
+from libs.policy.gateway.usage import decode_gpu_ns, prompt_gpu_ns
+from libs.policy.ratios import LEVELS
+from libs.runtime.clock import Clock
+from services.gateway.fleet import WorkerLinks
+from services.gateway.link import WorkerLink
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.request.limits import TenantLimiter
+
+
+class Recorder:
+    """A callback that runs once for every choice that has ended."""
+
+    def __init__(self, bus: Bus, metrics: GatewayMetrics) -> None:
+        self._bus = bus
+        self._metrics = metrics
+
+    def ended(self, generation: Generation, outcome: ApiFinishReason | FulcrumError | None) -> None:
+        event = request_event(generation, outcome)
+        self._bus.publish(REQUESTS, event)
+        metrics, timeline = self._metrics.of_model(generation.model), generation.timeline
+        name = Outcome.Name(event.outcome).removeprefix("OUTCOME_").lower()
+        self._metrics.choices.labels(generation.model, name, event.finish_reason or event.error_code).inc()
+        metrics.prompt_tokens.inc(generation.prompt_tokens)
+        metrics.cached_tokens.inc(generation.cached_tokens)
+        metrics.output_tokens.inc(len(generation.output))
+        metrics.reroutes.inc(generation.placement.reroutes)
+        metrics.stale_role_retries.inc(generation.placement.stale_role_retries)
+        metrics.moves.inc(generation.placement.hand_overs)
+        metrics.recomputes.inc(generation.placement.recomputes)
+        if generation.output and timeline.predicted_ttft_ns and not generation.resumed:
+            metrics.ttft_predicted.observe(timeline.predicted_ttft_ns / timeline.ttft_ns)
+            for level, by_ns in zip(LEVELS, timeline.likely_first_ns, strict=False):
+                self._metrics.ttft_likely.labels(generation.model, f"{level:g}", timeline.first_token_ns <= by_ns).inc()
+        if timeline.bound_ns:
+            metrics.queue_s.observe(timeline.queue_ns / 1e9)
+        if generation.output:
+            metrics.ttft_s.observe(timeline.ttft_ns / 1e9)
+        if len(generation.output) > 1:
+            metrics.tpot_s.observe(timeline.decode_ns / (len(generation.output) - 1) / 1e9)
+
+
+def request_event(generation: Generation, outcome: ApiFinishReason | FulcrumError | None) -> RequestEvent:
+    """Return the event of one choice. Pure."""
+    context, timeline = generation.context, generation.timeline
+    return RequestEvent(
+        request_id=generation.request_id,
+        gateway_id=context.gateway_id,
+        tenant=context.tenant,
+        service_class=context.service_class,
+        model=generation.model,
+        arrival_unix_ns=timeline.arrival_ns,
+        prompt_tokens=generation.prompt_tokens,
+        output_tokens=len(generation.output),
+        cached_tokens=generation.cached_tokens,
+        queue_ns=timeline.queue_ns,
+        ttft_ns=timeline.ttft_ns,
+        decode_ns=timeline.decode_ns,
+        prefill_worker=generation.placement.prefill_worker,
+        decode_worker=generation.placement.decode_worker,
+        outcome=_outcome(outcome),
+        finish_reason=outcome.value if isinstance(outcome, ApiFinishReason) else "",
+        error_code=outcome.code if isinstance(outcome, FulcrumError) else "",
+        traceparent=context.traceparent,
+        ttft_deadline_unix_ns=context.ttft_deadline_unix_ns,
+        tpot_target_us=context.tpot_target_us,
+        reroutes=generation.placement.reroutes + generation.placement.stale_role_retries,
+        moves=generation.placement.hand_overs,
+        predicted_ttft_ns=timeline.predicted_ttft_ns,
+        recomputes=generation.placement.recomputes,
+        max_output_tokens=generation.max_output_tokens,
+    )
+
+
+def _outcome(outcome: ApiFinishReason | FulcrumError | None) -> Outcome:
+    if outcome is None:
+        return OUTCOME_CLIENT_GONE
+    if isinstance(outcome, ApiFinishReason):
+        return OUTCOME_OK
+    return OUTCOME_REJECTED if outcome.http_status < 500 else OUTCOME_FAILED
+
+
+class GpuCharge:
+    """A callback that runs once for every choice that has ended, for whatever reason."""
+
+    def __init__(self, limiter: TenantLimiter, fleet: WorkerLinks) -> None:
+        self._limiter = limiter
+        self._fleet = fleet
+
+    def ended(self, generation: Generation, _outcome: Ending) -> None:
+        """Charge the choice's GPU time at its workers' current speed; charge nothing if no worker computed for it."""
+        tenant = generation.context.tenant
+        if not self._limiter.limits_gpu_time(tenant) or not generation.output:
+            return
+        links, placement, spent_ns = self._fleet.serving(), generation.placement, 0.0
+        if (link := links.get(placement.prefill_worker)) is not None and (view := link.view()) is not None:
+            spent_ns += prompt_gpu_ns(view.speed, _gpus(link), generation.prompt_tokens, generation.cached_tokens)
+        decoded = links.get(placement.decode_worker or placement.prefill_worker)
+        if decoded is not None and (view := decoded.view()) is not None:
+            tokens = len(generation.output) - 1
+            spent_ns += decode_gpu_ns(view.speed, _gpus(decoded), tokens, view.decode_sequences, view.kv_tokens)
+        self._limiter.spent_gpu_ms(tenant, round(spent_ns / 1e6))
+
+
+def _gpus(link: WorkerLink) -> int:
+    return link.worker.gpus if link.worker is not None else 1
+
+
+QUEUES_EVERY_S: Final = 0.2
+# Interval between checks while requests are live: the planner needs to see a growing queue at once.
+LOOK_S: Final = 0.05
+# A queue that grew by this factor since its last report is reported at once.
+GROWN: Final = 1.25
+# Reports are due after this long: `QUEUES_EVERY_S` less the error of timers.
+QUEUES_EVERY_NS: Final = 180_000_000
+# An empty queue is reported again after this long: readers count a gateway as silent after 2 s.
+EMPTY_QUEUES_EVERY_NS: Final = 500_000_000
+MAX_MODELS: Final = 64
+# Above this the broker counts as away. Reports of queues are dropped: they would be useless later, and the buffer
+# keeps its room for request events. Counts of arrivals are cumulative, so one later record replaces those skipped.
+MAX_UNSENT: Final = 256
+
+
+class QueueReporter:
+    def __init__(
+        self, bus: Bus, queues: Callable[[], list[Queue]], live: Callable[[], int], gateway_id: str, clock: Clock
+    ) -> None:
+        """`live` returns the number of requests that have not ended."""
+        self._bus = bus
+        self._live = live
+        self._reported_tokens = 0
+        self._queues = queues
+        self._gateway_id = gateway_id
+        self._clock = clock
+        self._began_ns = clock.now_ns()
+        self._left = False
+        self._reported_waiting = True
+        """Whether the last report had queues; True before the first report."""
+        self._reported_ns = 0
+
+    async def run(self) -> None:
+        while True:
+            queues = self._queues()
+            since_ns = self._clock.now_ns() - self._reported_ns
+            waits = self._reported_waiting or any(each.waits for each in queues)
+            due = since_ns >= (QUEUES_EVERY_NS if waits else EMPTY_QUEUES_EVERY_NS)
+            if due or _tokens(queues) > GROWN * self._reported_tokens:
+                self.report(queues)
+            await asyncio.sleep(LOOK_S if self._live() else QUEUES_EVERY_S)
+
+    def leave(self) -> None:
+        self.report([], last=True)
+
+    def report(self, queues: list[Queue], *, last: bool = False) -> None:
+        """Publish `queues`, or drop them if the broker is away."""
+        if self._left or self._bus.stats().buffered > MAX_UNSENT:
+            return
+        self._left = last
+        self._reported_waiting, self._reported_ns = any(each.waits for each in queues), self._clock.now_ns()
+        self._reported_tokens = _tokens(queues)
+        message = GatewayQueues(
+            gateway_id=self._gateway_id,
+            incarnation=self._began_ns,
+            told_unix_ns=self._reported_ns,
+            queues=[ModelQueue(**asdict(queue)) for queue in queues[:MAX_MODELS]],
+            last=last,
+        )
+        self._bus.publish(QUEUES, message)
+
+
+def _tokens(queues: list[Queue]) -> int:
+    return sum(each.prefill_tokens + each.decode_prompt_tokens for each in queues)
+
+
+DEMAND_EVERY_S: Final = 2.0
+NO_ROOM: Final = frozenset({429, 503})
+"""Statuses of arrivals that were refused for want of room rather than for their content."""
+
+
+class DemandPublisher:
+    def __init__(self, bus: Bus, gateway_id: str, clock: Clock) -> None:
+        self.counter = ArrivalCounter()
+        self._bus = bus
+        self._clock = clock
+        self._gateway = (gateway_id, clock.now_ns())
+        self._left = False
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(DEMAND_EVERY_S)
+            self.publish()
+
+    def leave(self) -> None:
+        self.publish(last=True)
+
+    def publish(self, *, last: bool = False) -> None:
+        """Publish the current counts, unless the broker is away: a later record includes them."""
+        if self._left or (self._bus.stats().buffered > MAX_UNSENT and not last):
+            return
+        self._left = last
+        rows, full = self.counter.rows(), self.counter.queue_full
+        self._bus.publish(DEMAND, totals_message(self._gateway, self._clock.now_ns(), rows, full, last=last))
+
+    def arrive(self, tenant: str, service_class: str) -> "DemandArrival":
+        """Begin an arrival whose body is still to be read."""
+        return DemandArrival(self.counter, self._clock, tenant, service_class)
+
+    def ended(self, generation: Generation, outcome: Ending) -> None:
+        """Record the end of a choice. A batch line, which had no arrival, is counted here."""
+        if not self.counter.holds(generation):
+            context = generation.context
+            key = DemandKey(generation.model, context.service_class, context.tenant)
+            self.counter.admitted(key, [generation], generation.prompt_tokens, b"", self._clock.now_ns())
+        self.counter.ended(generation, well=isinstance(outcome, ApiFinishReason))
+
+
+@dataclass(slots=True)
+class DemandArrival:
+    """One request between its arrival and its admission."""
+
+    _counter: ArrivalCounter
+    _clock: Clock
+    _tenant: str
+    _service_class: str
+    model: str = OTHER
+    choices: int = 1
+    _mark: bytes = b""
+    _admitted: bool = field(default=False, init=False)
+
+    def read(self, body: bytes) -> bytes:
+        """Return the body after noting it, since retries are recognised by it."""
+        self._mark = xxhash.xxh3_128_digest(self._tenant.encode() + b"\0" + body)
+        return body
+
+    def admitted(self, generations: Sequence[Generation]) -> None:
+        """Record that the request's choices wait for workers."""
+        tokens = sum(each.prompt_tokens for each in generations)
+        self._counter.admitted(self._key, generations, tokens, self._mark, self._clock.now_ns())
+        self._admitted = True
+
+    def failed(self, error: FulcrumError) -> None:
+        """Record an error as the answer. A refusal for want of room still counts as demand."""
+        if error.http_status in NO_ROOM and not isinstance(error, RateLimited):  # which more room would not help
+            full = isinstance(error, QueueFull)
+            now_ns = self._clock.now_ns()
+            self._counter.refused(self._key, self.choices, self._mark, now_ns, known=self._admitted, full=full)
+
+    @property
+    def _key(self) -> DemandKey:
+        return DemandKey(self.model, self._service_class, self._tenant)

@@ -1,0 +1,130 @@
+"""The turns that requests wait for in one gateway: to be taken in, and for a few slots that tenants share fairly."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NoReturn
+
+from libs.contracts.errors import QueueFull
+from libs.dispatch.ports import OneForAll, Tenancy
+from libs.dispatch.waiting import RETRY_AFTER_S
+from libs.policy.gateway.fairness import ANYBODY, MOST_WAITING, IntakeLine, SlotLine, units_of
+
+
+class FairSlots:
+    """The slots of one process. `libs/policy/gateway/fairness.py` decides who gets one."""
+
+    def __init__(
+        self,
+        slots: int,
+        max_waiting: int,
+        full: str,
+        *,
+        tenants: Tenancy | None = None,
+        shared: bool = True,
+        max_wait_s: float | None = None,
+    ) -> None:
+        """`full` is the error's text if the line is full. `shared` has the meaning of SlotLine's.
+
+        With a `max_wait_s` of None the wait is unbounded, for slots whose holders finish within moments.
+        """
+        self._line = SlotLine(slots, max_waiting, shared=shared)
+        self._full = full
+        self._tenants = tenants or OneForAll()
+        self._max_wait_s = max_wait_s
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def held(self) -> int:
+        return self._line.held
+
+    @asynccontextmanager
+    async def slot(self, tenant: str, cost: int = 1) -> AsyncIterator[None]:
+        """Hold a slot within the context after waiting for the tenant's turn. Raise QueueFull."""
+        told_apart = self._tenants.told_apart
+        name, weight = (tenant, self._tenants.weight(tenant)) if told_apart else (ANYBODY, 1)
+        if not self._line.take(name, weight):
+            if not self._line.has_room(name, weight):
+                self._refuse()
+            await self._granted(self._line.wait(name, cost, weight), name)
+        try:
+            yield
+        finally:
+            self._give_back(name)
+
+    async def _granted(self, ticket: int, tenant: str) -> None:
+        self._waiting[ticket] = waiting = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self._max_wait_s):
+                await waiting
+        except BaseException as error:
+            if self._waiting.pop(ticket, None) is not None:
+                self._line.leave(ticket)
+            else:  # the slot came in the moment in which its request was given up
+                self._give_back(tenant)
+            if isinstance(error, TimeoutError):
+                self._refuse()
+            raise
+
+    def _give_back(self, tenant: str) -> None:
+        self._line.done(tenant)
+        for ticket in self._line.next():
+            waiting = self._waiting.pop(ticket)
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def _refuse(self) -> NoReturn:
+        raise QueueFull(self._full, retry_after_s=RETRY_AFTER_S)
+
+
+class IntakeRounds:
+    """The queue of one gateway's requests over all routes that generate, first come, first served unless tenants take
+    turns.
+    """
+
+    def __init__(self, tenants: Tenancy | None = None) -> None:
+        """`tenants` take turns; None treats all requests alike."""
+        self._tenants = tenants or OneForAll()
+        self._line = IntakeLine()
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._is_due = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def turn(self, tenant: str, choices: int = 1) -> None:
+        """Wait until one of the tenant's requests may be read, or `choices` of it made. Raise QueueFull if too many
+        wait.
+        """
+        told_apart = self._tenants.told_apart
+        weight = self._tenants.weight(tenant) if told_apart else 1
+        if len(self._waiting) >= MOST_WAITING:
+            raise QueueFull(f"{MOST_WAITING} requests wait to be read already", retry_after_s=RETRY_AFTER_S)
+        ticket = self._line.enter(tenant if told_apart else ANYBODY, units_of(choices), weight)
+        loop = asyncio.get_running_loop()
+        self._round_soon(loop)
+        if ticket is None:
+            return
+        self._waiting[ticket] = waiting = loop.create_future()
+        try:
+            await waiting
+        finally:
+            if self._waiting.pop(ticket, None) is not None:  # its client has gone
+                self._line.leave(ticket)
+
+    def _round_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._round, loop)
+
+    def _round(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_due = False
+        for ticket in self._line.next_round():
+            waiting = self._waiting.pop(ticket)
+            if not waiting.done():
+                waiting.set_result(None)
+        if not self._line.is_fresh:
+            self._round_soon(loop)
