@@ -13,7 +13,7 @@ from math import sqrt
 from libs.lab.traces.request import TraceRequest
 from libs.policy.capacity.phase_work import WorkerKind, prefill_seconds
 from libs.policy.step_time import StepTimeModel
-from libs.policy.worker.slack import IN_HAND
+from libs.policy.worker.pace import IN_HAND
 
 LimitS = Callable[[TraceRequest], float]
 """The time limit for a request's first token, in seconds."""

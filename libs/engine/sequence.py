@@ -17,7 +17,7 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase, EngineRequest
 from libs.engine.reports import FinishReason, KvTransferReport, Logprob, SequenceOutput
 from libs.engine.runner import Chunk, Sampled
-from libs.policy.worker.slack import TokenLine
+from libs.policy.worker.pace import TokenLine
 
 
 class Stage(IntEnum):

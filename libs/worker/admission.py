@@ -8,7 +8,7 @@ from libs.contracts.hashing import chain_root
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineRequest
 from libs.policy.roles import Refusal
-from libs.policy.worker.admission import Invalid, WorkerReadiness, invalid, refusal
+from libs.policy.worker.assignment import Invalid, WorkerReadiness, invalid, refusal
 from libs.worker.roles import AssignmentState
 from libs.worker.wire import engine_request
 

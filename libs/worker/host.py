@@ -9,9 +9,8 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Engine
 from libs.engine.reports import EngineEvent, FinishReason, SequenceOutput
 from libs.policy.roles import Refusal
-from libs.policy.worker.budget import engine_budget, role_budget
+from libs.policy.worker.credits import PromptLength, SlotFacts, engine_budget, role_budget, slots
 from libs.policy.worker.saturation import trial_work
-from libs.policy.worker.slots import PromptLength, SlotFacts, slots
 from libs.runtime.clock import Clock
 from libs.worker.admission import admit, refusal_message
 from libs.worker.gateways.attached import AttachedGateway, AttachedGateways

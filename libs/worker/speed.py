@@ -7,7 +7,7 @@ from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.wire import speed_message
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
-from libs.policy.worker.transfers import TransferSpeed
+from libs.policy.worker.handing_over import TransferSpeed
 
 
 class WorkerSpeed:

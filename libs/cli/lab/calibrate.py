@@ -27,7 +27,7 @@ from libs.lab.profile_file import write_profile
 from libs.launch.ready import Ready
 from libs.perfmodel.learner import FittedModel
 from libs.perfmodel.wire import fitted_model
-from libs.policy.worker.transfers import TransferSpeed
+from libs.policy.worker.handing_over import TransferSpeed
 from libs.runtime.net.access import admin_token
 from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings, load_settings

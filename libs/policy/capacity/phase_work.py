@@ -5,7 +5,7 @@ from math import inf
 
 from libs.policy.speed import Speed
 from libs.policy.step_time import MATRIX_ROWS
-from libs.policy.worker.slack import IN_HAND, largest_batch
+from libs.policy.worker.pace import IN_HAND, largest_batch
 
 
 @dataclass(frozen=True, slots=True)

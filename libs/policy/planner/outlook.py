@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.policy.pressure.splits import Split, WorkerProfile, Workload, decode_step_ns, prompt_speed, ride
-from libs.policy.worker.slack import IN_HAND
+from libs.policy.worker.pace import IN_HAND
 
 MAX_NS: Final = 3_600_000_000_000
 """The bound on a predicted time, also used for a phase without workers."""

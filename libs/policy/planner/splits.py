@@ -10,7 +10,7 @@ from libs.policy.planner.limits import ModelLimits
 from libs.policy.pressure.numbers import N, Numbers, least, most, rounded, where
 from libs.policy.pressure.splits import Split, Splits, WorkerProfile, Workload, decode_step_ns, pressed, prompt_pressure
 from libs.policy.pressure.step_times import reading_ns
-from libs.policy.worker.slack import IN_HAND
+from libs.policy.worker.pace import IN_HAND
 
 EVERY: Final = ModelLimits()
 MOST_BUSY: Final = 0.9

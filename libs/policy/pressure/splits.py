@@ -12,7 +12,7 @@ from typing import Final
 from libs.policy.pressure.numbers import N, Numbers, Truths, least, most, over, rounded, where, whole
 from libs.policy.pressure.step_times import chunk_ns, mixed_ns, most_prefill_ns, reading_ns
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
-from libs.policy.worker.slack import IN_HAND
+from libs.policy.worker.pace import IN_HAND
 
 # Sequences grow and prompts need room, so decode counts as full at this share of KV.
 KV_FILL: Final = 0.9

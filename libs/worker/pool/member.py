@@ -20,7 +20,7 @@ from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import DeviceMemory, Engine
 from libs.model.info import ModelInfo, load_model_info
-from libs.policy.worker.keeping_asleep import Leaving, leave, too_many
+from libs.policy.worker.assignment import Leaving, leave, too_many
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport

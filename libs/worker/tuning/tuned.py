@@ -7,8 +7,8 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.perfmodel.learner import FittedModel
 from libs.perfmodel.wire import point_message
 from libs.policy.step_time import StepTimeModel, StepWork
+from libs.policy.worker.pace import largest_batch
 from libs.policy.worker.saturation import TRIAL_PROMPT_TOKENS, PrefillCurve, ttft_under_load_ns
-from libs.policy.worker.slack import largest_batch
 
 # Context of each sequence in the decode batch that is shown beside a curve.
 DECODE_CONTEXT_TOKENS: Final = 1024

@@ -25,7 +25,7 @@ from libs.policy.pressure import step_times
 from libs.policy.pressure.splits import WorkerProfile, Workload, most_decodes, ride, split
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel, StepWork
-from libs.policy.worker.slack import IN_HAND, largest_batch
+from libs.policy.worker.pace import IN_HAND, largest_batch
 
 MS = 1_000_000
 TURN_NS = 1_000 * MS

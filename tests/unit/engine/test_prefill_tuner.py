@@ -22,6 +22,7 @@ from libs.engine.sim.runner import SimRunner
 from libs.model.info import load_model_info
 from libs.perfmodel.priors import prior_step_time
 from libs.perfmodel.profiles import profile
+from libs.policy.worker.pace import MAX_STEP_NS
 from libs.policy.worker.saturation import (
     GROWTH,
     KNEE,
@@ -32,7 +33,6 @@ from libs.policy.worker.saturation import (
     knee_of,
     trial_work,
 )
-from libs.policy.worker.slack import MAX_STEP_NS
 from libs.stores.steps.port import StepTimeKey
 from libs.testing.engines.engine import DirectFetcher
 from libs.testing.workers.hosts import RecordingStepTimes

@@ -14,8 +14,7 @@ from libs.engine.vllm.scheduling.pending_report import Steps
 from libs.engine.vllm.scheduling.running_step import NOBODY, Board, Running
 from libs.engine.vllm.scheduling.trial import TrialStep, trial_tokens
 from libs.policy.step_time import StepTimeModel, StepWork
-from libs.policy.worker.pace import Pace
-from libs.policy.worker.slack import MAX_HOLD_NS
+from libs.policy.worker.pace import MAX_HOLD_NS, Pace
 
 MS = 1_000_000
 MODEL = StepTimeModel(0, 0.1 * MS, 0, 5 * MS, 5 * MS, 0, 1.0)

@@ -10,7 +10,7 @@ from libs.policy.worker.assignment import (
     first_assignment,
     leaves_decode,
     next_assignment,
-    refusal,
+    role_refusal,
 )
 from libs.worker.roles import AssignmentState
 
@@ -70,8 +70,8 @@ def test_work_is_refused_by_its_phase_and_all_of_it_while_draining(phase: Phase)
     fitting = {Phase.PREFILL: Role.PREFILL, Phase.DECODE: Role.MIXED, Phase.BOTH: Role.MIXED}[phase]
     for role in Role:
         assignment = Assignment("m", role, 64 if role is Role.MIXED else 0, 1)
-        assert refusal(assignment, phase, draining=False) is (None if role is fitting else Refusal.STALE_ROLE)
-        assert refusal(assignment, phase, draining=True) is Refusal.DRAINING
+        assert role_refusal(assignment, phase, draining=False) is (None if role is fitting else Refusal.STALE_ROLE)
+        assert role_refusal(assignment, phase, draining=True) is Refusal.DRAINING
 
 
 def test_decodes_are_left_by_every_way_out_of_role_mixed() -> None:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from libs.policy.step_time import StepTimeModel, StepWork
-from libs.policy.worker.pace import Pace
-from libs.policy.worker.slack import TokenLine
+from libs.policy.worker.pace import Pace, TokenLine
 
 
 class PacedRequest:

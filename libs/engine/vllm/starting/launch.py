@@ -44,7 +44,7 @@ from libs.engine.vllm.starting.started import StartedCore
 from libs.model.info import load_model_info
 from libs.perfmodel.kv_shape import KvShape
 from libs.perfmodel.utilisation import Compute
-from libs.policy.worker.kv_widths import KvSplit, width_class
+from libs.policy.worker.handing_over import KvSplit, width_class
 from libs.runtime.net.ports import held_port
 
 # vLLM's attention on CPUs needs blocks of a multiple of this.
