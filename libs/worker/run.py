@@ -38,21 +38,16 @@ from libs.runtime.transport import SystemTransport, Transport
 from libs.stores.kvindex.port import KvIndex
 from libs.stores.registry.port import Registry
 from libs.stores.steps.port import StepTimeStore
-from libs.worker.admin.server import AdminServicer
-from libs.worker.admin.trail import audit_changes
-from libs.worker.drain import drain
-from libs.worker.gateway_servicer import WorkerServicer
-from libs.worker.host import WorkerHost
-from libs.worker.kv.block_publisher import BlockPublisher
-from libs.worker.kv.client import GrpcKvFetcher, SharedMemory
-from libs.worker.kv.server import KvServicer
-from libs.worker.registration import Registration
+from libs.worker.admin import AdminServicer, audit_changes
+from libs.worker.gateways import WorkerServicer
+from libs.worker.host import WorkerHost, drain
+from libs.worker.kv_client import GrpcKvFetcher, SharedMemory
+from libs.worker.kv_server import KvServicer
+from libs.worker.registration import BlockPublisher, Registration
 from libs.worker.roles import AssignmentState
 from libs.worker.settings import WorkerSettings
-from libs.worker.telemetry.covers import StepBatchBuilder, TelemetrySource
-from libs.worker.telemetry.publish import TelemetryPublisher
-from libs.worker.telemetry.step_times import StepTimes, step_time_key
-from libs.worker.tuning.chunk import PrefillTuner
+from libs.worker.telemetry import StepBatchBuilder, StepTimes, TelemetryPublisher, TelemetrySource, step_time_key
+from libs.worker.tuning import PrefillTuner
 from libs.worker.wire import capabilities_message
 
 log = structlog.get_logger()

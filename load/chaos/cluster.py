@@ -28,7 +28,7 @@ from libs.testing.memory.bus import MemoryBus
 from libs.testing.memory.kvindex import MemoryKvIndex
 from libs.testing.memory.registry import MemoryRegistry
 from libs.testing.memory.steptimes import MemoryStepTimes
-from libs.worker.drain import drain
+from libs.worker.host import drain
 from libs.worker.run import RunningWorker, WorkerPorts, open_worker
 from libs.worker.settings import WorkerSettings
 from load.chaos.loop import Node, SimLoop, Stuck

@@ -34,7 +34,7 @@ from libs.runtime.net.rpc import make_channel, make_server
 from libs.runtime.paths import cache_dir
 from libs.runtime.settings import CommonSettings
 from libs.testing.workers.hosts import GatewayProbe, LocalWorker, gateway_probe, local_worker, submit
-from libs.worker.kv.wire import MAX_FRAME_BYTES
+from libs.worker.kv_wire import MAX_FRAME_BYTES
 
 MODEL = "SmolLM2-135M-Instruct"
 OUTPUT_TOKENS = 6

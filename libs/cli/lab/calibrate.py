@@ -31,7 +31,7 @@ from libs.policy.worker.handing_over import TransferSpeed
 from libs.runtime.net.access import admin_token
 from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings, load_settings
-from libs.worker.admin.client import WorkerAdmin
+from libs.worker.admin_client import WorkerAdmin
 
 # KV transfers of this period show the speed of the link.
 LOOK_BACK_S: Final = 120.0

@@ -14,8 +14,7 @@ from libs.runtime.clock import Clock
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.worker.phase_time import PhaseTime
 from libs.telemetry.worker.split import prefill_shares
-from libs.worker.telemetry.covers import StepBatchBuilder, TelemetrySource
-from libs.worker.telemetry.step_times import work_of
+from libs.worker.telemetry import StepBatchBuilder, TelemetrySource, work_of
 
 CUT_S: Final = 0.1
 REFIT_CUTS: Final = 20

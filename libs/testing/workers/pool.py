@@ -21,7 +21,7 @@ from libs.testing.engines.gpu import FakeGpu, GpuEngine
 from libs.testing.memory.registry import MemoryRegistry
 from libs.testing.memory.store import MemoryStore
 from libs.testing.workers.hosts import TOKEN, WAIT_S, RecordingBus, RecordingKvIndex, RecordingStepTimes
-from libs.worker.pool.member import PoolMember
+from libs.worker.pool_member import PoolMember
 from libs.worker.run import ModelStay, WorkerPorts
 from libs.worker.settings import WorkerSettings
 

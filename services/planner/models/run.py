@@ -23,7 +23,7 @@ from libs.runtime.transport import Transport
 from libs.stores.catalogue.entry import ModelEntry, ModelOutlook
 from libs.stores.catalogue.port import CatalogueDown, ModelCatalogue
 from libs.stores.registry.port import Registry
-from libs.worker.admin.client import WorkerAdmin
+from libs.worker.admin_client import WorkerAdmin
 from services.planner.http.admin import Admin
 from services.planner.models.api import ModelsApi
 from services.planner.models.keeper import Call, Knobs, ModelKeeper

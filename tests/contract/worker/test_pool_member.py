@@ -20,8 +20,8 @@ from libs.testing.engines.gpu import FakeGpu
 from libs.testing.memory.store import MemoryStore
 from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.pool import GB, LocalPoolMember, local_pool_member
-from libs.worker.admin.trail import audit_changes
-from libs.worker.pool.service import PoolAdminServicer
+from libs.worker.admin import audit_changes
+from libs.worker.service import PoolAdminServicer
 
 
 def asleep(worker: Worker) -> list[str]:

@@ -30,10 +30,9 @@ from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings
 from libs.runtime.transport import SystemTransport
 from libs.testing.workers.hosts import TOKEN, LocalWorker, RecordingRegistry, gateway_probe, local_worker, submit
-from libs.worker.admin.client import WorkerAdmin
-from libs.worker.admin.trail import actor_from
-from libs.worker.kv.client import GrpcKvFetcher
-from libs.worker.kv.link import KvLink
+from libs.worker.admin import actor_from
+from libs.worker.admin_client import WorkerAdmin
+from libs.worker.kv_client import GrpcKvFetcher, KvLink
 
 BEYOND: dict[str, Any] = {"host": "0.0.0.0", "advertise": "127.0.0.1", "allow_plaintext_token": True}
 PROMPT = list(range(100))

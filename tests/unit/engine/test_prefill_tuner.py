@@ -36,9 +36,8 @@ from libs.policy.worker.saturation import (
 from libs.stores.steps.port import StepTimeKey
 from libs.testing.engines.engine import DirectFetcher
 from libs.testing.workers.hosts import RecordingStepTimes
-from libs.worker.telemetry.step_times import StepTimes, step_time_key
-from libs.worker.tuning.chunk import AGAIN, LOOK_S, WAIT_S, PrefillTuner
-from libs.worker.tuning.measurement import LEASE_S
+from libs.worker.telemetry import StepTimes, step_time_key
+from libs.worker.tuning import AGAIN, LEASE_S, LOOK_S, WAIT_S, PrefillTuner
 from load.chaos.cluster import SimClock
 from load.chaos.loop import SimLoop
 

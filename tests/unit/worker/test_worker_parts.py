@@ -18,7 +18,7 @@ from libs.engine.reports import Logprob, SequenceOutput
 from libs.policy.worker.assignment import role_refusal
 from libs.policy.worker.credits import SlotFacts, prefill_slots
 from libs.runtime.settings import load_settings
-from libs.worker.gateways import outbox
+from libs.worker import gateways
 from libs.worker.roles import AssignmentState, LastChange
 from libs.worker.settings import WorkerSettings
 from services.decode.settings import DecodeSettings
@@ -76,8 +76,8 @@ def test_a_changed_epoch_bounces_no_work_that_still_fits() -> None:
 
 
 def test_pending_output_leaves_in_frames_of_bounded_size_with_events_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "MAX_FRAME_TOKENS", 3)
-    box = outbox.Outbox()
+    monkeypatch.setattr(gateways, "MAX_FRAME_TOKENS", 3)
+    box = gateways.Outbox()
     for sequence in (1, 2):
         tokens = (sequence * 10, sequence * 10 + 1)
         logprobs = tuple(Logprob(-float(token)) for token in tokens)

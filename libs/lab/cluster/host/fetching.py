@@ -15,7 +15,7 @@ from libs.lab.cluster.sequence import CountedSequence
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.policy.worker.handing_over import TransferSpeed
 
-# The same delay as in `libs.worker.kv.link`.
+# The same delay as in `libs.worker.kv_client`.
 ACK_DELAY_PS: Final = 10_000_000 * PS_PER_NS
 
 

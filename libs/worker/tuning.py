@@ -1,24 +1,236 @@
-"""The prefill chunk size of one worker: stored by an earlier measurement, or measured at its start and on request."""
+"""The prefill chunk of a worker: timed steps of growing size, the knee of their curve, and what is told of it."""
 
 import asyncio
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import structlog
 
 from libs.contracts.errors import InvalidRequest, QueueFull
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.config import DEFAULT_CHUNK_TOKENS
 from libs.engine.port import Engine
-from libs.perfmodel.learner import StepKind
+from libs.perfmodel.fit import MIN_STEPS, fit_steps
+from libs.perfmodel.learner import FittedModel, StepKind
+from libs.perfmodel.samples import Rows
+from libs.perfmodel.wire import point_message
 from libs.policy.roles import Role
-from libs.policy.worker.saturation import MOST_TOKENS, PrefillCurve, knee_of
+from libs.policy.step_time import StepTimeModel, StepWork
+from libs.policy.worker.pace import largest_batch
+from libs.policy.worker.saturation import (
+    MOST_TOKENS,
+    TRIAL_PROMPT_TOKENS,
+    MeasuredStep,
+    Point,
+    PrefillCurve,
+    Saturation,
+    calibrated,
+    knee_of,
+    plan_trials,
+    prefill_tokens_per_s,
+    trial_work,
+    ttft_under_load_ns,
+)
 from libs.runtime.clock import Clock
-from libs.worker.telemetry.step_times import StepTimes
-from libs.worker.tuning.measurement import POLL_S, Measurement
-from libs.worker.tuning.trials import room_tokens
-from libs.worker.tuning.tuned import Tuned
+from libs.worker.telemetry import StepTimes
 
 log = structlog.get_logger()
+
+# Tokens of the first steps, which estimate how far a measurement can get.
+GUESS_TOKENS: Final = 64
+# Runs of which the fastest counts: a disturbed step does not show the device's speed.
+GUESSES: Final = 3
+
+
+async def run_trials(
+    engine: Engine,
+    known: Callable[[], StepTimeModel],
+    *,
+    most_tokens: int,
+    limit_s: float,
+    patience_s: float,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> list[MeasuredStep]:
+    """Run as many trials as fit, each size several times: within `limit_s` by estimate, started within `patience_s` in
+    fact.
+
+    `known` returns the present step-time model. Trials without room or time in the engine are left out, and so are
+    all that remain once `goes_on` returns false.
+    """
+    clock = asyncio.get_running_loop().time
+    end_s = clock() + patience_s
+    prior = await _corrected(engine, known, min(GUESS_TOKENS, most_tokens))
+    trials = []
+    for tokens in plan_trials(prior, most_tokens, round(limit_s * 1e9), round(patience_s * 1e9)):
+        if clock() >= end_s or not goes_on():
+            break
+        duration_ns = await engine.measure_prefill(tokens)
+        if duration_ns:
+            trials.append(MeasuredStep(tokens, duration_ns))
+    return trials
+
+
+def room_tokens(engine: Engine, most_tokens: int) -> int:
+    """Return the size of the largest trial, at most `most_tokens`. Half of the free KV blocks are left to arriving
+    prompts.
+    """
+    free = engine.load().free_kv_blocks * engine.capabilities.block_size_tokens // 2
+    return max(min(most_tokens, free), 1)
+
+
+async def _corrected(engine: Engine, known: Callable[[], StepTimeModel], tokens: int) -> StepTimeModel:
+    """Correct the expected step times by a few steps: a guess about the device may be off by an order of magnitude."""
+    await engine.measure_prefill(tokens)  # what the first step of a shape sets up is not measured
+    took_ns = [await engine.measure_prefill(tokens) for _ in range(GUESSES)]
+    fastest_ns = min((each for each in took_ns if each), default=0)
+    return calibrated(known(), MeasuredStep(tokens, fastest_ns)) if fastest_ns else known()
+
+
+def find_knee(prior: StepTimeModel, trials: Sequence[MeasuredStep]) -> Saturation | None:
+    """Return the knee of a curve fitted to the trials, or None if they are too few."""
+    if len(trials) < MIN_STEPS:
+        return None
+    by_size: defaultdict[int, list[int]] = defaultdict(list)
+    for trial in trials:
+        by_size[trial.tokens].append(trial.duration_ns)
+    model = fit_steps(prior, _rows(trials))
+    chunk_tokens, plateau = knee_of(model, max(by_size))
+    points = tuple(
+        Point(size, size / float(np.median(durations)) * 1e9, prefill_tokens_per_s(model, size))
+        for size, durations in sorted(by_size.items())
+    )
+    scatter = float(np.median([max(durations) / min(durations) - 1 for durations in by_size.values()]))
+    return Saturation(chunk_tokens, plateau, points, model, scatter)
+
+
+def _rows(trials: Sequence[MeasuredStep]) -> Rows:
+    table = np.array([(trial.tokens, trial_work(trial.tokens).squared, trial.duration_ns) for trial in trials], float)
+    nothing, everything = np.zeros(len(trials)), np.ones(len(trials))
+    return Rows(table[:, 0], table[:, 1], nothing, nothing, table[:, 2], everything)
+
+
+# Expected duration of a measurement if the caller names none.
+LIMIT_S: Final = 10.0
+# A measurement ends after this long with what it has: a busy device takes longer than expected.
+PATIENCE_S: Final = 20.0
+# Bound on a limit that the caller names, as for a slow device; within the call's own deadline.
+MOST_LIMIT_S: Final = 50.0
+# How long others leave a measuring worker alone: longer than it measures, unless it is dead.
+LEASE_S: Final = 30.0
+# Interval at which a waiting worker checks for the lease.
+POLL_S: Final = 0.25
+
+
+class Measurement:
+    """Trials at one engine, which run at one worker of its kind at a time."""
+
+    def __init__(self, engine: Engine, step_times: StepTimes, clock: Clock) -> None:
+        self._engine = engine
+        self._step_times = step_times
+        self._clock = clock
+
+    @asynccontextmanager
+    async def turn(self, limit_s: float = 0.0) -> AsyncIterator[bool]:
+        """Yield whether this worker may measure while the context is open, for `limit_s` or the usual time."""
+        patience_s = min(limit_s, MOST_LIMIT_S) or PATIENCE_S
+        async with self._step_times.claim(LEASE_S - PATIENCE_S + patience_s) as mine:
+            yield mine
+
+    async def in_turn(self, most_tokens: int, limit_s: float) -> PrefillCurve | None:
+        """Call `run` once no other worker of this kind measures. Raise QueueFull if waiting would exceed the limit."""
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + MOST_LIMIT_S - (min(limit_s, MOST_LIMIT_S) or PATIENCE_S)
+        while True:
+            async with self.turn(limit_s) as mine:
+                if mine:
+                    return await self.run(most_tokens, limit_s)
+            if clock() >= end_s:
+                raise QueueFull("another worker of this kind measures: ask again when it has ended")
+            await asyncio.sleep(POLL_S)
+
+    async def run(
+        self, most_tokens: int = 0, limit_s: float = 0.0, goes_on: Callable[[], bool] = lambda: True
+    ) -> PrefillCurve | None:
+        """Measure while holding the lease. Return None without room or time for enough steps."""
+        limit_s = min(limit_s, MOST_LIMIT_S)
+        trials = await run_trials(
+            self._engine,
+            lambda: self._step_times.fitted.model,
+            most_tokens=room_tokens(self._engine, min(most_tokens or MOST_TOKENS, MOST_TOKENS)),
+            limit_s=limit_s or LIMIT_S,
+            patience_s=limit_s or PATIENCE_S,
+            goes_on=goes_on,
+        )
+        saturation = find_knee(self._step_times.fitted.model, trials)
+        return PrefillCurve(saturation, self._clock.now_ns()) if saturation is not None else None
+
+
+# Context of each sequence in the decode batch that is shown beside a curve.
+DECODE_CONTEXT_TOKENS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The chosen chunk size and its alternatives."""
+
+    chunk_tokens: int
+    before_tokens: int
+    """The chunk size that was in effect before."""
+    default_tokens: int
+    """The engine's chunk size without a measurement."""
+    model: StepTimeModel
+    """The model that predicts prompts; fitted to the curve if there is one."""
+    curve: PrefillCurve | None
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the curve ends before its plateau."""
+        return self.curve is not None and not self.curve.saturation.is_whole
+
+
+def tuned_message(tuned: Tuned, tpot_target_us: int, max_sequences: int) -> pb.TunePrefillResponse:
+    """Return the chunk sizes with the curve, if known, and the largest decode batch within a target."""
+    sizes = (tuned.chunk_tokens, tuned.before_tokens, tuned.default_tokens)
+    prompt, before, default = (round(ttft_under_load_ns(tuned.model, TRIAL_PROMPT_TOKENS, tokens)) for tokens in sizes)
+    answer = pb.TunePrefillResponse(
+        chunk_tokens=tuned.chunk_tokens,
+        chunk_tokens_before=tuned.before_tokens,
+        chunk_tokens_default=tuned.default_tokens,
+        prompt_ns=prompt,
+        prompt_ns_before=before,
+        prompt_ns_default=default,
+        decode_batch=largest_batch(tuned.model, tpot_target_us * 1000, DECODE_CONTEXT_TOKENS, max_sequences),
+    )
+    if tuned.curve is not None:
+        answer.plateau_tokens_per_s = tuned.curve.saturation.plateau_tokens_per_s
+        answer.curve.extend(map(point_message, tuned.curve.saturation.curve))
+        answer.measured_unix_ns = tuned.curve.unix_ns
+        answer.truncated = tuned.truncated
+    return answer
+
+
+def decode_message(fitted: FittedModel, request: pb.TuneDecodeRequest, max_sequences: int) -> pb.TuneDecodeResponse:
+    """Return the largest decode batch within a target by learned step times, and how far these can be trusted."""
+    context_tokens = request.context_tokens or DECODE_CONTEXT_TOKENS
+    batch = largest_batch(fitted.model, request.tpot_target_us * 1000, context_tokens, max_sequences)
+
+    def step_ns(sequences: int) -> int:
+        work = StepWork(decode_sequences=sequences, decode_kv_tokens=sequences * context_tokens)
+        return round(fitted.model.decode_ns(work))
+
+    return pb.TuneDecodeResponse(
+        batch=batch,
+        step_ns=step_ns(max(batch, 1)),
+        next_step_ns=step_ns(batch + 1),
+        max_sequences=max_sequences,
+        steps=fitted.decode.steps,
+        error_p50=fitted.decode.error_p50,
+    )
+
 
 # How long a starting worker waits for another's measurement; longer than the lease of a dead one.
 WAIT_S: Final = 45.0

@@ -1,30 +1,82 @@
-"""WorkerAdminService over gRPC. The server's interceptor has checked the token."""
+"""WorkerAdminService over gRPC, with the audit trail of its changes. The server's interceptor has checked the token."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import grpc.aio
 import structlog
 
+from libs.bus.port import Bus
 from libs.contracts.errors import Conflict, FulcrumError, InvalidRequest, QueueFull
+from libs.contracts.foreign_text import masked
+from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_STANDBY, WORKER_STATE_READY, Assignment
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_name
+from libs.contracts.topics import AUDIT
+from libs.keys.table import SUITE_TOKEN, actor_of
 from libs.policy.roles import end_refusal, ended_by
-from libs.runtime.net.rpc import abort_with
+from libs.runtime.clock import Clock
+from libs.runtime.net.rpc import abort_with, peer_of
 from libs.stores.registry.port import Registry, RegistryDown
-from libs.worker.admin.trail import Record, actor_from
-from libs.worker.drain import drain
-from libs.worker.host import WorkerHost
-from libs.worker.telemetry.step_times import StepTimes
-from libs.worker.tuning.chunk import FEW, PrefillTuner
-from libs.worker.tuning.tuned import Tuned, decode_message, tuned_message
+from libs.worker.host import WorkerHost, drain
+from libs.worker.telemetry import StepTimes
+from libs.worker.tuning import FEW, PrefillTuner, Tuned, decode_message, tuned_message
 from libs.worker.wire import load_message
 
 log = structlog.get_logger()
+
+MAX_DETAIL: Final = 500
+MAX_ACTOR: Final = 100
+SERVICE: Final = "worker"
+# Role in the certificate of a service that checks API keys and may name another actor.
+SPEAKS_FOR_OTHERS: Final = "planner"
+
+Record = Callable[[str, str, str, int], None]
+"""Records a change from actor, action, detail and HTTP status."""
+
+
+def actor_from(context: "grpc.aio.ServicerContext[Any, Any]", told: str) -> str:
+    """Return the actor of an admin call that showed the suite's token and names `told`.
+
+    If certificates name roles, only a planner may name another actor: an operator's command acts as the token.
+    Without such roles, holders of the token cannot be told apart, and each is believed.
+    """
+    told = masked(told)[:MAX_ACTOR]
+    peer = peer_of(context)
+    if told and (peer is None or peer.role == SPEAKS_FOR_OTHERS):
+        return told
+    own = f"{SUITE_TOKEN.name} ("
+    return actor_of(SUITE_TOKEN, told.removeprefix(own).removesuffix(")") if told.startswith(own) else told)
+
+
+def audit_changes(bus: Bus, clock: Clock, worker_id: str) -> Record:
+    """Return a recorder that publishes to the audit topic. Callers without the suite's token never reach it."""
+    number = 0
+
+    def record(actor: str, action: str, detail: str, status: int) -> None:
+        nonlocal number
+        number += 1
+        now_ns = clock.now_ns()
+        bus.publish(
+            AUDIT,
+            AuditEvent(
+                event_id=f"{SERVICE}-{worker_id}-{now_ns}-{number}",
+                at_unix_ns=now_ns,
+                service=SERVICE,
+                actor=actor,
+                action=f"{action} {worker_id}",
+                detail=masked(detail)[:MAX_DETAIL],
+                status=status,
+            ),
+        )
+
+    return record
+
 
 MAX_WAIT_MS = 10_000
 REGISTRY_S = 0.5

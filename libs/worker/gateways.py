@@ -1,28 +1,139 @@
-"""The gateways attached to a worker: their streams, their credits and their pending output.
-
-Synchronous; the gRPC servicer drives it.
-"""
+"""The gateways attached to a worker: their streams, their credits, and one frame for all pending output."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Any, Protocol
 
+import grpc
+import grpc.aio
 import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, QueueFull
 from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
+from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SequenceEvent, WorkerFrame
 from libs.contracts.protocol import check_protocol
 from libs.engine.port import Engine
+from libs.engine.reports import EngineEvent, Logprob, SequenceOutput
+from libs.perfmodel.priors import prior_speed
+from libs.perfmodel.wire import speed_message
 from libs.policy.speed import Speed
+from libs.policy.step_time import StepTimeModel
 from libs.policy.worker.credits import CreditPool, Credits, GatewayDemand
-from libs.worker.gateways.outbox import Outbox
-from libs.worker.speed import WorkerSpeed
-from libs.worker.wire import load_message, sequence_id_of
+from libs.policy.worker.handing_over import TransferSpeed
+from libs.runtime.net.rpc import abort_with, read_message
+from libs.runtime.tasks import until_first
+from libs.worker.wire import load_message, logprobs_message, sequence_id_of, sequence_of
+
+log = structlog.get_logger()
+
+# With 20 top logprobs for each token, a frame stays below half of gRPC's message bound.
+MAX_FRAME_TOKENS = 8192
+# Prompt logprobs in one frame at 8 bytes each, top tokens included; one prompt has fewer.
+MAX_FRAME_SCORES = 262_144
+# Tokens and events that may be pending; a gateway beyond it has stopped reading.
+MAX_PENDING = 262_144
+
+
+class Outbox:
+    """Pending tokens and events of one gateway, in order."""
+
+    def __init__(self) -> None:
+        self._sequences: list[int] = []
+        self._token_ids: list[int] = []
+        self._logprobs: dict[int, Logprob] = {}
+        self._events: list[SequenceEvent] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._token_ids or self._events)
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether so much is pending that the gateway must be dropped."""
+        return len(self._token_ids) + len(self._events) > MAX_PENDING
+
+    def add_tokens(self, output: SequenceOutput) -> None:
+        """Append the tokens of a step with their logprobs, if any."""
+        sequence = sequence_of(output.sequence_id)
+        if output.logprobs:
+            self._logprobs.update(enumerate(output.logprobs, len(self._token_ids)))
+        for token_id in output.token_ids:
+            self._sequences.append(sequence)
+            self._token_ids.append(token_id)
+
+    def add_event(self, event: SequenceEvent) -> None:
+        """Append an event. It is sent after all tokens appended before it."""
+        self._events.append(event)
+
+    def take(self, frame: WorkerFrame) -> None:
+        """Move as much into `frame` as fits. Events stay until no token is left."""
+        count = self._fitting()
+        frame.token_sequences = pack_u32(self._sequences[:count])
+        frame.token_ids = pack_u32(self._token_ids[:count])
+        del self._sequences[:count], self._token_ids[:count]
+        if self._logprobs:
+            sent = {index: logprob for index, logprob in self._logprobs.items() if index < count}
+            self._logprobs = {i - count: logprob for i, logprob in self._logprobs.items() if i >= count}
+            frame.logprobs.extend(logprobs_message(index, logprob) for index, logprob in sent.items())
+        if not self._token_ids:
+            frame.events.extend(self._events)
+            self._events.clear()
+
+    def _fitting(self) -> int:
+        """Return how many pending tokens fit one frame."""
+        count, scores = min(len(self._token_ids), MAX_FRAME_TOKENS), 0
+        for index in sorted(self._logprobs):
+            prompt = self._logprobs[index].prompt
+            if not prompt:
+                continue
+            scores += len(prompt) * (1 + len(prompt[0].top))
+            if scores > MAX_FRAME_SCORES and 0 < index < count:
+                return index
+        return count
+
+
+class WorkerSpeed:
+    """The speed reported to gateways, learned from steps and KV transfers. The object changes only with a noticeable
+    change.
+    """
+
+    def __init__(self, engine: Engine, gpus: int) -> None:
+        can = engine.capabilities
+        self._prior = prior_speed(engine.name, engine.device, can.chunk_tokens, can.compute, gpus)
+        self._speed = self._prior
+        self._transfers = TransferSpeed(can.block_size_tokens)
+
+    @property
+    def speed(self) -> Speed:
+        return self._speed
+
+    def learned(self, model: StepTimeModel) -> None:
+        self._speed = replace(self._speed, step_time=model, measured=model != self._prior.step_time)
+
+    def chunked(self, tokens: int) -> None:
+        """Set how many prompt tokens a step computes at most."""
+        self._speed = replace(self._speed, chunk_tokens=max(tokens, 1))
+
+    def on_event(self, event: EngineEvent) -> None:
+        """Learn the transfer time of a token's KV from an event."""
+        for transfer in event.kv_transfers:
+            self._transfers.arrived(transfer.blocks, transfer.end_unix_ns - transfer.start_unix_ns)
+        if self._transfers.differs(self._speed.kv_token_ns):
+            self._speed = replace(self._speed, kv_token_ns=self._transfers.token_ns)
+
+    def report(self, frame: WorkerFrame, reported: Speed | None) -> Speed:
+        """Write the speed into a frame unless it is the one `reported` before. Return the speed."""
+        if self._speed is not reported:
+            frame.speed.CopyFrom(speed_message(self._speed))
+        return self._speed
+
 
 # Prefilled sequences of one gateway whose KV an abort can release early; older ones wait for their lease.
 MAX_HELD_HANDLES = 1024
@@ -82,8 +193,6 @@ class AttachedGateway:
         self._handles.clear()
         return handles
 
-
-log = structlog.get_logger()
 
 MAX_GATEWAYS = 64
 BEAT_S = SIGN_OF_LIFE_MS / 1000
@@ -247,3 +356,83 @@ class AttachedGateways:
         for gateway in self:
             gateway.leaving = True
             gateway.wake.set()
+
+
+HELLO_TIMEOUT_S = 5.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class FrameReceiver(Protocol):
+    """The part of the worker host that gateways' streams drive."""
+
+    gateways: AttachedGateways
+
+    def receive(self, gateway: AttachedGateway, frame: pb.GatewayFrame) -> None:
+        """Act on a frame. Raise InvalidRequest if it breaks the protocol."""
+
+    def detach(self, gateway: AttachedGateway) -> None:
+        """Abort the sequences of a gateway that has left."""
+
+
+class WorkerServicer(pb_grpc.WorkerServiceServicer):
+    """Carries frames between gateways and the host. When a stream ends, its sequences are aborted."""
+
+    def __init__(self, host: FrameReceiver) -> None:
+        self._host = host
+
+    async def Serve(self, _frames: Any, context: Context) -> None:  # noqa: N802 - the service's name in proto
+        """Serve one gateway until it leaves or the worker closes the stream."""
+        try:
+            first = await _hello(context)
+            gateway = self._host.gateways.attach(first.hello)
+        except FulcrumError as error:
+            await abort_with(context, error)
+            return
+        log.info("gateway attached", gateway=gateway.demand.gateway_id)
+        try:
+            # By itself: a first frame that is cut short would leave gRPC unable to send the final status.
+            await context.send_initial_metadata(())
+            await self._carry(gateway, first, context)
+        finally:
+            self._host.detach(gateway)
+            log.info("gateway detached", gateway=gateway.demand.gateway_id, reason=str(gateway.error or "left"))
+        if gateway.error is not None:
+            await abort_with(context, gateway.error)
+
+    async def _carry(self, gateway: AttachedGateway, first: pb.GatewayFrame, context: Context) -> None:
+        await until_first(
+            read=self._read(gateway, first, context), write=self._write(gateway, context), closed=gateway.closed.wait()
+        )
+
+    async def _read(self, gateway: AttachedGateway, first: pb.GatewayFrame, context: Context) -> None:
+        frame: Any = first
+        while frame is not grpc.aio.EOF:
+            try:
+                self._host.receive(gateway, frame)
+                frame = await read_message(context)
+            except InvalidRequest as error:
+                gateway.close(error)
+                return
+
+    async def _write(self, gateway: AttachedGateway, context: Context) -> None:
+        while True:
+            await gateway.wake.wait()
+            gateway.wake.clear()
+            while self._host.gateways.has_news(gateway):
+                # Taken only now that the last write is done: what came meanwhile leaves as one frame.
+                await context.write(self._host.gateways.take_frame(gateway))
+            if gateway.leaving:
+                return
+
+
+async def _hello(context: Context) -> pb.GatewayFrame:
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            frame: Any = await read_message(context)
+    except TimeoutError:
+        raise InvalidRequest(f"no hello within {HELLO_TIMEOUT_S:g} s") from None
+    if frame is grpc.aio.EOF or not frame.HasField("hello"):
+        raise InvalidRequest("the first frame must carry hello")
+    assert isinstance(frame, pb.GatewayFrame)
+    return frame

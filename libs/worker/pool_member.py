@@ -25,8 +25,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
 from libs.stores.registry.port import Registry, RegistryDown
-from libs.worker.drain import drain
-from libs.worker.host import WorkerHost
+from libs.worker.host import WorkerHost, drain
 from libs.worker.registration import RENEWALS_PER_LEASE
 from libs.worker.run import ModelStay, WorkerPorts, open_worker
 from libs.worker.settings import WorkerSettings
