@@ -9,12 +9,11 @@ from typing import Final
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.kv.handles import RandomBytes
+from libs.engine.kv.blocks import RandomBytes
 from libs.engine.local import LocalEngine
 from libs.engine.port import Engine
 from libs.engine.runner import Runner
-from libs.engine.sim.gpu import SimGpu
-from libs.engine.sim.runner import SimRunner
+from libs.engine.sim import SimGpu, SimRunner
 from libs.engine.torch.runner import TorchRunner
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine

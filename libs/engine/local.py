@@ -9,15 +9,13 @@ from libs.contracts.errors import FulcrumError, KvLost, KvMismatch, QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.events import EventQueue
-from libs.engine.kv.copy import BlockCopies, BlockWriter
-from libs.engine.kv.handles import RandomBytes
-from libs.engine.kv.transfer import BlockExport, receive_blocks
+from libs.engine.kv.blocks import RandomBytes
+from libs.engine.kv.transfer import BlockCopies, BlockExport, BlockWriter, receive_blocks
 from libs.engine.kv_port import KvExport, KvFetcher
 from libs.engine.port import Capabilities, DeviceMemory, EngineIdentity, EngineRequest, Progress
 from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, FinishReason, StepReport
-from libs.engine.runner import Batch, Runner, Sampled
+from libs.engine.runner import Batch, Runner, Sampled, trial_batch
 from libs.engine.sequence import Sequence
-from libs.engine.trial import trial_batch
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import ContextTooLong, InvalidRequest
 from libs.contracts.hashing import block_hashes
-from libs.engine.kv.block_pool import BlockPool
-from libs.engine.kv.handles import Held, Received
+from libs.engine.kv.blocks import BlockPool, Held, Received
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase, EngineRequest
 from libs.engine.reports import FinishReason, KvTransferReport, Logprob, SequenceOutput

@@ -14,7 +14,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.engine.factory import import_heavy, make_engine
 from libs.engine.port import Engine, EngineIdentity
-from libs.engine.sim.gpu import SimGpu
+from libs.engine.sim import SimGpu
 from libs.engine.vllm.other_nodes import follow
 from libs.model.info import ModelInfo, load_model_info
 from libs.runtime import status

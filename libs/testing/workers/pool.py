@@ -10,7 +10,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.factory import make_engine
 from libs.engine.port import Engine
-from libs.engine.sim.runner import SimRunner
+from libs.engine.sim import SimRunner
 from libs.model.builtin import BUILTIN_SIM
 from libs.model.info import ModelInfo
 from libs.runtime.clock import SystemClock

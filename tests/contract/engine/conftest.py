@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from libs.engine.config import EngineConfig
 from libs.engine.factory import make_engine
-from libs.engine.kv.pool_file import PREFIX
+from libs.engine.kv.shared_pool import PREFIX
 from libs.engine.port import EngineIdentity
 from libs.engine.vllm.engine import VllmEngine
 from libs.model.builtin import sim_tokenizer

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import KvLost, KvMismatch
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.kv.copy import block_checksum
-from libs.engine.kv.handles import Held
-from libs.engine.kv.transfer import MAX_CHUNK_BYTES, BlockExport
+from libs.engine.kv.blocks import Held
+from libs.engine.kv.transfer import MAX_CHUNK_BYTES, BlockExport, block_checksum
 from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.port import Capabilities
 from libs.runtime.net.access import Metadata

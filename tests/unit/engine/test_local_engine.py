@@ -17,7 +17,7 @@ from libs.engine.local import LocalEngine, PoolFault
 from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import BlockEvents, EngineEvent, FinishReason, SequenceOutput, StepReport
 from libs.engine.runner import Batch, Sampled
-from libs.engine.sim.runner import SimRunner
+from libs.engine.sim import SimRunner
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import DirectFetcher, EventReader
 from libs.testing.wait import until

@@ -18,7 +18,7 @@ from libs.engine.local import LocalEngine
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, Progress, SamplingParams
 from libs.engine.reports import EngineEvent
 from libs.engine.runner import Batch, Sampled
-from libs.engine.sim.runner import SimRunner
+from libs.engine.sim import SimRunner
 from libs.model.info import load_model_info
 from libs.perfmodel.priors import prior_step_time
 from libs.perfmodel.profiles import profile

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.engine.kv.wait import KvWait
+from libs.engine.kv.blocks import KvWait
 from libs.engine.vllm.scheduling.pacing import PacedRequest, PacedStep, Queues, begins_ns, plan_step
 from libs.engine.vllm.scheduling.pending_report import Steps
 from libs.engine.vllm.scheduling.running_step import NOBODY, Board, Running

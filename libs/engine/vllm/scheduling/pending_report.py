@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 
-from libs.engine.kv.wait import KvWait
+from libs.engine.kv.blocks import KvWait
 from libs.engine.vllm.scheduling.running_step import NOBODY, Board, Running
 from libs.engine.vllm.scheduling.step_report import Pulled, Step, step_of
 from libs.policy.step_time import StepWork, chunks_work

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import KV_FETCH_COMPLETED_WAITING, KV_FETCH_IN_PROGRESS, SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
-from libs.engine.kv.wait import KvWait
+from libs.engine.kv.blocks import KvWait
 from libs.engine.vllm.plugin import BOARD_FILE, DUMMIES_FILE, FOLDER_VARIABLE, KV_FILE
 from libs.engine.vllm.scheduling.block_hashes import Rehash
 from libs.engine.vllm.scheduling.dummy_steps import DummySteps, count_in

@@ -21,10 +21,9 @@ from vllm.v1.metrics.perf import ExecutionContext, ModelMetrics
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.cpu import cpu_name
 from libs.engine.parallel import PORT, SETTING, parallel_of, rendezvous_port
 from libs.engine.port import Capabilities, EngineIdentity
-from libs.engine.torch.peaks import device_peaks
+from libs.engine.torch.device import cpu_name, device_peaks
 from libs.engine.vllm.connectors import NIXL, Connector, ConnectorSession, connector_of
 from libs.engine.vllm.kv_facts import KvFacts
 from libs.engine.vllm.scheduling.dummy_steps import DummySteps

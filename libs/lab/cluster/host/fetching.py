@@ -4,7 +4,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.handles import Received
+from libs.engine.kv.blocks import Received
 from libs.engine.reports import FinishReason
 from libs.lab.cluster.core import LabCore
 from libs.lab.cluster.host.device import Device

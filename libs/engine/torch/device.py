@@ -1,12 +1,14 @@
-"""The peaks of a device, published for GPUs and measured for CPUs, and the compute of a model on it."""
+"""The device: a CPU's name and measured peaks, and a GPU's peaks from data sheets."""
 
+import platform
 import time
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from libs.engine.torch.kv_pool import BlockShape
+from libs.engine.torch.attention import BlockShape
 from libs.perfmodel.peaks import gpu_peaks
 from libs.perfmodel.utilisation import Compute
 
@@ -65,3 +67,16 @@ def compute_of(model: Any, shape: BlockShape, device: torch.device) -> Compute |
         peak_flops_per_s=flops_per_s,
         peak_bytes_per_s=bytes_per_s,
     )
+
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def cpu_name(info: Path = CPU_INFO) -> str:
+    """Return the CPU model that Linux reports, or else the architecture."""
+    try:
+        lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2] for line in lines if line.startswith("model name"))
+    return " ".join(next(names, "").split()) or platform.machine()
