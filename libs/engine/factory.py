@@ -27,7 +27,7 @@ RUNNERS: Final[Mapping[str, Callable[[EngineConfig], Runner]]] = MappingProxyTyp
 
 # Modules that an engine imports at start, if that takes seconds.
 HEAVY: Final[Mapping[str, str]] = MappingProxyType(
-    {"torch": "libs.engine.torch.step", "vllm": "libs.engine.vllm.starting.launch"}
+    {"torch": "libs.engine.torch.step", "vllm": "libs.engine.vllm.launch"}
 )
 
 

@@ -15,7 +15,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.engine.factory import import_heavy, make_engine
 from libs.engine.port import Engine, EngineIdentity
 from libs.engine.sim import SimGpu
-from libs.engine.vllm.other_nodes import follow
+from libs.engine.vllm.core import follow
 from libs.model.info import ModelInfo, load_model_info
 from libs.runtime import status
 from libs.runtime.net.rpc import abort_with

@@ -9,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.engine.config import DEFAULT_CHUNK_TOKENS, EngineConfig
 from libs.engine.parallel import Parallel, parallel_of
-from libs.engine.vllm.starting.arguments import check_arguments
+from libs.engine.vllm.arguments import check_arguments
 from libs.model.builtin import BUILTIN_SIM
 from libs.runtime.settings import CommonSettings, MemberName, own_name
 

@@ -12,7 +12,7 @@ from libs.policy.metrics.kv_links import KvLink, MovedKv
 MAX_LINKS: Final = 4_096
 """The most links that are kept; the one that has been idle longest is dropped."""
 STEPWISE: Final = frozenset({"vllm"})
-"""Engines that notice the arrival of KV only between their steps (libs/engine/vllm/scheduling/scheduler.py)."""
+"""Engines that notice the arrival of KV only between their steps (libs/engine/vllm/scheduler.py)."""
 IDLE_STEP_NS: Final = 2_000_000
 """Delay at which such an engine notices KV when idle: its loop sleeps 1 ms (vllm/v1/engine/core.py) and then polls its
 processes.

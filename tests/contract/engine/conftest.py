@@ -92,7 +92,7 @@ def vllm_make(vllm_cores: tuple[SharedCore, ...], random_llama: Path, pytestconf
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def vllm_async_cores(on_cpu: None, random_llama: Path) -> AsyncIterator[tuple[SharedCore, ...]]:
     """The same two, which decide a step while the one before runs."""
-    from libs.engine.vllm.starting import launch
+    from libs.engine.vllm import launch
     from libs.testing.engines.async_executor import configured_asynchronously
 
     cores = tuple(SharedCore(_vllm_config(random_llama)) for _ in range(2))

@@ -42,7 +42,7 @@ RESERVED: Final[Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
-EXTENSION: Final = "libs.engine.vllm.starting.extension.MemoryReport"
+EXTENSION: Final = "libs.engine.vllm.plugin.MemoryReport"
 # Fraction of a GPU's memory that an engine fills by default, which is vLLM's own.
 LOADED_SHARE: Final = 0.92
 MB: Final = 1024 * 1024

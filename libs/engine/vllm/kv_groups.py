@@ -24,8 +24,8 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from libs.engine.vllm.kv_facts import KvFacts
-from libs.engine.vllm.scheduling.block_hashes import Rehash
+from libs.engine.vllm.starting import KvFacts
+from libs.engine.vllm.step_reports import Rehash
 from libs.perfmodel.kv_shape import KvGroup, KvShape
 
 # Indices of these dimensions in vLLM's stride order.

@@ -24,12 +24,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.parallel import PORT, SETTING, parallel_of, rendezvous_port
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.torch.device import cpu_name, device_peaks
-from libs.engine.vllm.connectors import NIXL, Connector, ConnectorSession, connector_of
-from libs.engine.vllm.kv_facts import KvFacts
-from libs.engine.vllm.scheduling.dummy_steps import DummySteps
-from libs.engine.vllm.scheduling.running_step import Board
-from libs.engine.vllm.scheduling.scheduler import CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
-from libs.engine.vllm.starting.arguments import (
+from libs.engine.vllm.arguments import (
     EXTENSION,
     adapter_arguments,
     can_sleep,
@@ -38,8 +33,10 @@ from libs.engine.vllm.starting.arguments import (
     own_environment,
     sleep_arguments,
 )
-from libs.engine.vllm.starting.start_files import check_plugins, starting
-from libs.engine.vllm.starting.started import StartedCore
+from libs.engine.vllm.connectors import NIXL, Connector, ConnectorSession, connector_of
+from libs.engine.vllm.scheduler import CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
+from libs.engine.vllm.starting import KvFacts, StartedCore, check_plugins, starting
+from libs.engine.vllm.step_reports import Board, DummySteps
 from libs.model.info import load_model_info
 from libs.perfmodel.kv_shape import KvShape
 from libs.perfmodel.utilisation import Compute
@@ -231,7 +228,7 @@ def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
         arguments |= adapter_arguments(config.adapters, config.max_adapters, on_cpu=on_cpu)
     if on_cpu:
         arguments["kv_cache_memory_bytes"] = config.kv_memory_mb * 1024 * 1024
-        arguments["worker_cls"] = "libs.engine.vllm.starting.cpu_worker.MendedWorker"
+        arguments["worker_cls"] = "libs.engine.vllm.cpu_worker.MendedWorker"
     arguments |= config.vllm_arguments
     if can_sleep(config, connector, available=current_platform.is_sleep_mode_available()):
         arguments |= sleep_arguments(config, current_platform.get_device_total_memory())

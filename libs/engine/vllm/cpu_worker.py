@@ -1,7 +1,7 @@
 """vLLM's worker for CPUs with three corrections, run in the process that computes.
 
 They concern the seeds of chunked prompts, a thread that occupies a whole core, and the binding of all workers to
-the same core. Written against the same vLLM as libs/engine/vllm/scheduling/scheduler.py.
+the same core. Written against the same vLLM as libs/engine/vllm/scheduler.py.
 """
 
 import os
