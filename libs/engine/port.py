@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from libs.engine.kv_port import KvExport, KvFetcher, KvHandle
 from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad
-from libs.perfmodel.kv_shape import KvShape
-from libs.perfmodel.utilisation import Compute
+from libs.perfmodel.utilisation import Compute, KvShape
 from libs.policy.step_time import StepTimeModel
 
 

@@ -35,8 +35,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity, Progress, SamplingParams
 from libs.engine.reports import Logprob
 from libs.engine.runner import Batch, Chunk, Sampled, without_ends
-from libs.model.builtin import BUILTIN_SIM
-from libs.model.info import ModelInfo, load_model_info, read_json
+from libs.model.info import BUILTIN_SIM, ModelInfo, load_model_info, read_json
 from libs.perfmodel.profiles import profile
 
 if TYPE_CHECKING:

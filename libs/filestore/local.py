@@ -24,9 +24,7 @@ import msgspec
 import structlog
 
 from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable, quoted
-from libs.filestore.index import FileIndex
-from libs.filestore.port import FileInfo, Stored, youngest_first
-from libs.filestore.room import Room
+from libs.filestore.port import FileIndex, FileInfo, Room, Stored, youngest_first
 from libs.runtime.paths import PRIVATE_FILE, PRIVATE_FOLDER, create_private, private_folder
 
 log = structlog.get_logger()

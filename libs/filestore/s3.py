@@ -27,9 +27,7 @@ from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from libs.contracts.errors import FileNotFound, FileTooLarge, StoreUnavailable, quoted
-from libs.filestore.index import FileIndex
-from libs.filestore.port import FileInfo, Stored, youngest_first
-from libs.filestore.room import Room
+from libs.filestore.port import FileIndex, FileInfo, Room, Stored, youngest_first
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client

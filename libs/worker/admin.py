@@ -22,7 +22,7 @@ from libs.keys.table import SUITE_TOKEN, actor_of
 from libs.policy.roles import end_refusal, ended_by
 from libs.runtime.clock import Clock
 from libs.runtime.net.rpc import abort_with, peer_of
-from libs.stores.registry.port import Registry, RegistryDown
+from libs.stores.registry import Registry, RegistryDown
 from libs.worker.host import WorkerHost, drain
 from libs.worker.telemetry import StepTimes
 from libs.worker.tuning import FEW, PrefillTuner, Tuned, decode_message, tuned_message

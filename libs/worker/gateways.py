@@ -22,7 +22,7 @@ from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SequenceEvent, Worker
 from libs.contracts.protocol import check_protocol
 from libs.engine.port import Engine
 from libs.engine.reports import EngineEvent, Logprob, SequenceOutput
-from libs.perfmodel.priors import prior_speed
+from libs.perfmodel.profiles import prior_speed
 from libs.perfmodel.wire import speed_message
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel

@@ -24,7 +24,7 @@ from libs.policy.worker.assignment import Leaving, leave, too_many
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
-from libs.stores.registry.port import Registry, RegistryDown
+from libs.stores.registry import Registry, RegistryDown
 from libs.worker.host import WorkerHost, drain
 from libs.worker.registration import RENEWALS_PER_LEASE
 from libs.worker.run import ModelStay, WorkerPorts, open_worker

@@ -8,7 +8,7 @@ import structlog
 from libs.contracts.pairing import unpaired
 from libs.engine.reports import EngineEvent
 from libs.stores.kvindex.port import KvIndex
-from libs.stores.registry.port import Registry, RegistryDown
+from libs.stores.registry import Registry, RegistryDown
 from libs.worker.host import WorkerHost
 
 log = structlog.get_logger()

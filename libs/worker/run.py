@@ -22,13 +22,12 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.protocol import OLDEST, PROTOCOL
 from libs.contracts.roles import role_from_name
-from libs.counters.nvml import open_nvml
-from libs.counters.sampler import GpuSampler
+from libs.counters import GpuSampler, open_nvml
 from libs.engine.kv_port import KvFetcher
 from libs.engine.port import Engine, EngineIdentity, Progress
 from libs.engine.reports import EngineEvent
 from libs.model.info import ModelInfo
-from libs.perfmodel.priors import prior_step_time
+from libs.perfmodel.profiles import prior_step_time
 from libs.policy.worker.assignment import FIRST_EPOCH
 from libs.runtime import status
 from libs.runtime.clock import Clock
@@ -36,8 +35,8 @@ from libs.runtime.net.access import is_loopback
 from libs.runtime.tasks import TaskOwner, end
 from libs.runtime.transport import SystemTransport, Transport
 from libs.stores.kvindex.port import KvIndex
-from libs.stores.registry.port import Registry
-from libs.stores.steps.port import StepTimeStore
+from libs.stores.registry import Registry
+from libs.stores.steps import StepTimeStore
 from libs.worker.admin import AdminServicer, audit_changes
 from libs.worker.gateways import WorkerServicer
 from libs.worker.host import WorkerHost, drain

@@ -24,10 +24,8 @@ from libs.runtime.service import Service
 from libs.runtime.tasks import end
 from libs.runtime.transport import SystemTransport
 from libs.stores.kvindex.redis import RedisKvIndex
-from libs.stores.registry.redis import RedisRegistry
-from libs.stores.steps.files import FileStepTimes
-from libs.stores.steps.layered import LayeredStepTimes
-from libs.stores.steps.redis import RedisStepTimes
+from libs.stores.registry import RedisRegistry
+from libs.stores.steps import FileStepTimes, LayeredStepTimes, RedisStepTimes
 from libs.worker.admin import OK, Record, actor_from, audit_changes
 from libs.worker.pool_member import MakePorts, PoolMember
 from libs.worker.run import ModelStay, WorkerPorts, run_worker

@@ -14,8 +14,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load, Ste
 from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2 as pb
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import DummySteps, Interval, KvTransfer, StepBatch
 from libs.contracts.step_row import StepRow, step_columns
-from libs.counters.port import GpuReading
-from libs.counters.sampler import GpuSampler
+from libs.counters import GpuReading, GpuSampler
 from libs.engine.port import Engine
 from libs.engine.reports import EngineEvent, EngineLoad, KvTransferReport, StepReport
 from libs.model.info import ModelInfo
@@ -26,7 +25,7 @@ from libs.perfmodel.wire import compute_message, step_time_message
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.saturation import PrefillCurve
 from libs.runtime.clock import Clock
-from libs.stores.steps.port import StepTimeKey, StepTimeStore
+from libs.stores.steps import StepTimeKey, StepTimeStore
 from libs.worker.host import WorkerHost
 from libs.worker.kv_server import KvServicer
 from libs.worker.wire import load_message

@@ -14,9 +14,8 @@ from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.config import DEFAULT_CHUNK_TOKENS
 from libs.engine.port import Engine
-from libs.perfmodel.fit import MIN_STEPS, fit_steps
+from libs.perfmodel.fit import MIN_STEPS, Rows, fit_steps
 from libs.perfmodel.learner import FittedModel, StepKind
-from libs.perfmodel.samples import Rows
 from libs.perfmodel.wire import point_message
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel, StepWork

@@ -25,7 +25,7 @@ from libs.engine.factory import make_engine
 from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import EngineEvent
 from libs.perfmodel.learner import StepKind, StepTimeLearner
-from libs.perfmodel.priors import prior_step_time
+from libs.perfmodel.profiles import prior_step_time
 from libs.policy.step_time import StepWork
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import DirectFetcher, EventReader

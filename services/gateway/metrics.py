@@ -8,7 +8,7 @@ from libs.contracts import metric_names as names
 from libs.dispatch.fair_slots import FairSlots
 from libs.stores.collectors import KvIndexCollector, RegistryCollector
 from libs.stores.kvindex.port import KvIndex
-from libs.stores.registry.port import Registry
+from libs.stores.registry import Registry
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)

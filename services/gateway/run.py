@@ -37,10 +37,10 @@ from libs.runtime.scheduler import LoopScheduler, Scheduler
 from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
-from libs.stores.catalogue.port import ModelCatalogue
+from libs.stores.catalogue import ModelCatalogue
 from libs.stores.kvindex.port import KvIndex
 from libs.stores.limits.port import Ledger
-from libs.stores.registry.port import Registry
+from libs.stores.registry import Registry
 from libs.stores.responses.memory import MemoryResponses
 from libs.stores.responses.port import ResponseStore
 from services.gateway.batch.run import BatchPorts, BatchService, Serving

@@ -13,7 +13,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, Gat
 from libs.contracts.topics import CAPACITY, DECISIONS, LOADS, QUEUES
 from libs.policy.planner.limits import is_due
 from libs.runtime.clock import Clock
-from libs.stores.registry.port import Registry
+from libs.stores.registry import Registry
 from services.planner.inputs.plans import ReceivedPlans
 from services.planner.kept import LEASE_MS, Lead, PlannerStore
 from services.planner.orders import Order, OrderExecutor

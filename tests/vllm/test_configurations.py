@@ -14,7 +14,7 @@ from libs.engine.vllm import plugin
 from libs.engine.vllm.connectors import connector_of
 from libs.engine.vllm.starting import KvFacts
 from libs.launch.profile import load_profile, profile_names
-from libs.perfmodel.kv_shape import KvGroup, KvShape
+from libs.perfmodel.utilisation import KvGroup, KvShape
 
 pytestmark = pytest.mark.vllm
 

@@ -10,7 +10,7 @@ import pytest
 
 from libs.engine.config import EngineConfig
 from libs.engine.vllm.connectors import connector_of
-from libs.perfmodel.kv_shape import KvGroup, KvShape
+from libs.perfmodel.utilisation import KvGroup, KvShape
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 

@@ -14,7 +14,7 @@ from libs.engine.port import EngineIdentity
 from libs.engine.vllm.arguments import EXTENSION, sleep_arguments
 from libs.engine.vllm.connectors import connector_of
 from libs.engine.vllm.core import VllmCore
-from libs.perfmodel.kv_shape import KvGroup, KvShape
+from libs.perfmodel.utilisation import KvGroup, KvShape
 from libs.testing.engines.real_model import write_random_llama
 from libs.testing.wait import until
 

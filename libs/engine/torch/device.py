@@ -9,8 +9,7 @@ from typing import Any, Final
 import torch
 
 from libs.engine.torch.attention import BlockShape
-from libs.perfmodel.peaks import gpu_peaks
-from libs.perfmodel.utilisation import Compute
+from libs.perfmodel.utilisation import Compute, gpu_peaks
 
 # Time limit for measuring each peak of a CPU, after one pass.
 MEASURE_S: Final = 0.1

@@ -26,7 +26,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from libs.engine.vllm.starting import KvFacts
 from libs.engine.vllm.step_reports import Rehash
-from libs.perfmodel.kv_shape import KvGroup, KvShape
+from libs.perfmodel.utilisation import KvGroup, KvShape
 
 # Indices of these dimensions in vLLM's stride order.
 LAYERS, BLOCKS = 0, 1

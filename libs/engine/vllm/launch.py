@@ -38,8 +38,7 @@ from libs.engine.vllm.scheduler import CHUNK_SETTING, SUPPORTED, AsyncStepSchedu
 from libs.engine.vllm.starting import KvFacts, StartedCore, check_plugins, starting
 from libs.engine.vllm.step_reports import Board, DummySteps
 from libs.model.info import load_model_info
-from libs.perfmodel.kv_shape import KvShape
-from libs.perfmodel.utilisation import Compute
+from libs.perfmodel.utilisation import Compute, KvShape
 from libs.policy.worker.handing_over import KvSplit, width_class
 from libs.runtime.net.ports import held_port
 

@@ -29,7 +29,7 @@ from libs.engine.vllm.plugin import (
     STACK_SIGNAL,
 )
 from libs.engine.vllm.step_reports import Board, DummySteps
-from libs.perfmodel.kv_shape import KvShape
+from libs.perfmodel.utilisation import KvShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2 as pb
-from libs.counters.port import GpuReading
+from libs.counters import GpuReading
 
 MAX_GPUS: Final = 16_384
 FRESH_NS: Final = 5 * 1_000_000_000

@@ -7,7 +7,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.engine.port import Engine
 from libs.engine.reports import EngineEvent
 from libs.perfmodel.learner import FittedModel, StepTimeLearner
-from libs.perfmodel.priors import prior_step_time
+from libs.perfmodel.profiles import prior_step_time
 from libs.perfmodel.wire import step_time_message
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock

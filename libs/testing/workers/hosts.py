@@ -28,8 +28,8 @@ from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings
 from libs.runtime.tasks import TaskOwner
 from libs.stores.kvindex.port import KvIndex, KvIndexStats, PrefixQuery
-from libs.stores.registry.port import Registry, RegistryStats
-from libs.stores.steps.port import StepTimeKey
+from libs.stores.registry import Registry, RegistryStats
+from libs.stores.steps import StepTimeKey
 from libs.worker.host import WorkerHost
 from libs.worker.run import WorkerPorts, open_worker
 from libs.worker.settings import WorkerSettings

@@ -18,7 +18,7 @@ from libs.dispatch.fair_slots import FairSlots
 from libs.dispatch.generation import Generation, RequestTimes
 from libs.dispatch.ports import OneForAll, Tenancy
 from libs.dispatch.waiting import RETRY_AFTER_S
-from libs.model.sampling import SamplingDefaults
+from libs.model.info import SamplingDefaults
 from libs.model.tokenizer import Decoder
 from libs.policy.limits.intake import MOST_WAITING, IntakeLine, units_of
 from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, prompt_end

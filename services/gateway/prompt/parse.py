@@ -10,7 +10,7 @@ from libs.contracts.errors import InvalidRequest, UnsupportedField, quoted
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Sampling
 from libs.model.chat import ChatMessage
 from libs.model.grammar import GrammarUnread, choice_rule, grammar_rule, pattern_rule
-from libs.model.sampling import SamplingDefaults
+from libs.model.info import SamplingDefaults
 from services.gateway.prompt.chat import ToolUse, chat_message, tool_use
 from services.gateway.prompt.fit import drop_harmless, fit
 from services.gateway.prompt.schema import (

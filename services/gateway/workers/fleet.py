@@ -16,7 +16,7 @@ from libs.policy.gateway.view import WorkerView
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
-from libs.stores.registry.port import Registry
+from libs.stores.registry import Registry
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.workers.link import StreamTraffic, WorkerLink
 

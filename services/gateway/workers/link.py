@@ -21,7 +21,7 @@ from libs.contracts.protocol import check_protocol
 from libs.contracts.ranges import fault_of
 from libs.dispatch.ports import LinkListener, QueuedDemand, Work
 from libs.dispatch.worker_news import MalformedFrame, Prefilled, read_news
-from libs.perfmodel.priors import prior_speed
+from libs.perfmodel.profiles import prior_speed
 from libs.perfmodel.wire import compute_of, speed_of
 from libs.policy.gateway.credit_balance import CreditBalance
 from libs.policy.gateway.effects import Attempt, Blocks

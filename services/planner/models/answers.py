@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from libs.policy.reserve.booking import ClaimRefused, GpuClaim, kept_at
 from libs.policy.reserve.following import Spread, UseFollower
 from libs.policy.reserve.pool import Eviction
-from libs.stores.catalogue.entry import DAY_MINUTES, ModelEntry
+from libs.stores.catalogue import DAY_MINUTES, ModelEntry
 from services.planner.models.claims import devices, minute_of
 from services.planner.models.keeper import ModelKeeper
 

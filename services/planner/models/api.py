@@ -6,12 +6,19 @@ from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel, Field
 
 from libs.contracts.errors import Conflict, InvalidRequest, StoreUnavailable, UnknownModel, quoted
-from libs.model.builtin import BUILTIN_SIM
+from libs.model.info import BUILTIN_SIM
 from libs.policy.reserve.booking import refusal
 from libs.runtime.clock import Clock
 from libs.runtime.web import JsonRoute
-from libs.stores.catalogue.entry import MAX_MODELS, MAX_NAME_CHARS, MAX_RESERVATIONS, ModelEntry, Reservation
-from libs.stores.catalogue.port import CatalogueDown, ModelCatalogue
+from libs.stores.catalogue import (
+    MAX_MODELS,
+    MAX_NAME_CHARS,
+    MAX_RESERVATIONS,
+    CatalogueDown,
+    ModelCatalogue,
+    ModelEntry,
+    Reservation,
+)
 from services.planner.http.admin import Admin
 from services.planner.models.answers import (
     CatalogueAnswer,

@@ -5,7 +5,7 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.policy.reserve.booking import GpuClaim
-from libs.stores.catalogue.entry import DAY_MINUTES, ModelEntry
+from libs.stores.catalogue import DAY_MINUTES, ModelEntry
 
 SECOND_NS: Final = 1_000_000_000
 

@@ -16,8 +16,7 @@ from libs.policy.reserve.booking import GpuClaim, kept_at
 from libs.policy.reserve.following import Chances, ModelCount, UseFollower
 from libs.policy.reserve.placing import NEVER_S, place
 from libs.policy.reserve.pool import Placed, PlacedModel, PlacementOrder, PoolWorker, WorkerStage
-from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
-from libs.stores.catalogue.port import Catalogued, Uses
+from libs.stores.catalogue import Catalogued, LoadTimes, ModelEntry, ModelOutlook, ModelUse, Uses
 from services.planner.models.claims import claims_of, gpu_of, minute_of
 
 # Counts of silent gateways that are remembered.

@@ -14,7 +14,7 @@ from libs.engine.factory import make_engine
 from libs.engine.kv.shared_pool import PREFIX
 from libs.engine.port import EngineIdentity
 from libs.engine.vllm.engine import VllmEngine
-from libs.model.builtin import sim_tokenizer
+from libs.model.info import sim_tokenizer
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import EngineBench
 from libs.testing.engines.vllm_core import SharedCore

@@ -14,7 +14,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     Worker,
 )
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.model.builtin import BUILTIN_SIM
+from libs.model.info import BUILTIN_SIM
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.gpu import FakeGpu
 from libs.testing.memory.store import MemoryStore

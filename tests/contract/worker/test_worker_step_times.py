@@ -2,10 +2,10 @@
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.perfmodel.learner import StepKind
-from libs.perfmodel.priors import prior_step_time
+from libs.perfmodel.profiles import prior_step_time
 from libs.perfmodel.wire import fitted_model
 from libs.policy.step_time import StepWork
-from libs.stores.steps.port import StepTimeKey
+from libs.stores.steps import StepTimeKey
 from libs.testing.workers.hosts import RecordingStepTimes, eventually, gateway_probe, local_worker, submit
 from libs.worker.telemetry import StepTimes
 

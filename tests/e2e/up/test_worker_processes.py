@@ -23,7 +23,7 @@ from libs.contracts.topics import STEPS
 from libs.runtime.net.ports import held_port
 from libs.stores.kvindex.port import PrefixQuery
 from libs.stores.kvindex.redis import RedisKvIndex
-from libs.stores.registry.redis import RedisRegistry
+from libs.stores.registry import RedisRegistry
 from libs.testing.servers.stores import embedded_redis_server, redis_command
 from libs.testing.workers.hosts import gateway_probe, submit
 from libs.worker.settings import WorkerSettings

@@ -20,8 +20,7 @@ from libs.engine.reports import EngineEvent
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sim import SimRunner
 from libs.model.info import load_model_info
-from libs.perfmodel.priors import prior_step_time
-from libs.perfmodel.profiles import profile
+from libs.perfmodel.profiles import prior_step_time, profile
 from libs.policy.worker.pace import MAX_STEP_NS
 from libs.policy.worker.saturation import (
     GROWTH,
@@ -33,7 +32,7 @@ from libs.policy.worker.saturation import (
     knee_of,
     trial_work,
 )
-from libs.stores.steps.port import StepTimeKey
+from libs.stores.steps import StepTimeKey
 from libs.testing.engines.engine import DirectFetcher
 from libs.testing.workers.hosts import RecordingStepTimes
 from libs.worker.telemetry import StepTimes, step_time_key

@@ -16,7 +16,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity, SamplingParams
 from libs.engine.runner import Batch, Chunk
 from libs.engine.sim import Pacer, SimGpu, SimRunner, TokenSource
-from libs.model.builtin import sim_tokenizer
+from libs.model.info import sim_tokenizer
 from load.chaos.loop import SimLoop
 
 CONFIG = EngineConfig(None, "sim")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from libs.contracts.errors import ContextTooLong, InvalidRequest, QueueFull, UnsupportedField
-from libs.model.builtin import sim_tokenizer
 from libs.model.chat import ChatTemplate
+from libs.model.info import sim_tokenizer
 from libs.model.tokenizer import Tokenizer
 from services.gateway.dispatch.intake import MAX_ARRIVING, TOKENISE_THREADS, Intake, RequestLimits
 from services.gateway.prompt.catalog import ServedModel, load_catalog

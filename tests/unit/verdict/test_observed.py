@@ -18,8 +18,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     RequestEvent,
 )
 from libs.engine.sim import LOOK_S, SimFaults
-from libs.perfmodel.learner import FittedModel, KindFit
-from libs.perfmodel.reference import expected_ns, usual_model
+from libs.perfmodel.learner import FittedModel, KindFit, expected_ns, usual_model
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.telemetry.arrivals import SPAN_NS, ArrivalRates, Refusals
 from libs.telemetry.worker.steps import FinishedSteps

@@ -1,22 +1,125 @@
-"""The registry in Redis: a lease key for each worker, a set of their ids, and a channel that announces changes."""
+"""The registry, which lists the existing workers: the port, what makes an entry usable, and Redis.
 
+A worker exists as long as it renews its lease.
+"""
+
+import math
+import re
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 import xxhash
+from google.protobuf.message import DecodeError
 
 from libs.contracts import keys
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import FirstToken, Role, Worker, WorkerState
+from libs.contracts.ranges import fault_of
 from libs.runtime.redis import in_time, is_wrong_type, make_redis
-from libs.stores.registry.port import RegistryDown, RegistryStats
-from libs.stores.registry.usable import Unusable, read_worker
 from libs.stores.watching import watch_channel
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryStats:
+    """Counters of registry entries that could not be used."""
+
+    skipped: int = 0
+    """The number of distinct entries so far that are no worker others can connect to."""
+    unusable: int = 0
+    """The number of such entries in the last list."""
+
+
+class Registry(Protocol):
+    """The directory in which workers register and others find them. Methods raise RegistryDown while it is away."""
+
+    async def announce(self, worker: Worker, *, lease_ms: int) -> None:
+        """Register a worker or renew its lease, notifying `watch` if anything but the lease differs.
+
+        Does nothing while a newer incarnation is registered.
+        """
+        ...
+
+    async def withdraw(self, worker_id: str, incarnation: int) -> None:
+        """Remove a worker unless a newer incarnation has taken its place."""
+        ...
+
+    async def workers(self) -> list[Worker]:
+        """Return the workers whose lease is valid, sorted by id."""
+        ...
+
+    def watch(self, *, poll_ms: int = 1000) -> AsyncIterator[list[Worker]]:
+        """Yield the list now, after every pushed change, and at least every `poll_ms`. Continues through outages."""
+        ...
+
+    def stats(self) -> RegistryStats: ...
+
+    async def close(self) -> None:
+        """Close the connection to the store. Safe to call twice."""
+        ...
+
+
+class RegistryDown(Exception):
+    """The store does not respond; callers continue with what they have."""
+
+
+# The largest serialized worker, a hundred times the size of a typical one.
+MAX_WORKER_BYTES: Final = 65_536
+PEAKS_PER_S: Final = (1e6, 1e21)
+"""The plausible range of a device's FLOPs or bytes a second, from a slow microcontroller to a thousand racks."""
+
+# The same characters that settings allow in the name of a process.
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
+
+
+class Unusable(Exception):
+    """The reason why a value is not a usable worker."""
+
+
+def read_worker(member: bytes, value: bytes) -> Worker:
+    """Parse the worker stored under an id. Raises Unusable."""
+    if len(value) > MAX_WORKER_BYTES:
+        raise Unusable(f"{len(value)} bytes; {MAX_WORKER_BYTES} are allowed")
+    try:
+        worker = Worker.FromString(value)
+    except DecodeError:
+        raise Unusable("its bytes are no worker") from None
+    if worker.id.encode() != member:
+        raise Unusable(f"the worker calls itself {worker.id!r}")
+    for fault in faults(worker):
+        raise Unusable(fault)
+    return worker
+
+
+def faults(worker: Worker) -> Iterator[str]:
+    """Yield each fault of a worker in a few words; yield nothing for a usable one."""
+    if not _ID.fullmatch(worker.id):
+        yield f"id {worker.id[:80]!r} is no name of a process"
+    address = _ADDRESS.fullmatch(worker.address)
+    if not address or not 1 <= int(address[1]) <= 65_535:
+        yield f"address {worker.address[:80]!r} is no host:port"
+    if out_of_range := fault_of(worker, worker.ByteSize()):
+        yield f"{out_of_range} is out of its range"
+    assignment, can = worker.assignment, worker.capabilities
+    for name, number, known in (
+        ("role", assignment.role, Role.values()),
+        ("state", worker.state, WorkerState.values()),
+        ("first token", can.first_token, FirstToken.values()),
+    ):
+        if number not in known:
+            yield f"{name} {number} is unknown here"
+    least, most = PEAKS_PER_S
+    for name in ("peak_flops_per_s", "peak_bytes_per_s"):
+        peak = getattr(can.compute, name)
+        if peak and not (math.isfinite(peak) and least <= peak <= most):
+            yield f"{name} {peak:g}"
+
 
 SOCKET_TIMEOUT_MS = 500
 CALL_TIMEOUT_S = 1.5
@@ -66,7 +169,10 @@ _bounded = partial(in_time, timeout_s=CALL_TIMEOUT_S, down=RegistryDown)
 
 
 class RedisRegistry:
-    """A Registry over Redis 6.2 or later. An older incarnation never replaces a newer one's registration."""
+    """A Registry over Redis 6.2 or later. An older incarnation never replaces a newer one's registration.
+
+    It consists of a lease key for each worker, a set of their ids, and a channel that announces changes.
+    """
 
     def __init__(self, url: str, cluster: str) -> None:
         self._cluster = cluster
