@@ -1,5 +1,7 @@
-"""Properties of a model that can be read without loading it: context, vocabulary, sampling defaults, and the identity of its
-weights; and the built-in model of the sim engine.
+"""Properties of a model that can be read without loading it, and the built-in model of the sim engine.
+
+Context, vocabulary, sampling defaults that its makers recommend (generation_config.json), and the identity of its
+weights.
 """
 
 import json

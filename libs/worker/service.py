@@ -12,7 +12,7 @@ from libs.bus.security import brokers_of
 from libs.contracts.errors import FulcrumError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
-from libs.engine.factory import import_heavy, make_engine
+from libs.engine.local import import_heavy, make_engine
 from libs.engine.port import Engine, EngineIdentity
 from libs.engine.sim import SimGpu
 from libs.engine.vllm.core import follow

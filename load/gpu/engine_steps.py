@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from libs.engine.config import EngineConfig
-from libs.engine.factory import make_engine
+from libs.engine.local import make_engine
 from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import EngineEvent
 from libs.perfmodel.learner import StepKind, StepTimeLearner

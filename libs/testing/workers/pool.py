@@ -8,7 +8,7 @@ from typing import Any
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.factory import make_engine
+from libs.engine.local import make_engine
 from libs.engine.port import Engine
 from libs.engine.sim import SimRunner
 from libs.model.info import BUILTIN_SIM, ModelInfo

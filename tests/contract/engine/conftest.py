@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from libs.engine.config import EngineConfig
-from libs.engine.factory import make_engine
 from libs.engine.kv.shared_pool import PREFIX
+from libs.engine.local import make_engine
 from libs.engine.port import EngineIdentity
 from libs.engine.vllm.engine import VllmEngine
 from libs.model.info import sim_tokenizer

@@ -8,8 +8,8 @@ import pytest
 from libs.contracts.errors import QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
-from libs.engine.factory import make_engine
 from libs.engine.kv_port import KvHandle
+from libs.engine.local import make_engine
 from libs.engine.port import Capabilities, Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.runner import Sampled
 from libs.engine.sequence import Sequence
