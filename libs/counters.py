@@ -34,8 +34,6 @@ class GpuReading:
 
 
 class GpuCounters(Protocol):
-    """The counters of all GPUs of this host."""
-
     def read(self) -> Sequence[GpuReading]:
         """Return one reading per GPU, blocking for milliseconds. A GPU that fails to respond is left out."""
         ...

@@ -29,8 +29,6 @@ class GuideFailed(Exception):
 
 @dataclass(slots=True)
 class _GuidePosition:
-    """The position of one sequence in its guide."""
-
     guide: str
     matcher: LLMatcher
     tokens: NDArray[np.int32]

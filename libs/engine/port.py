@@ -141,8 +141,6 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A request for an engine to run one sequence."""
-
     sequence_id: int
     """Unique among the live sequences of this engine."""
     request_id: str

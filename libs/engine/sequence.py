@@ -251,7 +251,6 @@ class Sequence:
             self.line_from_ns, self.line_from_length = now_ns, length
 
     def append(self, token_id: int) -> None:
-        """Append a sampled token to the sequence."""
         self._tokens[self.length] = token_id
         self.length += 1
 
@@ -285,7 +284,6 @@ class Sequence:
         )
 
     def transfer_report(self, received: Received, started_ns: int, now_ns: int) -> KvTransferReport:
-        """Return the report of the blocks that were received for it."""
         kv, prompt_tokens = self.request.kv, self.request.prompt_tokens
         assert kv is not None
         return KvTransferReport(

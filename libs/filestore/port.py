@@ -83,9 +83,7 @@ class FileStore(Protocol):
         """Return the descriptions of all files, youngest first."""
         ...
 
-    async def of(self, tenant: str) -> list[FileInfo]:
-        """Return the descriptions of one tenant's files, youngest first. The cost depends only on their number."""
-        ...
+    async def of(self, tenant: str) -> list[FileInfo]: ...
 
     async def stored(self) -> Stored:
         """Return the totals of the store, at most a few seconds old."""
@@ -147,7 +145,7 @@ class FileIndex(Generic[Mark]):
         return self._infos.values()
 
     def of(self, tenant: str) -> list[FileInfo]:
-        """Return the files of one tenant, youngest first."""
+        """Return the descriptions of one tenant's files, youngest first. The cost depends only on their number."""
         if tenant not in self._of:
             return []
         if tenant not in self._ordered:

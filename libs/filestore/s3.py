@@ -190,7 +190,6 @@ class S3Files:
     # ------------------------------------------------------------ for drafts
 
     async def known(self, file_id: str) -> _StoredFile:
-        """Return the file's description and the key of its content."""
         return await self._read_description(self.known_key(file_id), file_id)
 
     async def put(self, key: str, body: bytes) -> str:
@@ -216,7 +215,6 @@ class S3Files:
             await self._client.delete_object(Bucket=self._bucket, Key=key)
 
     async def begin(self, key: str) -> str:
-        """Begin a multipart upload and return its id."""
         with _typed_errors(key):
             return (await self._client.create_multipart_upload(Bucket=self._bucket, Key=key))["UploadId"]
 

@@ -57,7 +57,6 @@ class Rows:
         return prefill & ~decode, decode & ~prefill, prefill & decode
 
     def pick(self, chosen: NDArray[np.bool_]) -> "Rows":
-        """Return the rows of the chosen steps only."""
         return Rows(
             self.prefill_tokens[chosen],
             self.squared[chosen],

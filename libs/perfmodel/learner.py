@@ -21,8 +21,6 @@ PUBLISHED_CHANGE: Final = 0.02
 
 
 class StepKind(Enum):
-    """The kind of a step, by the phases that it computes."""
-
     PREFILL = "prefill"
     DECODE = "decode"
     MIXED = "mixed"
@@ -139,7 +137,6 @@ class StepTimeLearner:
         return bool(np.mean(np.abs(new - old) / np.maximum(old, 1.0)) > PUBLISHED_CHANGE)
 
     def fitted(self) -> FittedModel:
-        """Return the current model with the errors of its recent predictions."""
         fits: Sequence[KindFit] = [self._errors[kind].fit() for kind in StepKind]
         return FittedModel(self.model, *fits)
 

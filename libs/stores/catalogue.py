@@ -301,7 +301,6 @@ def _outlooks(value: bytes | None) -> dict[str, ModelOutlook]:
 
 
 def _one(decoder: "msgspec.json.Decoder[T]", value: bytes | None) -> T | None:
-    """Decode a value; return None if it is missing or malformed."""
     try:
         return decoder.decode(value) if value is not None else None
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -60,7 +60,6 @@ class Outbox:
         return len(self._token_ids) + len(self._events) > MAX_PENDING
 
     def add_tokens(self, output: SequenceOutput) -> None:
-        """Append the tokens of a step with their logprobs, if any."""
         sequence = sequence_of(output.sequence_id)
         if output.logprobs:
             self._logprobs.update(enumerate(output.logprobs, len(self._token_ids)))
@@ -239,7 +238,6 @@ class AttachedGateways:
         return gateway
 
     def detach(self, gateway: AttachedGateway) -> None:
-        """Detach a gateway that has left and free its credits."""
         gateway.close()
         del self._links[gateway.id]
         self.credits.detach(gateway.id)
@@ -346,7 +344,6 @@ class AttachedGateways:
         return due_s
 
     def close_if_unread(self, gateway: AttachedGateway) -> None:
-        """End the stream of a gateway that has stopped reading."""
         if gateway.outbox.overflowed and not gateway.closed.is_set():
             log.warning("gateway does not read its stream", gateway=gateway.demand.gateway_id)
             gateway.close(QueueFull("the stream is not read fast enough"))

@@ -217,7 +217,6 @@ class WorkerHost:
         self.gateways.resize(*((0, 0) if self.assignment.draining else slots(self.assignment.current.role, facts)))
 
     def _apply_budget(self) -> None:
-        """Set the engine's prompt budget if it has changed."""
         self._role_budget = role_budget(self.assignment.current)
         budget = engine_budget(self._role_budget, self._sequences.values())
         if budget != self._budget:
@@ -233,7 +232,6 @@ class WorkerHost:
     # ------------------------------------------------------------ gateways
 
     def detach(self, gateway: AttachedGateway) -> None:
-        """Detach a gateway that has left and abort its sequences."""
         self.gateways.detach(gateway)
         for sequence_id in gateway.living:
             self.engine.abort(sequence_id)

@@ -144,7 +144,6 @@ class KvLink:
         return not (self._pulls or self._acks or self._cancels)
 
     def open(self, request: pb.PullOpen, blocks: int) -> Pull:
-        """Open a pull of `blocks` blocks and assign its number."""
         pull = Pull(next(self._numbers) & 0xFFFFFFFF, blocks)
         request.pull = pull.number
         self._pulls[pull.number] = pull

@@ -166,7 +166,6 @@ class LastChange:
         self._changed_ns: deque[int] = deque(maxlen=MAX_CHANGES)
 
     def took(self, assignment: Assignment, request: SetRoleRequest, now_ns: int) -> None:
-        """Record that the worker takes an assignment at `now_ns`."""
         self.message = RoleChange(
             actor=request.actor,
             reason=request.reason,

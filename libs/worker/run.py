@@ -63,8 +63,6 @@ StartEngine = Callable[[EngineIdentity, KvFetcher, Progress], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class ModelStay:
-    """The stay of one model on a worker of a pool."""
-
     epoch: int
     """Epoch of its first assignment. Epochs continue over the models that the worker holds."""
     asleep: bool
@@ -89,7 +87,6 @@ class WorkerPorts:
 
 
 def _engine_life(ports: WorkerPorts) -> tuple[StartEngine, Callable[[], Awaitable[None]]]:
-    """Return the functions that start and close the engine."""
     if ports.tenancy is None:
         return ports.engine.start, ports.engine.close
     return (ports.engine.wake if ports.tenancy.asleep else ports.engine.start), ports.tenancy.leave

@@ -173,7 +173,6 @@ class StepBatchBuilder:
         return not (self._steps or self._waits or self._starved or self._dummies or self._transfers)
 
     def add(self, event: EngineEvent, epoch: int) -> None:
-        """Add an event whose step ran under `epoch`."""
         if event.step is not None:
             self._add_step(_step(event.step, epoch))
         self._waits.extend(event.kv_waits)

@@ -319,7 +319,6 @@ class _Spans:
         self.since_ns = 0
 
     def now(self, holds: bool, now_ns: int) -> None:
-        """Record whether the condition holds from now on."""
         if holds and not self.since_ns:
             self.since_ns = now_ns
         elif not holds and self.since_ns:

@@ -49,7 +49,6 @@ class BlockCopies:
         )
 
     def writer(self) -> "BlockWriter":
-        """Return a writer for the blocks of one fetch."""
         return BlockWriter(self._runner, self._threads, self.slice_blocks)
 
     async def checksums(self, blocks: list[int]) -> list[int]:

@@ -223,7 +223,6 @@ def load_model(folder: Path, device: torch.device, wanted_dtype: str = "auto") -
 
 
 def block_shape(model: Any, block_size_tokens: int) -> BlockShape:
-    """Return the shape of a block of the model's KV."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     return BlockShape(

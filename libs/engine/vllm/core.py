@@ -38,8 +38,6 @@ VLLM_LIMIT_AFTER_S = 60
 
 
 class CoreProcess(Protocol):
-    """The EngineCore process as the engine uses it."""
-
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
         """Load the model. Raise StartupError if that fails."""
         ...

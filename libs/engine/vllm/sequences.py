@@ -76,7 +76,6 @@ class LiveSequence:
         )
 
     def handle(self, identity: EngineIdentity, opaque: bytes, kv_layout: str, block_size_tokens: int) -> KvHandle:
-        """Return the handle of a computed prompt's blocks."""
         tokens = len(self.request.token_ids)
         blocks = -(-tokens // block_size_tokens)
         return KvHandle(identity.worker_id, identity.incarnation, identity.address, opaque, tokens, blocks, kv_layout)
@@ -172,7 +171,6 @@ class OutputReader:
         self._release = release
 
     def event(self, outputs: Any, report: EngineReport | None) -> EngineEvent:
-        """Return the event of one message, with the report that it carries."""
         found: list[SequenceOutput] = []
         transfers: tuple[KvTransferReport, ...] = ()
         if report is not None:  # before the outputs, whose ends report what was transferred
@@ -257,7 +255,6 @@ class OutputReader:
 
 
 def announcement(running: Running, report: EngineReport) -> StepReport:
-    """Return the report of a step that still runs."""
     return step_report(step_of(running.work, running.start_unix_ns, 0), report)
 
 

@@ -314,7 +314,6 @@ class Steps:
         self._kv_wait = kv_wait
 
     def decided(self, work: StepWork, now_ns: int) -> None:
-        """Append a step that was just decided."""
         self.in_flight.append((work, now_ns))
         self._kv_wait.stepping(True, now_ns)
         if len(self.in_flight) == 1:

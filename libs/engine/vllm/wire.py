@@ -130,7 +130,6 @@ def _adapter(name: str, adapters: Mapping[str, Path]) -> LoRARequest | None:
 
 
 def command_request(command: Command, request_id: str) -> EngineCoreRequest:
-    """Return a command to the scheduler as a request that it never schedules."""
     return _made_up([0], request_id, {COMMAND_KEY: encode(command)})
 
 

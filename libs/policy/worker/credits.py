@@ -251,7 +251,6 @@ class PromptLength:
         self.mean_tokens = LONG_PROMPT_TOKENS
 
     def came(self, tokens: int) -> None:
-        """Add the length of an accepted prompt."""
         self.mean_tokens += (tokens - self.mean_tokens) / PROMPTS_AVERAGED
 
 

@@ -138,7 +138,6 @@ class TransferSpeed:
         """Time to receive the KV of one token; 0 if unknown."""
 
     def arrived(self, blocks: int, duration_ns: int) -> None:
-        """Record a transfer of blocks and its duration."""
         if blocks < MIN_TRANSFER_BLOCKS or duration_ns <= 0:
             return
         token_ns = duration_ns / (blocks * self._block_size_tokens)

@@ -287,7 +287,6 @@ def joins(
 
 
 def beside(decodes: StepWork, kv_tokens: int) -> StepWork:
-    """Return the work of the decodes with one more sequence."""
     return StepWork(
         decode_sequences=decodes.decode_sequences + 1, decode_kv_tokens=decodes.decode_kv_tokens + kv_tokens
     )
