@@ -24,7 +24,7 @@ import msgspec
 import structlog
 
 from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable, quoted
-from libs.filestore.port import FileIndex, FileInfo, Room, Stored, youngest_first
+from libs.filestore.port import FileIndex, FileInfo, Room, StoreTotals, youngest_first
 from libs.runtime.paths import PRIVATE_FILE, PRIVATE_FOLDER, create_private, private_folder
 
 log = structlog.get_logger()
@@ -120,7 +120,7 @@ class LocalFiles:
         with _store_errors():
             return await asyncio.to_thread(self._look, lambda index: index.of(tenant))
 
-    async def stored(self) -> Stored:
+    async def stored(self) -> StoreTotals:
         with _store_errors():
             return await asyncio.to_thread(self._look, lambda index: index.stored)
 

@@ -35,7 +35,7 @@ def youngest_first(infos: Iterable[FileInfo]) -> list[FileInfo]:
     return sorted(infos, key=lambda info: (-info.created_unix_s, -info.created_unix_ns, info.id))
 
 
-class Stored(NamedTuple):
+class StoreTotals(NamedTuple):
     """The number of files stored, and their total size."""
 
     files: int = 0
@@ -83,9 +83,11 @@ class FileStore(Protocol):
         """Return the descriptions of all files, youngest first."""
         ...
 
-    async def of(self, tenant: str) -> list[FileInfo]: ...
+    async def of(self, tenant: str) -> list[FileInfo]:
+        """Return the descriptions of one tenant's files, youngest first. The cost depends only on their number."""
+        ...
 
-    async def stored(self) -> Stored:
+    async def stored(self) -> StoreTotals:
         """Return the totals of the store, at most a few seconds old."""
         ...
 
@@ -145,7 +147,6 @@ class FileIndex(Generic[Mark]):
         return self._infos.values()
 
     def of(self, tenant: str) -> list[FileInfo]:
-        """Return the descriptions of one tenant's files, youngest first. The cost depends only on their number."""
         if tenant not in self._of:
             return []
         if tenant not in self._ordered:
@@ -153,8 +154,8 @@ class FileIndex(Generic[Mark]):
         return list(self._ordered[tenant])
 
     @property
-    def stored(self) -> Stored:
-        return Stored(len(self._infos), self._bytes)
+    def stored(self) -> StoreTotals:
+        return StoreTotals(len(self._infos), self._bytes)
 
 
 REMEASURE_BYTES = 64 * 1024 * 1024

@@ -27,7 +27,7 @@ from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from libs.contracts.errors import FileNotFound, FileTooLarge, StoreUnavailable, quoted
-from libs.filestore.port import FileIndex, FileInfo, Room, Stored, youngest_first
+from libs.filestore.port import FileIndex, FileInfo, Room, StoreTotals, youngest_first
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -123,7 +123,7 @@ class S3Files:
         await self._read_new(self._own(tenant), tenant)
         return self._index.of(tenant)
 
-    async def stored(self) -> Stored:
+    async def stored(self) -> StoreTotals:
         """Return the totals of the store, at most `measure_s` old."""
         if time.monotonic() - self._measured_s >= self._measure_s:
             await self.infos()

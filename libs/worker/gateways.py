@@ -275,9 +275,6 @@ class AttachedGateways:
         self.credits.prefill.spent(gateway.id, frame.spent_prefill)
         self.credits.decode.spent(gateway.id, frame.spent_decode)
 
-    def resize(self, prefill: int, decode: int) -> None:
-        self.credits.resize(prefill, decode)
-
     def settle(self) -> None:
         """Grant free credits and wake the gateways that get some."""
         for link_id in self.credits.settle({gateway.id: gateway.demand for gateway in self}):

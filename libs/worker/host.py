@@ -214,7 +214,8 @@ class WorkerHost:
         step_s = max(speed.step_time.prefill_ns(trial_work(speed.chunk_tokens)), 1.0) / 1e9
         most = self.engine.capabilities.max_sequences
         facts = SlotFacts(most, self._prompts.mean_tokens, speed.chunk_tokens, step_s, decoding)
-        self.gateways.resize(*((0, 0) if self.assignment.draining else slots(self.assignment.current.role, facts)))
+        prefill, decode = (0, 0) if self.assignment.draining else slots(self.assignment.current.role, facts)
+        self.gateways.credits.resize(prefill, decode)
 
     def _apply_budget(self) -> None:
         self._role_budget = role_budget(self.assignment.current)

@@ -120,7 +120,7 @@ CLOSED = "the stream to it was closed"
 ACK_DELAY_S = 0.01
 
 
-class KvLink:
+class PullStream:
     """The stream to one sender. All methods but `run` are synchronous and fill the next frame."""
 
     def __init__(self, address: str, *, receiver_id: str, transport: Transport) -> None:
@@ -347,7 +347,7 @@ class GrpcKvFetcher:
         self._receiver_id = receiver_id
         self._maps = maps
         self._tasks = TaskOwner(on_failure)
-        self._links: OrderedDict[str, tuple[KvLink, asyncio.Task[None]]] = OrderedDict()
+        self._links: OrderedDict[str, tuple[PullStream, asyncio.Task[None]]] = OrderedDict()
 
     async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncGenerator[KvChunk, None]:
         """Yield chunks in order from block `from_block` on. Reaching the end acknowledges them.
@@ -381,7 +381,7 @@ class GrpcKvFetcher:
         self._links.clear()
         await self._tasks.close()
 
-    def _link(self, address: str) -> KvLink:
+    def _link(self, address: str) -> PullStream:
         if address in self._links:
             self._links.move_to_end(address)
             return self._links[address][0]
@@ -389,7 +389,7 @@ class GrpcKvFetcher:
             spare = next((key for key, (link, _) in self._links.items() if link.idle), None)
             if spare is not None:
                 self._links.pop(spare)[1].cancel()
-        link = KvLink(address, receiver_id=self._receiver_id, transport=self._transport)
+        link = PullStream(address, receiver_id=self._receiver_id, transport=self._transport)
         self._links[address] = link, self._tasks.spawn(f"KV from {address}", link.run())
         return link
 

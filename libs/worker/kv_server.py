@@ -11,13 +11,14 @@ import grpc.aio
 import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, KvLost, KvMismatch, QueueFull
-from libs.contracts.packing import pack_u32, unpack_u32
+from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.kv_port import KvChunk, KvExport
 from libs.runtime.net.rpc import abort_with, read_message
 from libs.runtime.tasks import until_first
 from libs.worker import kv_wire
 from libs.worker.host import WorkerHost
+from libs.worker.wire import numbers
 
 log = structlog.get_logger()
 
@@ -69,10 +70,10 @@ class KvOutbox:
 
     def receive(self, frame: pb.PullFrame) -> None:
         """Act on a frame. Raise InvalidRequest if it breaks the protocol; an error of one pull fails only that pull."""
-        for number in _numbers(frame.acks, "acks"):
+        for number in numbers(frame.acks, "acks"):
             if pull := self._end(number):
                 self._host.acknowledged(pull.handle)
-        for number in _numbers(frame.cancels, "cancels"):
+        for number in numbers(frame.cancels, "cancels"):
             self._end(number)
         for taken in frame.taken:
             if (pull := self._pulls.get(taken.pull)) is not None:
@@ -193,13 +194,6 @@ class KvOutbox:
         if not pull.export.done:
             self._turns = deque(other for other in self._turns if other is not pull)
         return pull
-
-
-def _numbers(packed: bytes, field: str) -> list[int]:
-    try:
-        return unpack_u32(packed)
-    except ValueError:
-        raise InvalidRequest(f"{field} is not a whole number of uint32") from None
 
 
 # Concurrent transfers out of this worker. Credits keep them far below; more are refused.

@@ -20,7 +20,7 @@ from libs.policy.speed import Speed
 from libs.policy.worker.assignment import (
     FIRST_EPOCH,
     NotTaken,
-    Wanted,
+    WantedAssignment,
     first_assignment,
     leaves_decode,
     next_assignment,
@@ -127,7 +127,7 @@ class AssignmentState:
         """Change the role. Raise StaleRole unless `expected_epoch` is current, and InvalidRequest for an invalid
         role.
         """
-        wanted = Wanted(role, budget_tokens, expected_epoch, model)
+        wanted = WantedAssignment(role, budget_tokens, expected_epoch, model)
         new = next_assignment(self._current, wanted, draining=self.draining)
         if isinstance(new, NotTaken):
             raise _error(

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from libs.contracts.errors import StartupError
-from libs.engine.config import EngineConfig
-from libs.engine.parallel import parallel_of
+from libs.engine.config import EngineConfig, parallel_of
 from libs.engine.vllm import plugin
 from libs.engine.vllm.connectors import connector_of
 from libs.engine.vllm.starting import KvFacts

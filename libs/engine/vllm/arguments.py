@@ -10,8 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from libs.contracts.errors import StartupError
-from libs.engine.config import EngineConfig
-from libs.engine.parallel import SETTING
+from libs.engine.config import SETTING, EngineConfig
 from libs.engine.vllm.connectors import CONFIG_SETTING, CONNECTOR_SETTING, Connector
 from libs.engine.vllm.plugin import LEASH_VARIABLE, MOONCAKE_PORT, NIXL_PORT, REVISION_VARIABLE, WAIT_VARIABLE
 

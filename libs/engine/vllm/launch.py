@@ -20,8 +20,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.metrics.perf import ExecutionContext, ModelMetrics
 
 from libs.contracts.errors import StartupError
-from libs.engine.config import EngineConfig
-from libs.engine.parallel import PORT, SETTING, parallel_of, rendezvous_port
+from libs.engine.config import PORT, SETTING, EngineConfig, parallel_of, rendezvous_port
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.torch.device import cpu_name, device_peaks
 from libs.engine.vllm.arguments import (

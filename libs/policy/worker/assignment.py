@@ -13,7 +13,7 @@ FIRST_EPOCH: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedAssignment:
     """An assignment that a caller requests for a worker."""
 
     role: int
@@ -39,7 +39,7 @@ def first_assignment(model: str, role: int, budget_tokens: int, epoch: int = FIR
     return _assignment(model, role, budget_tokens, epoch)
 
 
-def next_assignment(current: Assignment, wanted: Wanted, *, draining: bool) -> Assignment | NotTaken:
+def next_assignment(current: Assignment, wanted: WantedAssignment, *, draining: bool) -> Assignment | NotTaken:
     """Return the assignment that follows `current`, or the reason why the requested one is rejected."""
     if draining:
         return NotTaken.DRAINING

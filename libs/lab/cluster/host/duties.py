@@ -100,7 +100,7 @@ class Duties:
 
     def taken(self, role: Role, budget_tokens: int) -> Assignment | None:
         """Return the assignment that a change of role would lead to, or None if it is refused."""
-        wanted = assignments.Wanted(role, budget_tokens, self.assignment.epoch)
+        wanted = assignments.WantedAssignment(role, budget_tokens, self.assignment.epoch)
         taken = assignments.next_assignment(self.assignment, wanted, draining=self.draining)
         return None if isinstance(taken, assignments.NotTaken) else taken
 
