@@ -18,9 +18,7 @@ class EngineConfig:
     model_name: str
     device: str = "auto"
     dtype: str = "auto"
-    """Type of weights and KV: float32, bfloat16 or auto. Auto selects bfloat16 on GPUs that compute in it, else
-    float32.
-    """
+    """Type of weights and KV: float32, bfloat16 or auto, which is bfloat16 on GPUs that compute in it."""
     gpu_share: float = 1.0
     """Fraction of its GPUs' memory that this engine may use."""
     threads: int = 0
@@ -33,9 +31,7 @@ class EngineConfig:
     kv_lease_ms: int = 30_000
     """How long the blocks of a prefilled sequence are held for their receiver."""
     kv_shared_dir: Path | None = None
-    """In-memory folder in which the KV pool is a file that other workers of the host can copy from. None keeps it
-    private.
-    """
+    """In-memory folder in which the KV pool is a file that other workers of the host can copy from, or None."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
     """LoRA adapters by name: folders in PEFT's layout."""
     max_adapters: int = 8
@@ -133,9 +129,7 @@ def parallel_of(arguments: Mapping[str, Any], node: str = "") -> Parallel:
 
 
 def rendezvous_port(arguments: Mapping[str, Any]) -> int:
-    """Return the port at which the ranks of a data-parallel group find their first rank. They agree on free ports for
-    the rest.
-    """
+    """Return the port at which a data-parallel group's ranks find their first one; they agree on the rest."""
     return _number(arguments, PORT, RENDEZVOUS_PORT)
 
 

@@ -158,9 +158,7 @@ class LocalEngine:
         self._wake.set()
 
     def set_prefill_chunk(self, tokens: int) -> None:
-        """Set the upper bound of prompt tokens per step, whatever the budget. Until the first call it is the
-        configured one.
-        """
+        """Set the upper bound of prompt tokens per step, whatever the budget. At first the configured one holds."""
         self._core.set_prefill_chunk(tokens)
         self._wake.set()
 
@@ -273,9 +271,7 @@ class LocalEngine:
                 await asyncio.sleep(0)  # a runner that never waits must not starve the loop
 
     def _check_pool(self) -> None:
-        """Compare the pool's reference counts with the blocks held. Raise PoolFault, which ends the engine, on a
-        difference.
-        """
+        """Raise PoolFault, which ends the engine, if the pool's reference counts differ from the blocks held."""
         if fault := self._core.pool_fault():
             self._pool_faults = 1
             raise PoolFault(f"the KV block pool's books are wrong, so that answers could mix: {fault}")

@@ -47,9 +47,7 @@ class Capabilities:
     max_sequences: int
     kv_layout: str
     vocab_size: int = 0
-    """Exclusive upper bound of token ids; 0 if unknown. `submit` refuses ids beyond it, since one would fail a whole
-    step.
-    """
+    """Exclusive upper bound of token ids; 0 if unknown. `submit` refuses others: one would fail a whole step."""
     hands_over_running_kv: bool = False
     """Whether `Engine.hand_over` is supported for decoding sequences."""
     streams_kv: bool = False
@@ -68,9 +66,7 @@ class Capabilities:
     computes the prompt's last token again.
     """
     kv_nonce: bytes = b""
-    """The nonce written in the pool's file, by which other processes of the host recognise it. Empty if they cannot
-    map the pool.
-    """
+    """The nonce in the pool's file, by which processes of the host recognise it; empty if they cannot map it."""
     chunk_tokens: int = 0
     """Upper bound of the prompt tokens in one step; 0 if unknown."""
     compute: Compute | None = None
@@ -163,9 +159,7 @@ class EngineRequest:
     adapter_source: str = ""
     """Folder of the adapter, if the engine was not started with it."""
     yields: bool = False
-    """Whether the request is background work, such as a batch line. Its prompt is computed only while no other prompt
-    waits.
-    """
+    """Whether it is background work, such as a batch line. Its prompt is computed while no other prompt waits."""
     kind: str = ""
     """Tenant and class whose past answers predict this sequence's length. Empty to use those of all sequences."""
 
@@ -233,9 +227,7 @@ class Engine(Protocol):
         ...
 
     async def device_memory(self) -> DeviceMemory | None:
-        """Return the memory of the device, awake or asleep. None if unknown, or if a sleeping engine leaves nothing
-        there.
-        """
+        """Return the memory of the device, awake or asleep; None if unknown or if nothing is left there."""
         ...
 
     def submit(self, request: EngineRequest) -> None:

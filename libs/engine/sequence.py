@@ -310,9 +310,7 @@ class Sequence:
 
     @property
     def _known_elsewhere(self) -> int:
-        """Upper bound of the tokens whose KV can be found or fetched. The last token is always computed here, to
-        sample the next one.
-        """
+        """Upper bound of tokens whose KV can be found or fetched. The last is computed here, to sample the next."""
         kv = self.request.kv
         return min(kv.tokens, self.length - 1) if kv and not self.preempted else self.length - 1
 

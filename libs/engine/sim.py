@@ -114,9 +114,7 @@ class TokenSource:
         return int(self._token_ids[noise % len(self._token_ids)])
 
     def _among(self, allowed: NDArray[np.bool_], token: int, noise: int, *, closes: bool) -> int:
-        """Return the token if it is allowed, else another one. Now and then close an open bracket, so that answers
-        end.
-        """
+        """Return the token if it is allowed, else another one. Now and then close an open bracket, to end answers."""
         if closes and self._words and noise % CLOSE_EVERY == 0:
             token = next((closing for closing in CLOSING if allowed[closing]), token)
         if allowed[token]:
@@ -139,9 +137,7 @@ def _prompt_digest(chunk: Chunk) -> int:
 
 
 def _next_letter(previous: int, noise: int) -> int:
-    """Return the next letter of words in which consonants and vowels alternate, with a space after three to four
-    letters.
-    """
+    """Return the next letter of words in which vowels and consonants alternate, a space after three or four."""
     choice, rest = noise % 100, noise // 100
     if previous not in LETTERS:
         return CONSONANTS[rest % len(CONSONANTS)] if choice < 75 else VOWELS[rest % len(VOWELS)]
@@ -308,9 +304,7 @@ MAX_CARRY_S = 2e-3
 
 
 class Pacer:
-    """A sleeper for modelled durations. The error of each sleep is made up for in the next, so that the mean is
-    right.
-    """
+    """A sleeper for modelled durations. The error of each sleep is made up for in the next."""
 
     def __init__(self) -> None:
         self._carry_s = 0.0

@@ -146,9 +146,7 @@ class LocalFiles:
                 raise _not_found(file_id) from None
 
     def _look(self, read: Callable[[FileIndex[int]], T], *, whole: bool = False) -> T:
-        """Bring the index up to date and read from it. `whole` forces a full scan instead of the journal's latest
-        lines.
-        """
+        """Bring the index up to date and read from it. `whole` forces a full scan in place of the journal's tail."""
         with self._looking:
             (self._folder / _DRAFTS).stat()
             journal = self._folder / _JOURNAL

@@ -21,9 +21,7 @@ class FileInfo:
     bytes: int
     created_unix_s: int
     created_unix_ns: int = 0
-    """The time of creation with a resolution that orders files made in one second; 0 in descriptions of older
-    versions.
-    """
+    """The time of creation, which orders files made in one second; 0 in descriptions of older versions."""
     tenant: str = ""
     """The owner of the file; empty in descriptions of older versions."""
     expires_unix_s: int = 0
@@ -61,9 +59,7 @@ class Draft(Protocol):
 
 
 class FileStore(Protocol):
-    """Files by id. Methods raise FileNotFound for an unknown id, and StoreUnavailable while the store does not
-    respond.
-    """
+    """Files by id. Methods raise FileNotFound, or StoreUnavailable while the store does not respond."""
 
     def draft(self, file_id: str, *, max_bytes: int) -> AbstractAsyncContextManager[Draft]:
         """Create a file. A draft that has not been kept when the context closes leaves nothing behind."""

@@ -68,9 +68,7 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """The sampling defaults of a model, named as in the API. These values are the API's own, for models without
-    any.
-    """
+    """A model's sampling defaults, named as in the API. These values are the API's own, for lack of any."""
 
     temperature: float = 1.0
     top_p: float = 1.0

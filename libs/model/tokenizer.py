@@ -99,9 +99,7 @@ class Tokenizer:
         opens_answer: bool = True,
         continues: bool = False,
     ) -> str:
-        """Return the prompt text of a chat, as `ChatTemplate.render` does. Raise InvalidRequest if the template
-        refuses.
-        """
+        """Return the prompt text of a chat. Raise InvalidRequest if the template refuses."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template: use /v1/completions", param="model")
         return self._template.render(
@@ -118,9 +116,7 @@ class Tokenizer:
         return Decoder(self._inner, self._lead)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to the text, even if they are part of a character; empty for an unknown
-        id.
-        """
+        """Return the bytes that a token adds to the text, maybe a part of a character; empty for an unknown id."""
         added = self._added.get(token_id)
         if added is not None:
             return str(added.content).encode()

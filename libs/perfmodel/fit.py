@@ -75,9 +75,7 @@ class StepSamples:
         self._taken = 0
 
     def add(self, work: StepWork, duration_ns: int) -> bool:
-        """Record a finished step. Return False for a step without work or with an impossible duration, which is
-        ignored.
-        """
+        """Record a finished step. Return False, and ignore it, without work or with an impossible duration."""
         if not 0 < duration_ns <= MAX_STEP_NS or not (work.prefill_tokens or work.decode_sequences):
             return False
         self._taken += 1
@@ -124,9 +122,7 @@ MIN_KIND_ROWS: Final = 8
 
 
 def nonnegative(gram: Floats, target: Floats) -> Floats:
-    """Return the x >= 0 that minimises x·gram·x / 2 − target·x, for a positive definite gram (Lawson and Hanson's
-    method).
-    """
+    """Return the x >= 0 that minimises x·gram·x / 2 − target·x for a positive definite gram (Lawson, Hanson)."""
     size = len(target)
     x, free = np.zeros(size), np.zeros(size, dtype=bool)
     for _ in range(MAX_ACTIVE_SET_TURNS):
@@ -263,9 +259,7 @@ def _enough(rows: Rows) -> Rows:
 
 
 def _fit(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
-    """Return the best of the local optima reached from a few starts. Where regimes change, least squares has
-    several.
-    """
+    """Return the best of the local optima from a few starts: where regimes change, there are several."""
     scaled = _scaled(prior, rows)
     starts = [scaled]
     if (pure := rows.has_prefill & ~rows.has_decode).sum() >= MIN_STEPS:
@@ -342,9 +336,7 @@ def _design(vector: Floats, interference: float, rows: Rows) -> Floats:
 
 
 def _scaled(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
-    """Scale each phase of the prior to the speed of its pure steps, or of its mixed steps if there are no pure
-    ones.
-    """
+    """Scale each phase of the prior to the speed of its pure steps, or of its mixed steps without pure ones."""
     vector = _vector(prior)
     for part, own, other in (
         (_PREFILL, rows.has_prefill, rows.has_decode),

@@ -57,9 +57,7 @@ class FittedModel:
 
 
 def combine(base: StepTimeModel, fits: Mapping[StepKind, FittedModel]) -> StepTimeModel:
-    """Return `base` with prefill, decode and interference taken from the fit for that kind of step, if there is
-    one.
-    """
+    """Return `base` with prefill, decode and interference from the fit for that kind of step, if any."""
     if StepKind.PREFILL in fits:
         model = fits[StepKind.PREFILL].model
         base = replace(

@@ -167,9 +167,7 @@ def prior_speed(engine: str, device: str, chunk_tokens: int, compute: Compute | 
 
 
 def _roofline(compute: Compute, gpus: int) -> StepTimeModel:
-    """Return a roofline model. Costs that do not follow from FLOPs and bytes, mainly launches, are
-    DATACENTER_PROFILE's.
-    """
+    """Return a roofline model. Costs without FLOPs or bytes, mainly launches, are DATACENTER_PROFILE's."""
     like = PROFILES[DATACENTER_PROFILE].step_time
     reached = gpus * (_TOGETHER if gpus > 1 else 1.0)
     flops_per_ns = compute.peak_flops_per_s * reached / 1e9

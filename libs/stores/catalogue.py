@@ -121,9 +121,7 @@ class CatalogueDown(Exception):
 
 
 class ModelCatalogue(Protocol):
-    """The catalogue of models. Methods other than `watch` and `watch_uses` raise CatalogueDown while the store is
-    away.
-    """
+    """The catalogue of models. All but `watch` and `watch_uses` raise CatalogueDown while the store is away."""
 
     async def put(self, entry: ModelEntry) -> None:
         """Add a model, or replace the one with that name."""

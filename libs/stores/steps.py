@@ -290,9 +290,7 @@ def _decode(value: bytes) -> FittedModel | None:
 
 
 class LayeredStepTimes:
-    """A store that saves to all others. The first one that has a kind of step provides it, and the latest curve
-    counts.
-    """
+    """A store that saves to all others. The first with a kind of step provides it; the latest curve counts."""
 
     def __init__(self, stores: Sequence[StepTimeStore]) -> None:
         self._stores = stores

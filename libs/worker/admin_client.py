@@ -44,9 +44,7 @@ class RoleMove:
 
 
 class WorkerAdmin:
-    """WorkerAdminService of one worker. Calls raise the error that the worker named, or NoWorkers if it does not
-    answer.
-    """
+    """WorkerAdminService of one worker. Calls raise the worker's error, or NoWorkers if it does not answer."""
 
     def __init__(self, channel: grpc.aio.Channel, worker_id: str, token: str) -> None:
         self._stub: Any = pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]

@@ -99,9 +99,7 @@ class Outbox:
 
 
 class WorkerSpeed:
-    """The speed reported to gateways, learned from steps and KV transfers. The object changes only with a noticeable
-    change.
-    """
+    """The speed reported to gateways, learned from steps and KV transfers. It changes only noticeably."""
 
     def __init__(self, engine: Engine, gpus: int) -> None:
         can = engine.capabilities
@@ -223,9 +221,7 @@ class AttachedGateways:
         return iter(self._links.values())
 
     def attach(self, hello: pb.Hello) -> AttachedGateway:
-        """Attach a gateway. Raise InvalidRequest if it belongs to another cluster, VersionMismatch, or QueueFull at
-        the bound.
-        """
+        """Attach a gateway. Raise InvalidRequest for another cluster's, VersionMismatch, or QueueFull at the bound."""
         if hello.cluster != self._cluster:
             raise InvalidRequest(f"this worker serves cluster {self._cluster!r}, not {hello.cluster!r}")
         check_protocol(f"gateway {hello.gateway_id}", hello.protocol, hello.oldest_protocol)

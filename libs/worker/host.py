@@ -136,9 +136,7 @@ class WorkerHost:
         self._budget = 0
         """The prompt budget that is set at the engine."""
         self._role_budget = 0
-        """The role's prompt budget. It is smaller than the engine's while prompts admitted under a larger one
-        remain.
-        """
+        """The role's prompt budget; smaller than the engine's while prompts admitted under a larger one remain."""
         self._prompts = PromptLength()
         self._left_ns = 0
         """When the worker left the role that decodes; 0 if decodes belong to the present role."""
@@ -374,9 +372,7 @@ class WorkerHost:
             gateway.outbox.add_event(event)
 
     def _weigh(self, sequence: HostedSequence) -> None:
-        """Offer a running sequence for hand-over to its gateway if its role has been left and a hand-over is worth
-        it.
-        """
+        """Offer a running sequence to its gateway for hand-over if its role has been left and that is worth it."""
         if not self.assignment.leaves_decode:
             return
         waited_s = (self._clock.now_ns() - self._left_ns) / 1e9
@@ -385,9 +381,7 @@ class WorkerHost:
             self._tell(sequence.gateway, pb.SequenceEvent(sequence=number, leaving=pb.Leaving()))
 
     def _hand_over(self, sequence_id: int) -> None:
-        """Move a sequence out, now that a place elsewhere is reserved: with its KV, if the engine can hand that
-        over.
-        """
+        """Move a sequence out, now that a place elsewhere is reserved: with its KV, if the engine can."""
         if self.engine.capabilities.hands_over_running_kv:
             self.engine.hand_over(sequence_id)
         elif self._sequences[sequence_id].decodes:

@@ -124,9 +124,7 @@ class AssignmentState:
         )
 
     def set_role(self, *, expected_epoch: int, role: int, budget_tokens: int, model: str = "") -> common.Assignment:
-        """Change the role. Raise StaleRole unless `expected_epoch` is current, and InvalidRequest for an invalid
-        role.
-        """
+        """Change the role. Raise StaleRole unless `expected_epoch` is current, or InvalidRequest."""
         wanted = WantedAssignment(role, budget_tokens, expected_epoch, model)
         new = next_assignment(self._current, wanted, draining=self.draining)
         if isinstance(new, NotTaken):

@@ -101,9 +101,7 @@ async def run_worker(
     *,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until `stopping`, then drain. `ready` receives the address. Raise StartupError if the worker cannot
-    start.
-    """
+    """Serve until `stopping`, then drain. `ready` receives the address. Raise StartupError."""
     sys.setswitchinterval(LOCK_TURN_S)
     async with AsyncExitStack() as stack:
         opening = asyncio.ensure_future(stack.enter_async_context(open_worker(settings, ports, clock, tasks)))

@@ -245,9 +245,7 @@ class StepBatchBuilder:
         del self._dummies[:-MAX_DUMMIES]
 
     def _cut_dummies(self, covered_to: int) -> DummySteps | None:
-        """Return each dummy step whole and once, in the batch that covers its end, or a later one if it is reported
-        late.
-        """
+        """Return each dummy step whole and once, in the batch that covers its end, or later if reported late."""
         if not self._dummy_steps:
             return None
         ended = [Interval(start_unix_ns=start, end_unix_ns=end) for start, end in self._dummies if end <= covered_to]

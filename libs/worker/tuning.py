@@ -1,4 +1,4 @@
-"""The prefill chunk of a worker: timed steps of growing size, the knee of their curve, and what is told of it."""
+"""The prefill chunk of a worker: timed steps of growing size, the knee of their curve, and its report."""
 
 import asyncio
 from collections import defaultdict
@@ -74,9 +74,7 @@ async def run_trials(
 
 
 def room_tokens(engine: Engine, most_tokens: int) -> int:
-    """Return the size of the largest trial, at most `most_tokens`. Half of the free KV blocks are left to arriving
-    prompts.
-    """
+    """Return the size of the largest trial, at most `most_tokens`. Half of the free KV blocks are left to prompts."""
     free = engine.load().free_kv_blocks * engine.capabilities.block_size_tokens // 2
     return max(min(most_tokens, free), 1)
 
@@ -349,9 +347,7 @@ class PrefillTuner:
         return self._tuned(self.chunk_tokens, curve) if curve is not None else None
 
     async def _first(self) -> str:
-        """Adopt a stored curve, or measure while no other worker of this kind does. Return why nothing was measured,
-        if so.
-        """
+        """Adopt a stored curve, or measure while no other worker of this kind does. Return why it did not, if so."""
         clock = asyncio.get_running_loop().time
         end_s = clock() + WAIT_S
         while not await self._take_kept():

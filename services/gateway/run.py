@@ -22,7 +22,7 @@ from libs.dispatch.dispatcher import Bounds, Dispatcher, Ended
 from libs.dispatch.generation import Ending, Generation
 from libs.dispatch.router import Router
 from libs.dispatch.suspects import PoisonCollector, Suspects
-from libs.filestore.port import Stored
+from libs.filestore.port import StoreTotals
 from libs.keys.audit import AuditDoor, deletes
 from libs.keys.gate import KeyGate
 from libs.keys.hosts import own_hosts
@@ -386,7 +386,7 @@ def _batch(
     clock: Clock,
 ) -> BatchService | None:
     """Return the service of files and batches, or None if the gateway has none."""
-    store = Stored(settings.files_max_count, settings.files_max_bytes)
+    store = StoreTotals(settings.files_max_count, settings.files_max_bytes)
     bounds = TenantBounds(ports.keys, limiter, store=store, tenant_files=settings.tenant_files_max_count)
     metrics.watch_slots({"uploads": bounds.uploads})
     return BatchService(ports.batch, serving, settings, clock, bounds) if ports.batch else None

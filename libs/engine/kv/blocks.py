@@ -96,9 +96,7 @@ class BlockPool:
         return [*shared, *taken] if shared else taken
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference to each block of a sequence, given first to last. Raise ValueError on a double
-        release.
-        """
+        """Drop one reference to each block of a sequence, first to last. Raise ValueError on a double release."""
         # Last first, so that the end of a chain is evicted before its start, without which it could not be found.
         for block in reversed(blocks):
             entry = self._blocks[block]
@@ -121,9 +119,7 @@ class BlockPool:
         self.changes.store(content)
 
     def fault(self, held: Iterable[int]) -> str:
-        """Compare the reference counts with `held`, which names a block once for each holder. Return the difference,
-        if any.
-        """
+        """Return how the reference counts differ from `held`, which names a block once for each holder, if they do."""
         counts = Counter(held)
         if self.referenced != len(counts):
             return f"{self.referenced} KV blocks count as held, {len(counts)} are"
@@ -172,9 +168,7 @@ class Held:
     pulls: int = 0
     """Number of receivers that are reading the blocks."""
     checksums: list[int | None] = field(init=False)
-    """The checksum of each block, once computed. A block behind a handle does not change any more after it is
-    ready.
-    """
+    """The checksum of each block, once computed. A ready block behind a handle does not change any more."""
 
     def __post_init__(self) -> None:
         self.checksums = [None] * len(self.blocks)
@@ -251,9 +245,7 @@ class HandleTable:
         return held
 
     def leave(self, held: Held, now_ns: int) -> None:
-        """Record that a receiver stopped reading. After the last one, a handle that was not dropped has the shorter
-        lease.
-        """
+        """Record that a receiver stopped reading. After the last one, a handle has the shorter lease."""
         held.pulls -= 1
         if not held.pulls and held.opaque in self._held:
             self._leave(held, now_ns)

@@ -71,9 +71,7 @@ class BlockWriter:
         self._under_way: list[Future[None]] = []
 
     async def write(self, blocks: list[int], chunk: KvChunk) -> None:
-        """Write a chunk into `blocks`. Raise as the runner's `write_blocks` does, after which nothing more is
-        written.
-        """
+        """Write a chunk into `blocks`. Raise as `write_blocks` of the runner does; then nothing more is written."""
         if sum(view.nbytes for view in chunk.data) <= INLINE_BYTES:
             self._runner.write_blocks(np.array(blocks, dtype=np.int32), chunk.data, chunk.checksums)
             return

@@ -190,9 +190,7 @@ def _edit_json(path: Path, changes: dict[str, Any]) -> None:
 
 
 def move_into_place(folder: Path, out_dir: Path) -> None:
-    """Rename `folder` to `out_dir`, unless another converter was first. Raise StartupError if something else is in the
-    way.
-    """
+    """Rename `folder` to `out_dir`, unless another converter was first. Raise StartupError if it is taken."""
     try:
         folder.rename(out_dir)
     except OSError:

@@ -201,9 +201,7 @@ def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def load_model(folder: Path, device: torch.device, wanted_dtype: str = "auto") -> Any:
-    """Load the model on `device`, with attention through the pool. Raise StartupError. For the type see
-    `pick_dtype`.
-    """
+    """Load the model on `device`, with attention through the pool and a type by `pick_dtype`. Raise StartupError."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     logging.disable_progress_bar()
     dtype = pick_dtype(wanted_dtype, device)

@@ -77,9 +77,7 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
 
 
 def put_away(loaded: Loaded) -> Weights:
-    """Move the weights to host memory and free the pool, so that `wake` can restore them. On a CPU weights stay in
-    place.
-    """
+    """Free the pool and move the weights to host memory, for `wake`. On a CPU weights stay in place."""
     loaded.pool.close()
     if loaded.device.type == "cuda":
         loaded.model.to("cpu")

@@ -76,9 +76,7 @@ def _value(text: str) -> Any:
 
 
 def check_arguments(arguments: Mapping[str, Any], where: str = SETTING) -> None:
-    """Raise ValueError for an argument that would replace the worker's own. `where` names the place it was given
-    in.
-    """
+    """Raise ValueError for an argument that would replace the worker's own. `where` names its source."""
     found = [f"{name}: {why}" for name, why in RESERVED.items() if name in arguments]
     if found:
         raise ValueError(f"{where} cannot have {'; '.join(found)}")

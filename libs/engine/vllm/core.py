@@ -171,17 +171,13 @@ class VllmCore:
         return await self._running.get_output_async()
 
     async def sleep(self, *, keep_weights: bool) -> None:
-        """Sleep at one of vLLM's levels, which aborts what still runs and resets its prefix cache and the
-        connector's.
-        """
+        """Sleep at one of vLLM's levels: abort what still runs, reset its prefix cache and the connector's."""
         async with asyncio.timeout(SLEEP_LIMIT_S):
             await self._running.sleep_async(KEEP_WEIGHTS if keep_weights else DROP_WEIGHTS, "abort")
         self._dropped = not keep_weights
 
     async def wake(self) -> None:
-        """Restore weights and KV. Dropped weights are read before KV is allocated, since vLLM schedules once both
-        exist.
-        """
+        """Restore weights, then KV, since vLLM schedules once both exist."""
         try:
             async with asyncio.timeout(SLEEP_LIMIT_S):
                 if self._dropped:

@@ -190,9 +190,7 @@ class VllmEngine:
         self._tasks.spawn("vllm long and dummy steps", self._look(ready))
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """Put EngineCore to sleep once nothing runs in it and no block waits for a receiver, since neither survives
-        sleep.
-        """
+        """Put EngineCore to sleep once nothing runs and no block waits for a receiver: neither survives sleep."""
         if self._asleep:
             return
         self._asleep = True

@@ -45,9 +45,7 @@ def write_kv_facts(file: Path, vllm_config: VllmConfig, kv_cache_config: KVCache
 
 
 def kv_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> KvShape:
-    """Return the KV shape by the configuration of the first rank. All pipeline stages are assumed to have the same mix
-    of layers.
-    """
+    """Return the KV shape by the first rank's configuration. All pipeline stages are taken to be alike."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     stages = model.get_total_num_hidden_layers() / max(model.get_num_layers(parallel), 1)
     pages = _pages(kv_cache_config)
@@ -113,9 +111,7 @@ def _window_tokens(spec: KVCacheSpec) -> int:
 
 
 class Rehasher:
-    """A publisher of vLLM's KV events that records one group of layers. Each group stores and evicts blocks of its
-    own.
-    """
+    """A publisher of vLLM's KV events of one group of layers. Each group stores and evicts its own blocks."""
 
     def __init__(self, rehash: Rehash, group: int) -> None:
         self._rehash = rehash
@@ -143,7 +139,5 @@ class Rehasher:
 
 
 def whole_context_group(groups: Sequence[Any]) -> int:
-    """Return the first group whose layers attend to all tokens, or 0. Sliding windows drop blocks that others can
-    reuse.
-    """
+    """Return the first group whose layers attend to all tokens, or 0. Windows drop blocks that others can reuse."""
     return next((index for index, group in enumerate(groups) if isinstance(group.kv_cache_spec, FullAttentionSpec)), 0)

@@ -1,6 +1,4 @@
-"""Start of EngineCore from the worker's configuration. Imports vLLM, so only the starting thread imports this
-module.
-"""
+"""Start of EngineCore from the worker's configuration. Imports vLLM: only the starting thread imports it."""
 
 import contextlib
 import os
@@ -65,9 +63,7 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
 
 
 def follow(config: EngineConfig, identity: EngineIdentity) -> None:
-    """Start this node's part of an engine, and return once it has ended. Raise StartupError, or whatever vLLM
-    raises.
-    """
+    """Start this node's part of an engine, and return once it ended. Raise StartupError, or what vLLM raises."""
     with _prepared(config, identity) as (vllm_config, _, _), starting() as files:
         executor = MultiprocExecutor(vllm_config, monitor_workers=False)
         try:
@@ -106,9 +102,7 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> Iterator[tuple[
 
 
 def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, tuple[Board, DummySteps], str, KvFacts]:
-    """Return a client of a serving EngineCore, the memory in which it shows its steps, its handshake, and its KV
-    facts.
-    """
+    """Return a client of a serving EngineCore, the memory that shows its steps, its handshake, its KV facts."""
     with starting() as files:
         client = EngineCoreClient.make_async_mp_client(
             vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False

@@ -82,9 +82,7 @@ class PacedRequest:
 
     @property
     def ends_under_way(self) -> bool:
-        """Whether a step in flight samples its last token, by the same arithmetic by which vLLM stops scheduling
-        it.
-        """
+        """Whether a step in flight samples its last token, by the arithmetic of vLLM's own scheduler."""
         request, placeholders = self.request, self.request.num_output_placeholders
         return bool(
             placeholders
@@ -116,9 +114,7 @@ class Queues:
     pulls: int
     """Number of requests whose KV is still to be requested. If it is all here already, they decode at once."""
     lost: Items[PacedRequest]
-    """Preempted requests that run again and compute what they lost, and stored ones that compute what the store
-    lacks.
-    """
+    """Preempted requests that compute what they lost, and stored ones that compute what the store lacks."""
     preempted: Items[PacedRequest]
     """Preempted and stored requests that still wait to run, in their order."""
     free_places: int
@@ -183,9 +179,7 @@ def _beside(
 
 
 def _that_comes_again(queues: Queues, decodes: int, block_size_tokens: int) -> Items[PacedRequest]:
-    """Return the first waiting preempted request if there is room for it, or nothing decodes whose pace it could
-    break.
-    """
+    """Return the first waiting preempted request if it has room, or if there are no decodes to slow down."""
     first = queues.preempted[:1]
     if not first or not decodes:
         return first
@@ -216,9 +210,7 @@ def _blocks(request: PacedRequest, block_size_tokens: int) -> int:
 
 
 def begins_ns(model: StepTimeModel | None, in_flight: Items[tuple[StepWork, int]], ended_ns: int, now_ns: int) -> int:
-    """Return when a step that is decided now begins: after those in flight, given with the times of their
-    decisions.
-    """
+    """Return when a step decided now begins: after those in flight, given with the times of their decisions."""
     if model is None or not in_flight:
         return now_ns
     start_ns = max(in_flight[0][1], ended_ns)

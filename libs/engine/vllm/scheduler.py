@@ -459,7 +459,5 @@ def _is_for_others(request: Request) -> bool:
 
 
 def external_tokens(request: Request) -> int:
-    """Return the tokens whose KV is requested from elsewhere. vLLM's count of computed tokens includes those cached
-    here.
-    """
+    """Return the tokens whose KV is requested from elsewhere. vLLM counts those cached here as computed too."""
     return int(request.prefill_stats.num_external_cached_tokens if request.prefill_stats else 0)

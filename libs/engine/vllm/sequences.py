@@ -160,9 +160,7 @@ class OutputReader:
         lease_ns: int,
         release: Callable[[str], None],
     ) -> None:
-        """Read outputs for `sequences`. vLLM holds blocks that are left for `lease_ns`; `release` frees those of a
-        name.
-        """
+        """Read outputs for `sequences`. vLLM holds blocks left for `lease_ns`; `release` frees those of a name."""
         self._sequences = sequences
         self._capabilities = capabilities
         self._identity = identity

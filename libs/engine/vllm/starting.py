@@ -105,9 +105,7 @@ class Starting:
 
 @contextlib.contextmanager
 def starting() -> Iterator[Starting]:
-    """Provide the folder for processes started in this context. Raise the error that they leave there as
-    RuntimeError.
-    """
+    """Provide the folder for processes started in this context. Raise the error left there as RuntimeError."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[FOLDER_VARIABLE] = folder
         here = Starting(Path(folder))

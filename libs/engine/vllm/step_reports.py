@@ -277,9 +277,7 @@ class PendingBlocks:
         return name in self._held
 
     def prefilled(self, name: str, news: PendingNews, *, kept: bool) -> None:
-        """Record that a prefilled request has ended. `kept` says whether vLLM holds its blocks, which depends on the
-        connector.
-        """
+        """Record the end of a prefilled request. `kept`: whether vLLM holds its blocks, by the connector."""
         if kept:
             self._held.add(name)
         else:
@@ -379,9 +377,7 @@ class Rehash:
         self._removed: dict[bytes, None] = {}
 
     def stored(self, theirs: Sequence[Hashable], parent: Hashable, salt: str, token_ids: Sequence[int]) -> None:
-        """Record a chain of stored blocks that follows `parent`, or starts a chain if that is None. `salt` is the root
-        in hex.
-        """
+        """Record stored blocks that follow `parent`, or start a chain if it is None. `salt` is the root in hex."""
         root = self._ours.get(parent) if parent is not None else _root(salt)
         if root is None:  # a chain that no other sequence can share
             return
