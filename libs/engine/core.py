@@ -29,7 +29,7 @@ from libs.engine.reports import (
 from libs.engine.roster import QUEUED, Roster
 from libs.engine.runner import Batch, Sampled, blocks_for
 from libs.engine.sequence import Sequence, Stage, check_request
-from libs.policy.step_time import StepTimeModel
+from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.pace import Pace
 
 RETRY_AFTER_S = 1.0
@@ -290,14 +290,16 @@ class Core:
             return None
         return self._pool.allocate(blocks_for(tokens, self._capabilities.block_size_tokens))
 
+    def begin_trial(self, work: StepWork, now_ns: int) -> StepReport:
+        """Record that a measured step begins now, since time in it is no KV wait, and return its announcement."""
+        self._kv_wait.stepping(True, now_ns)
+        return self._sequences.report(work, now_ns, 0)
+
     def give_back(self, blocks: list[int], now_ns: int) -> None:
-        """Free the blocks of a measured step that has ended."""
+        """Free the blocks of a measured step that ends now."""
+        self._kv_wait.stepping(False, now_ns)
         self._pool.release(blocks)
         self.admit(now_ns)
-
-    def measuring(self, going_on: bool, now_ns: int) -> None:
-        """Record that a measured step begins or ends now, since time in it is no KV wait."""
-        self._kv_wait.stepping(going_on, now_ns)
 
     # ------------------------------------------------------------------ KV from elsewhere, and for others
 

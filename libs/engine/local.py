@@ -317,26 +317,13 @@ class LocalEngine:
             return
         try:
             batch = trial_batch(tokens, blocks, capabilities)
-            work, load, start_ns = batch.work, core.load(), self._clock.now_ns()
-            announcement = StepReport(
-                start_unix_ns=start_ns,
-                end_unix_ns=0,
-                prefill_tokens=work.prefill_tokens,
-                prefill_sequences=work.prefill_sequences,
-                prefill_context_tokens=work.prefill_context_tokens,
-                decode_sequences=0,
-                decode_kv_tokens=0,
-                waiting=load.waiting,
-                waiting_prefill_tokens=load.waiting_prefill_tokens,
-                prefill_squared_tokens=work.prefill_squared_tokens,
-            )
-            core.measuring(True, start_ns)
+            work, start_ns = batch.work, self._clock.now_ns()
+            announcement = core.begin_trial(work, start_ns)
             self._unannounced_ns = start_ns
             await self._run_announced(batch, announcement)
         finally:
             self._unannounced_ns = 0
             end_ns = self._clock.now_ns()
-            core.measuring(False, end_ns)
             core.give_back(blocks, end_ns)
         self._publish(replace(announcement, end_unix_ns=end_ns))
         if not done.done():

@@ -23,8 +23,8 @@ from typing import BinaryIO, TypeVar
 import msgspec
 import structlog
 
-from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable, quoted
-from libs.filestore.port import FileIndex, FileInfo, Room, StoreTotals, youngest_first
+from libs.contracts.errors import FileTooLarge, StoreFull, StoreUnavailable
+from libs.filestore.port import FileIndex, FileInfo, Room, StoreTotals, not_found, youngest_first
 from libs.runtime.paths import PRIVATE_FILE, PRIVATE_FOLDER, create_private, private_folder
 
 log = structlog.get_logger()
@@ -132,7 +132,7 @@ class LocalFiles:
 
     def _home(self, file_id: str) -> Path:
         if not _ID.fullmatch(file_id):
-            raise _not_found(file_id)
+            raise not_found(file_id)
         return self._folder / file_id
 
     @contextmanager
@@ -143,7 +143,7 @@ class LocalFiles:
                 yield
             except _NONE:
                 (self._folder / _DRAFTS).stat()
-                raise _not_found(file_id) from None
+                raise not_found(file_id) from None
 
     def _look(self, read: Callable[[FileIndex[int]], T], *, whole: bool = False) -> T:
         """Bring the index up to date and read from it. `whole` forces a full scan in place of the journal's tail."""
@@ -352,7 +352,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _not_found(file_id: str) -> FileNotFound:
-    return FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")

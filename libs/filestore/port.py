@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from libs.contracts.errors import StoreFull
+from libs.contracts.errors import FileNotFound, StoreFull, quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,10 @@ class FileInfo:
 def youngest_first(infos: Iterable[FileInfo]) -> list[FileInfo]:
     # One order for all listings, even while others add files.
     return sorted(infos, key=lambda info: (-info.created_unix_s, -info.created_unix_ns, info.id))
+
+
+def not_found(file_id: str) -> FileNotFound:
+    return FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")
 
 
 class StoreTotals(NamedTuple):

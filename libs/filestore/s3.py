@@ -26,8 +26,8 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
-from libs.contracts.errors import FileNotFound, FileTooLarge, StoreUnavailable, quoted
-from libs.filestore.port import FileIndex, FileInfo, Room, StoreTotals, youngest_first
+from libs.contracts.errors import FileNotFound, FileTooLarge, StoreUnavailable
+from libs.filestore.port import FileIndex, FileInfo, Room, StoreTotals, not_found, youngest_first
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -253,7 +253,7 @@ class S3Files:
     def known_key(self, file_id: str) -> str:
         """Return the key of a file's description. Raises FileNotFound for a malformed id."""
         if not _ID.fullmatch(file_id):
-            raise _not_found(file_id)
+            raise not_found(file_id)
         return f"{self._prefix}info/{file_id}.json"
 
 
@@ -372,11 +372,7 @@ def _typed_errors(what: str) -> Iterator[None]:
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "")
         if code in _ABSENT:
-            raise _not_found(what) from error
+            raise not_found(what) from error
         raise StoreUnavailable(f"the file store refused ({code})") from error
     except _ERRORS as error:
         raise StoreUnavailable(f"the file store does not answer ({error!r})") from error
-
-
-def _not_found(file_id: str) -> FileNotFound:
-    return FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")

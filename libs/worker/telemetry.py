@@ -21,7 +21,7 @@ from libs.model.info import ModelInfo
 from libs.perfmodel.fit import MIN_STEPS
 from libs.perfmodel.learner import FittedModel, StepKind, StepTimeLearner, combine
 from libs.perfmodel.utilisation import Compute
-from libs.perfmodel.wire import compute_message, step_time_message
+from libs.perfmodel.wire import compute_message, step_time_message, step_work
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.saturation import PrefillCurve
 from libs.runtime.clock import Clock
@@ -120,14 +120,7 @@ def step_time_key(engine: Engine, model: ModelInfo) -> StepTimeKey:
 
 
 def work_of(step: StepReport) -> StepWork:
-    return StepWork(
-        prefill_tokens=step.prefill_tokens,
-        prefill_sequences=step.prefill_sequences,
-        prefill_context_tokens=step.prefill_context_tokens,
-        decode_sequences=step.decode_sequences,
-        decode_kv_tokens=step.decode_kv_tokens,
-        prefill_squared_tokens=step.prefill_squared_tokens,
-    )
+    return step_work(_step(step, epoch=0))
 
 
 # Dummy steps that await their batch; beyond it the oldest are counted without their time.
