@@ -23,10 +23,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from libs.perfmodel.fit import fit_steps, predict
+from libs.perfmodel.fit import Rows, fit_steps, predict
 from libs.perfmodel.learner import StepKind
 from libs.perfmodel.profiles import PROFILES, SHIPPED_FILE
-from libs.perfmodel.samples import Rows
 from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
 
 AIC_VERSION: Final = "0.12.0"

@@ -35,7 +35,7 @@ PARTS = {
     "vllm's flash attention": "import vllm.v1.attention.backends.flash_attn",
     "vllm's compiled operations": "import vllm._C_stable_libtorch, vllm._moe_C_stable_libtorch",
     "vllm's NIXL connector": "import vllm.distributed.kv_transfer.kv_connector.v1.nixl",
-    "our worker": "import libs.engine.vllm.starting.launch, libs.engine.vllm.scheduling.scheduler",
+    "our worker": "import libs.engine.vllm.launch, libs.engine.vllm.scheduler",
     "our plug-in": "import importlib.metadata as m; [e.load() for e in m.entry_points(group='vllm.general_plugins')]",
 }
 TOOLS = ("g++", "gcc", "ninja", f"{os.environ.get('CUDA_HOME', '')}/bin/nvcc")

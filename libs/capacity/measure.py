@@ -24,8 +24,8 @@ from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.capacity import PHASES, Phase, PoolTable, WorkerKind, decode_seconds, make_table, prefill_seconds
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
+from libs.policy.worker.pace import IN_HAND
 from libs.policy.worker.saturation import knee_of
-from libs.policy.worker.slack import IN_HAND
 
 # Prompts are served one after the other. Decoding sequences share their worker: between two events all its sequences
 # advance together. The number of tokens in a given time, with KV that grows meanwhile, has a closed form.

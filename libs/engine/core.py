@@ -2,19 +2,19 @@
 
 `plan` composes the next step; `begin` and `apply` bracket the model call. Results of steps, and of anything between
 them, are collected by `take_event`.
+
+When KV runs out, older sequences take the blocks of the youngest one, which is computed again later. Progress is
+guaranteed: the oldest running sequence is never preempted, and whatever fits the pool alone can finish. Thrashing
+is bounded, because a sequence is admitted beside others only while each of them can still take a whole block.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 
 from libs.contracts.errors import InvalidRequest, QueueFull
-from libs.engine import batching
-from libs.engine.batching import blocks_to_spare, grow
 from libs.engine.config import EngineConfig
 from libs.engine.events import EngineNews
-from libs.engine.kv.block_pool import BlockPool
-from libs.engine.kv.handles import RandomBytes, Received
-from libs.engine.kv.wait import KvWait
+from libs.engine.kv.blocks import BlockPool, KvWait, RandomBytes, Received
 from libs.engine.kv_port import KvHandle
 from libs.engine.offers import Offers
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest
@@ -27,13 +27,77 @@ from libs.engine.reports import (
     StepReport,
 )
 from libs.engine.roster import QUEUED, Roster
-from libs.engine.runner import Batch, Sampled
+from libs.engine.runner import Batch, Sampled, blocks_for
 from libs.engine.sequence import Sequence, Stage, check_request
-from libs.engine.trial import blocks_for
-from libs.policy.step_time import StepTimeModel
+from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.pace import Pace
 
 RETRY_AFTER_S = 1.0
+
+
+def compose(
+    decodes: Iterable[Sequence], prompts: Iterable[Sequence], budget_tokens: int, recompute_tokens: int
+) -> Batch:
+    """Return every decode, then prompt chunks in the given order up to the budget. Sequences without room are left
+    out.
+
+    A transferred sequence computes at least one token a step, since with budget 0 it would never start. Tokens that
+    preemption lost have a budget of their own, `recompute_tokens`, and take nothing from other prompts.
+    """
+    chunks = [sequence.chunk(1) for sequence in decodes if sequence.has_room]
+    for sequence in prompts:
+        if not sequence.has_room:
+            continue
+        if sequence.pending_free:
+            tokens = min(sequence.pending_free, recompute_tokens)
+            recompute_tokens -= tokens
+            if tokens:
+                chunks.append(sequence.chunk(tokens))
+            continue
+        tokens = min(sequence.pending, max(budget_tokens, 1 if sequence.request.kv else 0))
+        if tokens:
+            chunks.append(sequence.chunk(tokens))
+            budget_tokens = max(budget_tokens - tokens, 0)
+    return Batch(tuple(chunks))
+
+
+def unless_others_wait(prompts: Iterable[Sequence]) -> list[Sequence]:
+    """Return the prompts without those that yield, if any other can be computed.
+
+    In a shared step, prompts that yield would lengthen the wait of the others.
+    """
+    every = list(prompts)
+    first = [sequence for sequence in every if not sequence.request.yields and sequence.has_room]
+    return [sequence for sequence in every if not sequence.request.yields or sequence.request.kv] if first else every
+
+
+def blocks_to_spare(admitted: Sequence, holding: Iterable[Sequence]) -> int:
+    """Return how many blocks must stay free when a sequence is admitted: one for each sequence that may grow."""
+    return admitted.may_grow + sum(sequence.may_grow for sequence in holding)
+
+
+def grow(running: list[Sequence], pool: BlockPool) -> list[Sequence]:
+    """Allocate blocks for the tokens of running sequences, oldest first, and return the sequences preempted for it.
+
+    The oldest waits without room if only leases and transfers hold the blocks that it needs. A prompt that is
+    pulled while it is computed keeps its blocks. Taking them would free nothing while its receiver holds the
+    handle.
+    """
+    victims, preempted = [sequence for sequence in running[1:] if sequence.streamed is None], []
+    for sequence in running:
+        while not (sequence.has_room or sequence in preempted):
+            blocks = pool.allocate(sequence.blocks_now - len(sequence.blocks))
+            if blocks is not None:
+                sequence.grow(blocks)
+            elif victims:
+                victim = victims.pop()
+                pool.release(victim.preempt())
+                preempted.append(victim)
+            else:
+                return preempted
+        if sequence in preempted:
+            break
+    return preempted
 
 
 class Core:
@@ -42,7 +106,7 @@ class Core:
     Prompts are admitted first come, first served. Transferred sequences go before them, since their first token is
     out and their blocks wait under a lease. Preempted sequences go before both. Within each kind, sequences that
     yield are admitted last and preempted first. Blocks are allocated as sequences grow, until
-    libs/engine/batching.py preempts.
+    preemption takes them.
     """
 
     def __init__(
@@ -170,10 +234,10 @@ class Core:
         self._grow()
         self.admit(now_ns)
         decodes = self._pace.decodes(self._sequences.at(Stage.DECODE), now_ns)
-        return decodes, batching.unless_others_wait(self._sequences.at(Stage.PREFILL))
+        return decodes, unless_others_wait(self._sequences.at(Stage.PREFILL))
 
     def _compose(self, decodes: list[Sequence], prompts: list[Sequence], now_ns: int) -> Batch | None:
-        batch = batching.compose(
+        batch = compose(
             decodes,
             prompts,
             budget_tokens=self._pace.prompt_tokens(decodes, prompts, now_ns, self._sequences.at(Stage.FETCHING)),
@@ -226,14 +290,16 @@ class Core:
             return None
         return self._pool.allocate(blocks_for(tokens, self._capabilities.block_size_tokens))
 
+    def begin_trial(self, work: StepWork, now_ns: int) -> StepReport:
+        """Record that a measured step begins now, since time in it is no KV wait, and return its announcement."""
+        self._kv_wait.stepping(True, now_ns)
+        return self._sequences.report(work, now_ns, 0)
+
     def give_back(self, blocks: list[int], now_ns: int) -> None:
-        """Free the blocks of a measured step that has ended."""
+        """Free the blocks of a measured step that ends now."""
+        self._kv_wait.stepping(False, now_ns)
         self._pool.release(blocks)
         self.admit(now_ns)
-
-    def measuring(self, going_on: bool, now_ns: int) -> None:
-        """Record that a measured step begins or ends now, since time in it is no KV wait."""
-        self._kv_wait.stepping(going_on, now_ns)
 
     # ------------------------------------------------------------------ KV from elsewhere, and for others
 

@@ -15,8 +15,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from libs.engine.runner import Chunk
-from libs.model.builtin import sim_tokenizer
-from libs.model.info import ModelInfo
+from libs.model.info import ModelInfo, sim_tokenizer
 
 MAX_COMPILED = 64
 """Upper bound of compiled guides in the cache."""
@@ -30,8 +29,6 @@ class GuideFailed(Exception):
 
 @dataclass(slots=True)
 class _GuidePosition:
-    """The position of one sequence in its guide."""
-
     guide: str
     matcher: LLMatcher
     tokens: NDArray[np.int32]

@@ -38,13 +38,11 @@ class KvChunk:
     data_bytes: int = 0
     """Total size of the blocks, even if `data` is only simulated."""
     checksums: tuple[int, ...] = ()
-    """The checksum of each block as computed by `block_checksum` in libs/engine/kv/copy.py."""
+    """The checksum of each block as computed by `block_checksum` in libs/engine/kv/transfer.py."""
     pool_blocks: tuple[int, ...] = ()
     """Ids of the blocks in the sender's pool."""
     ready_blocks: int = 0
-    """Number of leading blocks of the handle that are ready at the sender; 0 if unknown. A chunk without blocks
-    reports only this.
-    """
+    """Leading blocks of the handle that are ready at the sender; 0 if unknown. A chunk may report only this."""
     shared: bool = False
     """Whether the views are of the sender's own memory on this host."""
 

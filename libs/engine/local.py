@@ -1,23 +1,32 @@
-"""The engine port over the pure core and a runner: one loop of steps, one task per KV fetch, one queue of events."""
+"""The engine port over the pure core and a runner: one loop of steps, one task per KV fetch, one queue of events.
+
+Engines are made by name. Heavy packages are imported only at start, so a sim worker needs no torch.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from secrets import token_bytes
+from types import MappingProxyType
+from typing import Final
 
-from libs.contracts.errors import FulcrumError, KvLost, KvMismatch, QueueFull
+from libs.contracts.errors import FulcrumError, KvLost, KvMismatch, QueueFull, StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.events import EventQueue
-from libs.engine.kv.copy import BlockCopies, BlockWriter
-from libs.engine.kv.handles import RandomBytes
-from libs.engine.kv.transfer import BlockExport, receive_blocks
+from libs.engine.kv.blocks import RandomBytes
+from libs.engine.kv.transfer import BlockCopies, BlockExport, BlockWriter, receive_blocks
 from libs.engine.kv_port import KvExport, KvFetcher
-from libs.engine.port import Capabilities, DeviceMemory, EngineIdentity, EngineRequest, Progress
+from libs.engine.port import Capabilities, DeviceMemory, Engine, EngineIdentity, EngineRequest, Progress
 from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, FinishReason, StepReport
-from libs.engine.runner import Batch, Runner, Sampled
+from libs.engine.runner import Batch, Runner, Sampled, trial_batch
 from libs.engine.sequence import Sequence
-from libs.engine.trial import trial_batch
+from libs.engine.sim import SimGpu, SimRunner
+from libs.engine.torch.runner import TorchRunner
+from libs.engine.vllm.core import VllmCore
+from libs.engine.vllm.engine import VllmEngine
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
@@ -149,9 +158,7 @@ class LocalEngine:
         self._wake.set()
 
     def set_prefill_chunk(self, tokens: int) -> None:
-        """Set the upper bound of prompt tokens per step, whatever the budget. Until the first call it is the
-        configured one.
-        """
+        """Set the upper bound of prompt tokens per step, whatever the budget. At first the configured one holds."""
         self._core.set_prefill_chunk(tokens)
         self._wake.set()
 
@@ -264,9 +271,7 @@ class LocalEngine:
                 await asyncio.sleep(0)  # a runner that never waits must not starve the loop
 
     def _check_pool(self) -> None:
-        """Compare the pool's reference counts with the blocks held. Raise PoolFault, which ends the engine, on a
-        difference.
-        """
+        """Raise PoolFault, which ends the engine, if the pool's reference counts differ from the blocks held."""
         if fault := self._core.pool_fault():
             self._pool_faults = 1
             raise PoolFault(f"the KV block pool's books are wrong, so that answers could mix: {fault}")
@@ -312,26 +317,13 @@ class LocalEngine:
             return
         try:
             batch = trial_batch(tokens, blocks, capabilities)
-            work, load, start_ns = batch.work, core.load(), self._clock.now_ns()
-            announcement = StepReport(
-                start_unix_ns=start_ns,
-                end_unix_ns=0,
-                prefill_tokens=work.prefill_tokens,
-                prefill_sequences=work.prefill_sequences,
-                prefill_context_tokens=work.prefill_context_tokens,
-                decode_sequences=0,
-                decode_kv_tokens=0,
-                waiting=load.waiting,
-                waiting_prefill_tokens=load.waiting_prefill_tokens,
-                prefill_squared_tokens=work.prefill_squared_tokens,
-            )
-            core.measuring(True, start_ns)
+            work, start_ns = batch.work, self._clock.now_ns()
+            announcement = core.begin_trial(work, start_ns)
             self._unannounced_ns = start_ns
             await self._run_announced(batch, announcement)
         finally:
             self._unannounced_ns = 0
             end_ns = self._clock.now_ns()
-            core.measuring(False, end_ns)
             core.give_back(blocks, end_ns)
         self._publish(replace(announcement, end_unix_ns=end_ns))
         if not done.done():
@@ -394,3 +386,48 @@ class LocalEngine:
                 core.kv_arrived(sequence, received, started_ns, self._clock.now_ns())
         del self._fetches[sequence.sequence_id]
         self._settle()
+
+
+# Runners under the engine core; vllm has a core of its own.
+RUNNERS: Final[Mapping[str, Callable[[EngineConfig], Runner]]] = MappingProxyType(
+    {"torch": TorchRunner, "sim": SimRunner}
+)
+
+
+# Modules that an engine imports at start, if that takes seconds.
+HEAVY: Final[Mapping[str, str]] = MappingProxyType(
+    {"torch": "libs.engine.torch.step", "vllm": "libs.engine.vllm.launch"}
+)
+
+
+def import_heavy(name: str) -> None:
+    """Import the modules that the engine needs at start, so that no model's load includes that time.
+
+    A missing package is left to `start`, which says what to install.
+    """
+    if name in HEAVY:
+        with suppress(ImportError):
+            import_module(HEAVY[name])
+
+
+def make_engine(
+    name: str,
+    config: EngineConfig,
+    clock: Clock,
+    *,
+    random_bytes: RandomBytes = token_bytes,
+    sim_gpu: SimGpu | None = None,
+) -> Engine:
+    """Return an engine that is not started yet. Raise StartupError for an unknown name.
+
+    Missing packages are reported by `start`. `random_bytes` makes the KV handles of all engines but vllm, which
+    makes its own. Sim engines that are given the same `sim_gpu` share it.
+    """
+    if name == "vllm":
+        return VllmEngine(config, clock, VllmCore())
+    if name == "sim" and sim_gpu is not None:
+        return LocalEngine(SimRunner(config, sim_gpu), config, clock, random_bytes=random_bytes)
+    make_runner = RUNNERS.get(name)
+    if make_runner is None:
+        raise StartupError(f"engine {name!r} is not one of {', '.join(RUNNERS)}, vllm")
+    return LocalEngine(make_runner(config), config, clock, random_bytes=random_bytes)

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.block_pool import BlockPool
-from libs.engine.kv.handles import HandleTable, Held, RandomBytes
+from libs.engine.kv.blocks import BlockPool, HandleTable, Held, RandomBytes
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.sequence import Sequence

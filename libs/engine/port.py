@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from libs.engine.kv_port import KvExport, KvFetcher, KvHandle
 from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad
-from libs.perfmodel.kv_shape import KvShape
-from libs.perfmodel.utilisation import Compute
+from libs.perfmodel.utilisation import Compute, KvShape
 from libs.policy.step_time import StepTimeModel
 
 
@@ -48,9 +47,7 @@ class Capabilities:
     max_sequences: int
     kv_layout: str
     vocab_size: int = 0
-    """Exclusive upper bound of token ids; 0 if unknown. `submit` refuses ids beyond it, since one would fail a whole
-    step.
-    """
+    """Exclusive upper bound of token ids; 0 if unknown. `submit` refuses others: one would fail a whole step."""
     hands_over_running_kv: bool = False
     """Whether `Engine.hand_over` is supported for decoding sequences."""
     streams_kv: bool = False
@@ -69,9 +66,7 @@ class Capabilities:
     computes the prompt's last token again.
     """
     kv_nonce: bytes = b""
-    """The nonce written in the pool's file, by which other processes of the host recognise it. Empty if they cannot
-    map the pool.
-    """
+    """The nonce in the pool's file, by which processes of the host recognise it; empty if they cannot map it."""
     chunk_tokens: int = 0
     """Upper bound of the prompt tokens in one step; 0 if unknown."""
     compute: Compute | None = None
@@ -142,8 +137,6 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A request for an engine to run one sequence."""
-
     sequence_id: int
     """Unique among the live sequences of this engine."""
     request_id: str
@@ -166,9 +159,7 @@ class EngineRequest:
     adapter_source: str = ""
     """Folder of the adapter, if the engine was not started with it."""
     yields: bool = False
-    """Whether the request is background work, such as a batch line. Its prompt is computed only while no other prompt
-    waits.
-    """
+    """Whether it is background work, such as a batch line. Its prompt is computed while no other prompt waits."""
     kind: str = ""
     """Tenant and class whose past answers predict this sequence's length. Empty to use those of all sequences."""
 
@@ -236,9 +227,7 @@ class Engine(Protocol):
         ...
 
     async def device_memory(self) -> DeviceMemory | None:
-        """Return the memory of the device, awake or asleep. None if unknown, or if a sleeping engine leaves nothing
-        there.
-        """
+        """Return the memory of the device, awake or asleep; None if unknown or if nothing is left there."""
         ...
 
     def submit(self, request: EngineRequest) -> None:

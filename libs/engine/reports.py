@@ -107,9 +107,7 @@ class EngineEvent:
     outputs: tuple[SequenceOutput, ...] = ()
     step: StepReport | None = None
     kv_waits: tuple[tuple[int, int], ...] = ()
-    """Ended intervals (start, end) in Unix ns in which no step ran and some sequence awaited KV that its source had
-    ready.
-    """
+    """Ended (start, end) in Unix ns without a step in which some awaited KV was ready at its source."""
     kv_transfers: tuple[KvTransferReport, ...] = ()
     blocks: BlockEvents = BlockEvents()
     starved: tuple[tuple[int, int], ...] = ()

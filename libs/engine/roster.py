@@ -60,7 +60,6 @@ class Roster:
         self._at[stage][sequence.sequence_id] = sequence
 
     def sort(self, stage: Stage, key: Callable[[Sequence], tuple[float, ...]]) -> None:
-        """Reorder the sequences of a stage by `key`."""
         there = self._at[stage]
         ordered = sorted(there.items(), key=lambda item: key(item[1]))
         there.clear()

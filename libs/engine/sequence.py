@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import ContextTooLong, InvalidRequest
 from libs.contracts.hashing import block_hashes
-from libs.engine.kv.block_pool import BlockPool
-from libs.engine.kv.handles import Held, Received
+from libs.engine.kv.blocks import BlockPool, Held, Received
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase, EngineRequest
 from libs.engine.reports import FinishReason, KvTransferReport, Logprob, SequenceOutput
 from libs.engine.runner import Chunk, Sampled
-from libs.policy.worker.slack import TokenLine
+from libs.policy.worker.pace import TokenLine
 
 
 class Stage(IntEnum):
@@ -252,7 +251,6 @@ class Sequence:
             self.line_from_ns, self.line_from_length = now_ns, length
 
     def append(self, token_id: int) -> None:
-        """Append a sampled token to the sequence."""
         self._tokens[self.length] = token_id
         self.length += 1
 
@@ -286,7 +284,6 @@ class Sequence:
         )
 
     def transfer_report(self, received: Received, started_ns: int, now_ns: int) -> KvTransferReport:
-        """Return the report of the blocks that were received for it."""
         kv, prompt_tokens = self.request.kv, self.request.prompt_tokens
         assert kv is not None
         return KvTransferReport(
@@ -313,9 +310,7 @@ class Sequence:
 
     @property
     def _known_elsewhere(self) -> int:
-        """Upper bound of the tokens whose KV can be found or fetched. The last token is always computed here, to
-        sample the next one.
-        """
+        """Upper bound of tokens whose KV can be found or fetched. The last is computed here, to sample the next."""
         kv = self.request.kv
         return min(kv.tokens, self.length - 1) if kv and not self.preempted else self.length - 1
 

@@ -23,10 +23,8 @@ from typing import BinaryIO, TypeVar
 import msgspec
 import structlog
 
-from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable, quoted
-from libs.filestore.index import FileIndex
-from libs.filestore.port import FileInfo, Stored, youngest_first
-from libs.filestore.room import Room
+from libs.contracts.errors import FileTooLarge, StoreFull, StoreUnavailable
+from libs.filestore.port import FileIndex, FileInfo, Room, StoreTotals, not_found, youngest_first
 from libs.runtime.paths import PRIVATE_FILE, PRIVATE_FOLDER, create_private, private_folder
 
 log = structlog.get_logger()
@@ -122,7 +120,7 @@ class LocalFiles:
         with _store_errors():
             return await asyncio.to_thread(self._look, lambda index: index.of(tenant))
 
-    async def stored(self) -> Stored:
+    async def stored(self) -> StoreTotals:
         with _store_errors():
             return await asyncio.to_thread(self._look, lambda index: index.stored)
 
@@ -134,7 +132,7 @@ class LocalFiles:
 
     def _home(self, file_id: str) -> Path:
         if not _ID.fullmatch(file_id):
-            raise _not_found(file_id)
+            raise not_found(file_id)
         return self._folder / file_id
 
     @contextmanager
@@ -145,12 +143,10 @@ class LocalFiles:
                 yield
             except _NONE:
                 (self._folder / _DRAFTS).stat()
-                raise _not_found(file_id) from None
+                raise not_found(file_id) from None
 
     def _look(self, read: Callable[[FileIndex[int]], T], *, whole: bool = False) -> T:
-        """Bring the index up to date and read from it. `whole` forces a full scan instead of the journal's latest
-        lines.
-        """
+        """Bring the index up to date and read from it. `whole` forces a full scan in place of the journal's tail."""
         with self._looking:
             (self._folder / _DRAFTS).stat()
             journal = self._folder / _JOURNAL
@@ -356,7 +352,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _not_found(file_id: str) -> FileNotFound:
-    return FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")

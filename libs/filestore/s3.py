@@ -26,10 +26,8 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
-from libs.contracts.errors import FileNotFound, FileTooLarge, StoreUnavailable, quoted
-from libs.filestore.index import FileIndex
-from libs.filestore.port import FileInfo, Stored, youngest_first
-from libs.filestore.room import Room
+from libs.contracts.errors import FileNotFound, FileTooLarge, StoreUnavailable
+from libs.filestore.port import FileIndex, FileInfo, Room, StoreTotals, not_found, youngest_first
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -125,7 +123,7 @@ class S3Files:
         await self._read_new(self._own(tenant), tenant)
         return self._index.of(tenant)
 
-    async def stored(self) -> Stored:
+    async def stored(self) -> StoreTotals:
         """Return the totals of the store, at most `measure_s` old."""
         if time.monotonic() - self._measured_s >= self._measure_s:
             await self.infos()
@@ -192,7 +190,6 @@ class S3Files:
     # ------------------------------------------------------------ for drafts
 
     async def known(self, file_id: str) -> _StoredFile:
-        """Return the file's description and the key of its content."""
         return await self._read_description(self.known_key(file_id), file_id)
 
     async def put(self, key: str, body: bytes) -> str:
@@ -218,7 +215,6 @@ class S3Files:
             await self._client.delete_object(Bucket=self._bucket, Key=key)
 
     async def begin(self, key: str) -> str:
-        """Begin a multipart upload and return its id."""
         with _typed_errors(key):
             return (await self._client.create_multipart_upload(Bucket=self._bucket, Key=key))["UploadId"]
 
@@ -257,7 +253,7 @@ class S3Files:
     def known_key(self, file_id: str) -> str:
         """Return the key of a file's description. Raises FileNotFound for a malformed id."""
         if not _ID.fullmatch(file_id):
-            raise _not_found(file_id)
+            raise not_found(file_id)
         return f"{self._prefix}info/{file_id}.json"
 
 
@@ -376,11 +372,7 @@ def _typed_errors(what: str) -> Iterator[None]:
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "")
         if code in _ABSENT:
-            raise _not_found(what) from error
+            raise not_found(what) from error
         raise StoreUnavailable(f"the file store refused ({code})") from error
     except _ERRORS as error:
         raise StoreUnavailable(f"the file store does not answer ({error!r})") from error
-
-
-def _not_found(file_id: str) -> FileNotFound:
-    return FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")

@@ -7,7 +7,7 @@ from libs.lab.experiment import Experiment
 from libs.lab.search import WANTED, Measure
 from libs.policy.speed import Speed
 from libs.policy.step_time import MATRIX_ROWS
-from libs.policy.worker.slack import largest_batch
+from libs.policy.worker.pace import largest_batch
 
 LARGEST_CHUNK_TOKENS: Final = 1 << 20
 """A chunk so large that the fixed cost of each step becomes negligible."""

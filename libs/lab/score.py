@@ -8,7 +8,7 @@ from libs.lab.cluster.books import LabAnswer, LabOutcome
 from libs.policy.ratios import LEVELS
 from libs.policy.speed import Speed
 from libs.policy.step_time import MATRIX_ROWS
-from libs.policy.worker.slack import largest_batch
+from libs.policy.worker.pace import largest_batch
 
 MAX_LATE_SHARE: Final = 0.01
 """The share of tokens of a good answer that may come after t_first + TPOT·k + 200 ms."""

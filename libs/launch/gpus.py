@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from libs.contracts.errors import StartupError
-from libs.counters.nvml import open_nvml
-from libs.engine.parallel import parallel_of
+from libs.counters import open_nvml
+from libs.engine.config import parallel_of
 
 DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 SHARE_ARGUMENT: Final = "gpu_memory_utilization"

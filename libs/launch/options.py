@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from libs.contracts.errors import StartupError
-from libs.engine.vllm.starting.arguments import parse_arguments
+from libs.engine.vllm.arguments import parse_arguments
 from libs.launch.profile import load_profile
 from libs.perfmodel.profiles import profile
 

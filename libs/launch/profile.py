@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from libs.contracts.errors import StartupError
-from libs.engine.parallel import Parallel, parallel_of
+from libs.engine.config import Parallel, parallel_of
 
 ROLES: Final = ("prefill", "decode", "mixed")
 SPARE: Final = "spare"

@@ -69,8 +69,8 @@ class ChatTemplate:
         environment = _environment()
         self.source = (source or "") + (with_tools or "")
         try:
-            self._plain = _Template(environment, _NO_TOOLS_ONLY if source is None else source)
-            self._with_tools = _Template(environment, with_tools) if with_tools is not None else self._plain
+            self._plain = _ChatTemplate(environment, _NO_TOOLS_ONLY if source is None else source)
+            self._with_tools = _ChatTemplate(environment, with_tools) if with_tools is not None else self._plain
         except TemplateError as error:
             raise StartupError(f"the model's chat template does not parse: {error}") from None
         self.variables = self._plain.variables | self._with_tools.variables
@@ -116,7 +116,7 @@ class ChatTemplate:
         return text
 
 
-class _Template:
+class _ChatTemplate:
     """A single Jinja template, with what its syntax tree shows of the messages that it takes."""
 
     def __init__(self, environment: ImmutableSandboxedEnvironment, source: str) -> None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.contracts.errors import StartupError
-from libs.model.builtin import BUILTIN_SIM, SIM_NAME
-from libs.model.info import load_model_info
+from libs.model.info import BUILTIN_SIM, SIM_NAME, load_model_info
 from libs.runtime.paths import cache_dir
 
 BUNDLED_MODEL = "SmolLM2-135M-Instruct"
@@ -51,7 +50,7 @@ async def resolve_model(spec: str | None, *, engine: str, helper: Helper) -> Mod
     if spec is None or spec == BUNDLED_MODEL:
         return _checked(BUNDLED_MODEL, await _bundled(helper))
     if _HUB_NAME.fullmatch(spec):
-        return _checked(spec, Path(await helper("download", ("python", "-m", "libs.model.hub", spec))))
+        return _checked(spec, Path(await helper("download", ("python", "-m", "libs.model.prepare", spec))))
     raise StartupError(
         f"there is no model {spec!r}: name a folder, a Hugging Face model as ORG/NAME, "
         f"or leave --model out for {BUNDLED_MODEL}"

@@ -1,21 +1,99 @@
-"""Properties of a model that can be read without loading it: context, vocabulary, and the identity of its weights."""
+"""Properties of a model that can be read without loading it, and the built-in model of the sim engine.
+
+Context, vocabulary, sampling defaults that its makers recommend (generation_config.json), and the identity of its
+weights.
+"""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from libs.contracts.errors import StartupError
-from libs.model.builtin import (
-    BUILTIN_SIM,
-    SIM_EOS,
-    SIM_IM_END,
-    SIM_MAX_CONTEXT_TOKENS,
-    SIM_NAME,
-    SIM_VOCAB_SIZE,
+
+BUILTIN_SIM: Final = "builtin:sim"
+SIM_NAME: Final = "sim"
+SIM_MAX_CONTEXT_TOKENS: Final = 8192
+SIM_VOCAB_SIZE: Final = 260
+SIM_BOS, SIM_EOS, SIM_IM_START, SIM_IM_END = 256, 257, 258, 259
+# In the order of their ids, from 256 on. Ids 0..255 are the bytes.
+SIM_SPECIAL_TOKENS: Final = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
+
+CHATML_TEMPLATE: Final = (
+    "{% if tools %}"
+    "{{ '<|im_start|>system\nTools:\n' }}{% for tool in tools %}{{ tool | tojson + '\n' }}{% endfor %}"
+    '{{ \'Call one by <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\n\' }}'
+    "{% endif %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
+    "{% for call in message['tool_calls'] or () %}"
+    "{{ '<tool_call>' + call['function'] | tojson + '</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-from libs.model.sampling import SamplingDefaults, sampling_defaults
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Return the byte behind each character of a byte-level vocabulary (GPT-2's mapping).
+
+    Printable bytes map to themselves, all others to the characters from U+0100 on.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+def sim_tokenizer() -> Tokenizer:
+    """Return a byte-level tokenizer without merges, one token per byte."""
+    tokenizer = Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SIM_SPECIAL_TOKENS])
+    return tokenizer
+
+
+_RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """A model's sampling defaults, named as in the API. These values are the API's own, for lack of any."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def sampling_defaults(generation_config: dict[str, Any], path: Path) -> SamplingDefaults:
+    """Return the defaults in a generation_config.json. Raise StartupError that names an invalid field."""
+    advised = {
+        field.name: generation_config[field.name]
+        for field in fields(SamplingDefaults)
+        if generation_config.get(field.name) is not None
+    }
+    for name, value in advised.items():
+        low, high = _RANGES[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise StartupError(f"{path}: {name} is {value!r}, not a number from {low} to {high}")
+    if generation_config.get("do_sample") is False:
+        advised["temperature"] = 0.0
+    if advised.get("top_p") == 0:
+        del advised["top_p"]  # some files mean "off" by it
+    return SamplingDefaults(**advised)
+
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 # Keys of config.json that differ between copies of the same weights.

@@ -295,9 +295,7 @@ class _Document:
                 del own[key]
 
     def _conditions(self, own: dict[str, Any], resource: Any) -> None:
-        """Resolve an `if` whose result is known or has no effect, and `not` of a schema that allows nothing or
-        everything.
-        """
+        """Resolve an `if` whose result is known or has no effect, and `not` of a schema that is all or nothing."""
         condition = own.pop("if", None)
         branches: dict[str, Schema] = {
             key: self._child(own.pop(key), resource, key) for key in ("then", "else") if key in own
@@ -391,9 +389,7 @@ class _Document:
         return set(required)
 
     def _names_of_properties(self, own: dict[str, Any], resource: Any) -> None:
-        """Write `propertyNames` as properties or a pattern of properties. A rule without effect on names is
-        dropped.
-        """
+        """Write `propertyNames` as properties or a pattern of them. A rule without effect on names is dropped."""
         if "propertyNames" not in own:
             return
         names = self._child(*self._followed(own.pop("propertyNames"), resource), "propertyNames")

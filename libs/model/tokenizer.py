@@ -11,9 +11,8 @@ import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from libs.contracts.errors import InvalidRequest, StartupError
-from libs.model.builtin import CHATML_TEMPLATE, SIM_SPECIAL_TOKENS, byte_alphabet, sim_tokenizer
 from libs.model.chat import ChatMessage, ChatTemplate
-from libs.model.info import ModelInfo, read_json
+from libs.model.info import CHATML_TEMPLATE, SIM_SPECIAL_TOKENS, ModelInfo, byte_alphabet, read_json, sim_tokenizer
 
 # Tokens that may wait for the rest of a character. More of them cannot be a character.
 MAX_HELD_TOKENS = 64
@@ -100,9 +99,7 @@ class Tokenizer:
         opens_answer: bool = True,
         continues: bool = False,
     ) -> str:
-        """Return the prompt text of a chat, as `ChatTemplate.render` does. Raise InvalidRequest if the template
-        refuses.
-        """
+        """Return the prompt text of a chat. Raise InvalidRequest if the template refuses."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template: use /v1/completions", param="model")
         return self._template.render(
@@ -119,9 +116,7 @@ class Tokenizer:
         return Decoder(self._inner, self._lead)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to the text, even if they are part of a character; empty for an unknown
-        id.
-        """
+        """Return the bytes that a token adds to the text, maybe a part of a character; empty for an unknown id."""
         added = self._added.get(token_id)
         if added is not None:
             return str(added.content).encode()

@@ -6,15 +6,109 @@ new coefficients by robust least squares of relative errors, then fits the inter
 parts, so pure ones are not needed.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.perfmodel.samples import Rows
-from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
+from libs.policy.step_time import MATRIX_ROWS, StepTimeModel, StepWork
+
+# Number of step sizes, by powers of two, that are kept. The least recently seen size is dropped.
+MAX_CELLS: Final = 96
+STEPS_PER_CELL: Final = 6
+# After this many newer steps a step has half its weight.
+HALF_LIFE_STEPS: Final = 4096
+MAX_STEP_NS: Final = 600 * 1_000_000_000
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Measured steps as columns, each [steps] float64."""
+
+    prefill_tokens: Floats
+    squared: Floats
+    batch: Floats
+    kv_tokens: Floats
+    duration_ns: Floats
+    weight: Floats
+
+    def __len__(self) -> int:
+        return len(self.duration_ns)
+
+    @property
+    def has_prefill(self) -> NDArray[np.bool_]:
+        """[steps] bool: the steps that compute prompt tokens."""
+        return self.prefill_tokens > 0
+
+    @property
+    def has_decode(self) -> NDArray[np.bool_]:
+        """[steps] bool: the steps that decode at least one sequence."""
+        return self.batch > 0
+
+    @property
+    def kinds(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Three masks, [steps] bool each: pure prefill, pure decode, and mixed steps."""
+        prefill, decode = self.has_prefill, self.has_decode
+        return prefill & ~decode, decode & ~prefill, prefill & decode
+
+    def pick(self, chosen: NDArray[np.bool_]) -> "Rows":
+        return Rows(
+            self.prefill_tokens[chosen],
+            self.squared[chosen],
+            self.batch[chosen],
+            self.kv_tokens[chosen],
+            self.duration_ns[chosen],
+            self.weight[chosen],
+        )
+
+
+class StepSamples:
+    """The latest few steps of every size. A long run of equal steps does not displace steps of other sizes."""
+
+    def __init__(self) -> None:
+        self._cells: OrderedDict[tuple[int, ...], deque[tuple[int, StepWork, int]]] = OrderedDict()
+        self._taken = 0
+
+    def add(self, work: StepWork, duration_ns: int) -> bool:
+        """Record a finished step. Return False, and ignore it, without work or with an impossible duration."""
+        if not 0 < duration_ns <= MAX_STEP_NS or not (work.prefill_tokens or work.decode_sequences):
+            return False
+        self._taken += 1
+        cell = (
+            work.prefill_tokens.bit_length(),
+            work.prefill_context_tokens.bit_length() // 2,
+            work.decode_sequences.bit_length(),
+            work.decode_kv_tokens.bit_length() // 2,
+        )
+        self._cells.setdefault(cell, deque(maxlen=STEPS_PER_CELL)).append((self._taken, work, duration_ns))
+        self._cells.move_to_end(cell)
+        if len(self._cells) > MAX_CELLS:
+            self._cells.popitem(last=False)
+        return True
+
+    def rows(self) -> Rows:
+        """Return all recorded steps in a fixed order."""
+        table = np.array(list(self._entries()), dtype=np.float64).reshape(-1, 6)
+        return Rows(*(table[:, index] for index in range(6)))
+
+    def _entries(self) -> Iterator[tuple[float, ...]]:
+        for cell in self._cells.values():
+            for taken, work, duration_ns in cell:
+                weight = 0.5 ** ((self._taken - taken) / HALF_LIFE_STEPS)
+                yield (
+                    work.prefill_tokens,
+                    work.squared,
+                    work.decode_sequences,
+                    work.decode_kv_tokens,
+                    duration_ns,
+                    weight,
+                )
+
 
 # Upper bound of the active-set search, which ends by itself long before.
 MAX_ACTIVE_SET_TURNS: Final = 64
@@ -26,13 +120,9 @@ MIN_SCALE: Final = 0.002
 # Rows that a kind needs for a scale of its own.
 MIN_KIND_ROWS: Final = 8
 
-Floats = NDArray[np.float64]
-
 
 def nonnegative(gram: Floats, target: Floats) -> Floats:
-    """Return the x >= 0 that minimises x·gram·x / 2 − target·x, for a positive definite gram (Lawson and Hanson's
-    method).
-    """
+    """Return the x >= 0 that minimises x·gram·x / 2 − target·x for a positive definite gram (Lawson, Hanson)."""
     size = len(target)
     x, free = np.zeros(size), np.zeros(size, dtype=bool)
     for _ in range(MAX_ACTIVE_SET_TURNS):
@@ -169,9 +259,7 @@ def _enough(rows: Rows) -> Rows:
 
 
 def _fit(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
-    """Return the best of the local optima reached from a few starts. Where regimes change, least squares has
-    several.
-    """
+    """Return the best of the local optima from a few starts: where regimes change, there are several."""
     scaled = _scaled(prior, rows)
     starts = [scaled]
     if (pure := rows.has_prefill & ~rows.has_decode).sum() >= MIN_STEPS:
@@ -248,9 +336,7 @@ def _design(vector: Floats, interference: float, rows: Rows) -> Floats:
 
 
 def _scaled(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
-    """Scale each phase of the prior to the speed of its pure steps, or of its mixed steps if there are no pure
-    ones.
-    """
+    """Scale each phase of the prior to the speed of its pure steps, or of its mixed steps without pure ones."""
     vector = _vector(prior)
     for part, own, other in (
         (_PREFILL, rows.has_prefill, rows.has_decode),

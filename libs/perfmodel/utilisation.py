@@ -7,9 +7,109 @@ KV ("model bandwidth utilisation": bytes of parameters and KV per step, over its
 a kernel reads, writes or computes beyond that. They show how close a step comes to the least that the model needs.
 """
 
+import re
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from libs.policy.step_time import StepWork
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """A group of layers whose blocks are allocated and freed together."""
+
+    block_tokens: int
+    block_bytes: int
+    """Bytes of one block in all layers of the group."""
+    window_tokens: int = 0
+    """Tokens at the end of a sequence whose blocks are kept; 0 for all tokens."""
+
+    def blocks(self, tokens: int) -> int:
+        """Return the blocks of a sequence of `tokens` tokens. A window that starts within a block needs one more."""
+        blocks = -(-tokens // self.block_tokens)
+        return min(blocks, -(-self.window_tokens // self.block_tokens) + 1) if self.window_tokens else blocks
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """The KV of all layers of a model."""
+
+    groups: tuple[KvGroup, ...]
+    state_bytes: int = 0
+    """Bytes of states, which do not grow with the sequence."""
+
+    def sequence_bytes(self, tokens: int) -> int:
+        """Return the bytes of a sequence of `tokens` tokens in whole blocks, which a hand-over moves."""
+        return sum(group.blocks(tokens) * group.block_bytes for group in self.groups) + self.state_bytes
+
+    def block_bytes(self, block_tokens: int) -> int:
+        """Return the bytes that `block_tokens` more tokens add to a long sequence.
+
+        In a model with windows only they would add nothing, so there they are added to a short sequence.
+        """
+        return round(block_tokens * (self._bytes(windows=False) or self._bytes(windows=True)))
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in layers that keep all tokens."""
+        return round(self._bytes(windows=False))
+
+    @property
+    def window_token_bytes(self) -> int:
+        """Bytes of a token in layers with a window."""
+        return round(self._bytes(windows=True))
+
+    @property
+    def window_tokens(self) -> int:
+        """Length of the windows. If they differ, the single length that needs the same bytes."""
+        whole = sum(group.window_tokens * group.block_bytes / group.block_tokens for group in self.groups)
+        return round(whole / self.window_token_bytes) if self.window_token_bytes else 0
+
+    def _bytes(self, *, windows: bool) -> float:
+        return sum(each.block_bytes / each.block_tokens for each in self.groups if bool(each.window_tokens) == windows)
+
+
+# Dense tensor-core bfloat16 (else float16) and memory bandwidth, from NVIDIA's data sheet of each product. If a sheet
+# states figures with sparsity only, half of them are taken.
+PEAKS: Final = MappingProxyType(
+    {
+        # words that the device's name must have: (TFLOP/s, TB/s); more words are more exact
+        ("B200",): (2250.0, 8.0),
+        ("GB200",): (2500.0, 8.0),
+        ("GH200",): (989.4, 4.0),
+        ("H200",): (989.4, 4.8),
+        ("H200", "NVL"): (835.5, 4.8),
+        ("H100",): (989.4, 3.35),
+        ("H100", "PCIE"): (756.0, 2.0),
+        ("H100", "NVL"): (835.5, 3.9),
+        ("H800",): (989.4, 3.35),
+        ("H20",): (148.0, 4.0),
+        ("A100", "80GB"): (312.0, 2.039),
+        ("A100", "80GB", "PCIE"): (312.0, 1.935),
+        ("A100",): (312.0, 1.555),
+        ("A800",): (312.0, 2.039),
+        ("A10",): (125.0, 0.6),
+        ("A10G",): (70.0, 0.6),
+        ("A30",): (165.0, 0.933),
+        ("A40",): (149.7, 0.696),
+        ("L4",): (121.0, 0.3),
+        ("L40",): (181.0, 0.864),
+        ("L40S",): (362.0, 0.864),
+        ("V100",): (125.0, 0.9),
+        ("T4",): (65.0, 0.32),
+    }
+)
+
+
+def gpu_peaks(name: str) -> tuple[float, float]:
+    """Return (FLOP/s, bytes/s) of a GPU by the name that its driver reports; zeros if it is unknown."""
+    words = set(re.split(r"[\s\-_]+", name.upper()))
+    known = [key for key in PEAKS if words.issuperset(key)]
+    if not known:
+        return 0.0, 0.0
+    tera_flops, tera_bytes = PEAKS[max(known, key=len)]
+    return tera_flops * 1e12, tera_bytes * 1e12
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,6 @@ def compute_of(message: common.Compute) -> Compute | None:
 
 
 def step_work(step: StepRow) -> StepWork:
-    """Return the work of a step as telemetry reports it."""
     return StepWork(
         prefill_tokens=step.prefill_tokens,
         prefill_sequences=step.prefill_sequences,
@@ -120,7 +119,6 @@ def step_work(step: StepRow) -> StepWork:
 
 
 def _are_amounts(values: Iterable[float]) -> bool:
-    """Return whether all values are finite and not negative."""
     return all(0 <= value < math.inf for value in values)
 
 
@@ -133,7 +131,6 @@ def _kind(message: common.StepKindFit) -> KindFit:
 
 
 def speed_message(speed: Speed) -> pb.Speed:
-    """Return the message in which gateways receive a speed."""
     step_time = step_time_message(FittedModel(speed.step_time))
     return pb.Speed(
         step_time=step_time,

@@ -12,7 +12,7 @@ from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import Floats
 from libs.policy.speed import Speed
 from libs.policy.step_time import MATRIX_ROWS
-from libs.policy.worker.slack import IN_HAND, largest_batch
+from libs.policy.worker.pace import IN_HAND, largest_batch
 
 MOST_WORKERS: Final = 100_000
 """The most workers of a pool that a plan or a limit may contain; a message with more is malformed."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
-from libs.policy.worker.slack import IN_HAND
+from libs.policy.worker.pace import IN_HAND
 
 Numbers = NDArray[np.float64]
 Truths = NDArray[np.bool_]

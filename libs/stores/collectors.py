@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from libs.stores.kvindex import KvIndex
-from libs.stores.registry.port import Registry
+from libs.stores.registry import Registry
 
 
 class RegistryCollector(Collector):

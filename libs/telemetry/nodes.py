@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2 as pb
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
 from libs.contracts.step_row import step_rows
-from libs.counters.port import GpuReading
+from libs.counters import GpuReading
 from libs.policy.kv_links import KvLink, MovedKv, way
 
 MAX_GPUS: Final = 16_384

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.step_row import StepRow, step_count, step_rows
-from libs.perfmodel.priors import prior_step_time
+from libs.perfmodel.profiles import prior_step_time
 from libs.perfmodel.utilisation import Compute, Effort, effort_of
 from libs.perfmodel.wire import fitted_model, step_work
 from libs.policy.step_time import StepTimeModel, StepWork, split_step_ns

@@ -1,24 +1,110 @@
-"""The worker host, between the streams of gateways and one engine. Synchronous; gRPC, Redis and Kafka surround it."""
+"""The worker host, between the streams of gateways and one engine: admission, sequences, and the drain.
+
+Synchronous but for waiting; gRPC, Redis and Kafka surround it, and libs/policy decides.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import assert_never
+
+import structlog
 
 from libs.contracts.errors import InvalidRequest, QueueFull, StaleRole
+from libs.contracts.hashing import chain_root
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.port import Engine
+from libs.engine.port import Engine, EngineRequest
 from libs.engine.reports import EngineEvent, FinishReason, SequenceOutput
 from libs.policy.roles import Refusal
-from libs.policy.worker.budget import engine_budget, role_budget
+from libs.policy.worker.assignment import Invalid, WorkerReadiness, invalid, refusal
+from libs.policy.worker.credits import PromptLength, SlotFacts, engine_budget, role_budget, slots
 from libs.policy.worker.saturation import trial_work
-from libs.policy.worker.slots import PromptLength, SlotFacts, slots
 from libs.runtime.clock import Clock
-from libs.worker.admission import admit, refusal_message
-from libs.worker.gateways.attached import AttachedGateway, AttachedGateways
-from libs.worker.hosted import HostedSequence
-from libs.worker.roles import AssignmentState, HandOverCosts, LastChange
-from libs.worker.speed import WorkerSpeed
-from libs.worker.wire import numbers, sequence_event, sequence_of
+from libs.worker.gateways import AttachedGateway, AttachedGateways, WorkerSpeed
+from libs.worker.roles import AssignmentState, HandOverCosts, HostedSequence, LastChange
+from libs.worker.wire import engine_request, numbers, sequence_event, sequence_of
+
+log = structlog.get_logger()
+
+_CODES = {
+    Refusal.STALE_ROLE: pb.REFUSAL_CODE_STALE_ROLE,
+    Refusal.NO_CAPACITY: pb.REFUSAL_CODE_NO_CAPACITY,
+    Refusal.DRAINING: pb.REFUSAL_CODE_DRAINING,
+    Refusal.INVALID: pb.REFUSAL_CODE_INVALID,
+    Refusal.KV_MISMATCH: pb.REFUSAL_CODE_KV_MISMATCH,
+}
+
+
+def admit(
+    submit: pb.Submit,
+    *,
+    assignment: AssignmentState,
+    has_credit: bool,
+    sequence_id: int,
+    model_revision: str,
+    kv_layout: str,
+    adapters: Collection[str] = (),
+    loads_adapters: bool = False,
+) -> EngineRequest | pb.Refused:
+    """Return the engine's request for `submit`, or the refusal.
+
+    With `loads_adapters`, the engine also loads adapters beyond `adapters` if a sequence names their folder.
+    """
+    model = assignment.current.model
+    wrong = invalid(
+        submit.phase,
+        submit.model,
+        submit.adapter,
+        worker_model=model,
+        adapters=adapters,
+        loadable=loads_adapters and bool(submit.adapter_source),
+    )
+    if wrong is not None:
+        return refusal_message(Refusal.INVALID, _invalid_detail(wrong, model, submit))
+    root = chain_root(
+        model_revision=model_revision,
+        kv_layout=kv_layout,
+        adapter=submit.adapter,
+        tenant_salt=submit.context.cache_salt or submit.context.tenant,
+    )
+    try:
+        request = engine_request(submit, sequence_id, root)
+    except InvalidRequest as error:
+        return refusal_message(Refusal.INVALID, error.message)
+    blocks_layout = request.kv.kv_layout if request.kv else None
+    code = refusal(
+        submit.phase,
+        blocks_layout,
+        WorkerReadiness(assignment.current, assignment.draining, kv_layout, has_credit),
+    )
+    return request if code is None else refusal_message(code, _detail(code, blocks_layout, kv_layout))
+
+
+def refusal_message(code: Refusal, detail: str) -> pb.Refused:
+    return pb.Refused(code=_CODES[code], detail=detail)
+
+
+def _invalid_detail(wrong: Invalid, model: str, submit: pb.Submit) -> str:
+    match wrong:
+        case Invalid.PHASE_MISSING:
+            return "phase is missing"
+        case Invalid.OTHER_MODEL:
+            return f"this worker has model {model!r}"
+        case Invalid.ADAPTER:
+            why = ": its engine loads none while it runs" if submit.adapter_source else ""
+            return f"this worker has no adapter {submit.adapter!r}{why}: name it in FULCRUM_WORKER_ADAPTERS"
+        case _:
+            assert_never(wrong)
+
+
+def _detail(code: Refusal, blocks_layout: str | None, kv_layout: str) -> str:
+    if code is Refusal.KV_MISMATCH:
+        return f"the blocks have KV layout {blocks_layout!r}, this engine has {kv_layout!r}"
+    if code is Refusal.NO_CAPACITY:
+        return "no credit was held"
+    return "the phase does not fit the worker's assignment"
+
 
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -50,9 +136,7 @@ class WorkerHost:
         self._budget = 0
         """The prompt budget that is set at the engine."""
         self._role_budget = 0
-        """The role's prompt budget. It is smaller than the engine's while prompts admitted under a larger one
-        remain.
-        """
+        """The role's prompt budget; smaller than the engine's while prompts admitted under a larger one remain."""
         self._prompts = PromptLength()
         self._left_ns = 0
         """When the worker left the role that decodes; 0 if decodes belong to the present role."""
@@ -128,10 +212,10 @@ class WorkerHost:
         step_s = max(speed.step_time.prefill_ns(trial_work(speed.chunk_tokens)), 1.0) / 1e9
         most = self.engine.capabilities.max_sequences
         facts = SlotFacts(most, self._prompts.mean_tokens, speed.chunk_tokens, step_s, decoding)
-        self.gateways.resize(*((0, 0) if self.assignment.draining else slots(self.assignment.current.role, facts)))
+        prefill, decode = (0, 0) if self.assignment.draining else slots(self.assignment.current.role, facts)
+        self.gateways.credits.resize(prefill, decode)
 
     def _apply_budget(self) -> None:
-        """Set the engine's prompt budget if it has changed."""
         self._role_budget = role_budget(self.assignment.current)
         budget = engine_budget(self._role_budget, self._sequences.values())
         if budget != self._budget:
@@ -147,7 +231,6 @@ class WorkerHost:
     # ------------------------------------------------------------ gateways
 
     def detach(self, gateway: AttachedGateway) -> None:
-        """Detach a gateway that has left and abort its sequences."""
         self.gateways.detach(gateway)
         for sequence_id in gateway.living:
             self.engine.abort(sequence_id)
@@ -289,9 +372,7 @@ class WorkerHost:
             gateway.outbox.add_event(event)
 
     def _weigh(self, sequence: HostedSequence) -> None:
-        """Offer a running sequence for hand-over to its gateway if its role has been left and a hand-over is worth
-        it.
-        """
+        """Offer a running sequence to its gateway for hand-over if its role has been left and that is worth it."""
         if not self.assignment.leaves_decode:
             return
         waited_s = (self._clock.now_ns() - self._left_ns) / 1e9
@@ -300,9 +381,7 @@ class WorkerHost:
             self._tell(sequence.gateway, pb.SequenceEvent(sequence=number, leaving=pb.Leaving()))
 
     def _hand_over(self, sequence_id: int) -> None:
-        """Move a sequence out, now that a place elsewhere is reserved: with its KV, if the engine can hand that
-        over.
-        """
+        """Move a sequence out, now that a place elsewhere is reserved: with its KV, if the engine can."""
         if self.engine.capabilities.hands_over_running_kv:
             self.engine.hand_over(sequence_id)
         elif self._sequences[sequence_id].decodes:
@@ -345,3 +424,38 @@ class WorkerHost:
         for sequence_id in self._sequences:
             self.engine.abort(sequence_id)
         return len(self._sequences)
+
+
+# Bound on waiting for aborted sequences to leave the engine.
+ABORT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The fate of the sequences that ran when the drain began."""
+
+    finished: int
+    aborted: int
+
+
+async def drain(host: WorkerHost, deadline_s: float) -> Drained:
+    """Refuse new work, recall credits, let sequences finish and held KV be pulled, then abort the rest at the
+    deadline.
+
+    Gateways are notified first, so that they reroute meanwhile. Returns after `deadline_s` plus ABORT_S at the
+    latest.
+    """
+    running = host.running
+    host.start_draining()
+    try:
+        async with asyncio.timeout(deadline_s):
+            await host.wait_idle()
+    except TimeoutError:
+        log.warning("drain deadline reached", running=host.running)
+    aborted = host.abort_all()
+    try:
+        async with asyncio.timeout(ABORT_S):
+            await host.wait_empty()
+    except TimeoutError:
+        log.warning("the engine keeps aborted sequences", running=host.running)
+    return Drained(finished=max(running - aborted, 0), aborted=aborted)

@@ -1,16 +1,18 @@
-"""The roles of a worker: its assignment, its last change, and the sequences to hand over when it leaves decode.
+"""The roles of a worker: its sequences, its assignment and last change, and what a hand-over costs.
 
 Synchronous; libs/policy decides, and callers pass the time.
 """
 
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, StaleRole
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, Assignment, RoleChange
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SetRoleRequest
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import Capabilities
+from libs.engine.port import Capabilities, EngineRequest
 from libs.engine.reports import EngineEvent, StepReport
 from libs.policy import roles
 from libs.policy.roles import MAX_BUDGET_TOKENS
@@ -18,13 +20,60 @@ from libs.policy.speed import Speed
 from libs.policy.worker.assignment import (
     FIRST_EPOCH,
     NotTaken,
-    Wanted,
+    WantedAssignment,
     first_assignment,
     leaves_decode,
     next_assignment,
 )
 from libs.policy.worker.handing_over import HandOverTime, Staying, sooner_handed_over, sooner_recomputed
-from libs.worker.hosted import HostedSequence
+from libs.worker.gateways import AttachedGateway
+
+PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)
+
+
+@dataclass(slots=True)
+class HostedSequence:
+    """A gateway's sequence in the engine, and its progress."""
+
+    gateway: AttachedGateway
+    phase: pb.Phase
+    request: EngineRequest
+    budget_tokens: int = 0
+    """The prompt budget at its admission. Its prompt is computed at no slower pace."""
+    new_tokens: int = 0
+    weighed: bool = False
+    """Whether a hand-over has been weighed in the present role."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of prompt and output tokens so far."""
+        return len(self.request.token_ids) + self.new_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        """Number of output tokens so far, wherever they were generated."""
+        return self.tokens - self.request.prompt_tokens
+
+    @property
+    def most_tokens_left(self) -> int:
+        """Number of output tokens that may still follow."""
+        return self.request.max_output_tokens - self.output_tokens
+
+    @property
+    def yields(self) -> bool:
+        """Whether its prompt waits while another's can be computed."""
+        return self.request.yields
+
+    @property
+    def awaits_prompt(self) -> bool:
+        """Whether its prompt is to be computed here and is not finished."""
+        return self.phase in PROMPT_PHASES and not self.new_tokens
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its prompt is complete and it generates tokens here."""
+        return self.phase != pb.PHASE_PREFILL and self.new_tokens > 0
+
 
 _ROLES = {
     roles.Role.PREFILL: common.ROLE_PREFILL,
@@ -75,10 +124,8 @@ class AssignmentState:
         )
 
     def set_role(self, *, expected_epoch: int, role: int, budget_tokens: int, model: str = "") -> common.Assignment:
-        """Change the role. Raise StaleRole unless `expected_epoch` is current, and InvalidRequest for an invalid
-        role.
-        """
-        wanted = Wanted(role, budget_tokens, expected_epoch, model)
+        """Change the role. Raise StaleRole unless `expected_epoch` is current, or InvalidRequest."""
+        wanted = WantedAssignment(role, budget_tokens, expected_epoch, model)
         new = next_assignment(self._current, wanted, draining=self.draining)
         if isinstance(new, NotTaken):
             raise _error(
@@ -117,7 +164,6 @@ class LastChange:
         self._changed_ns: deque[int] = deque(maxlen=MAX_CHANGES)
 
     def took(self, assignment: Assignment, request: SetRoleRequest, now_ns: int) -> None:
-        """Record that the worker takes an assignment at `now_ns`."""
         self.message = RoleChange(
             actor=request.actor,
             reason=request.reason,

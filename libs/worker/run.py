@@ -22,13 +22,12 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.protocol import OLDEST, PROTOCOL
 from libs.contracts.roles import role_from_name
-from libs.counters.nvml import open_nvml
-from libs.counters.sampler import GpuSampler
+from libs.counters import GpuSampler, open_nvml
 from libs.engine.kv_port import KvFetcher
 from libs.engine.port import Engine, EngineIdentity, Progress
 from libs.engine.reports import EngineEvent
 from libs.model.info import ModelInfo
-from libs.perfmodel.priors import prior_step_time
+from libs.perfmodel.profiles import prior_step_time
 from libs.policy.worker.assignment import FIRST_EPOCH
 from libs.runtime import status
 from libs.runtime.clock import Clock
@@ -36,23 +35,18 @@ from libs.runtime.net.access import is_loopback
 from libs.runtime.tasks import TaskOwner, end
 from libs.runtime.transport import SystemTransport, Transport
 from libs.stores.kvindex import KvIndex
-from libs.stores.registry.port import Registry
-from libs.stores.steps.port import StepTimeStore
-from libs.worker.admin.server import AdminServicer
-from libs.worker.admin.trail import audit_changes
-from libs.worker.drain import drain
-from libs.worker.gateway_servicer import WorkerServicer
-from libs.worker.host import WorkerHost
-from libs.worker.kv.block_publisher import BlockPublisher
-from libs.worker.kv.client import GrpcKvFetcher, SharedMemory
-from libs.worker.kv.server import KvServicer
-from libs.worker.registration import Registration
+from libs.stores.registry import Registry
+from libs.stores.steps import StepTimeStore
+from libs.worker.admin import AdminServicer, audit_changes
+from libs.worker.gateways import WorkerServicer
+from libs.worker.host import WorkerHost, drain
+from libs.worker.kv_client import GrpcKvFetcher, SharedMemory
+from libs.worker.kv_server import KvServicer
+from libs.worker.registration import BlockPublisher, Registration
 from libs.worker.roles import AssignmentState
 from libs.worker.settings import WorkerSettings
-from libs.worker.telemetry.covers import StepBatchBuilder, TelemetrySource
-from libs.worker.telemetry.publish import TelemetryPublisher
-from libs.worker.telemetry.step_times import StepTimes, step_time_key
-from libs.worker.tuning.chunk import PrefillTuner
+from libs.worker.telemetry import StepBatchBuilder, StepTimes, TelemetryPublisher, TelemetrySource, step_time_key
+from libs.worker.tuning import PrefillTuner
 from libs.worker.wire import capabilities_message
 
 log = structlog.get_logger()
@@ -69,8 +63,6 @@ StartEngine = Callable[[EngineIdentity, KvFetcher, Progress], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class ModelStay:
-    """The stay of one model on a worker of a pool."""
-
     epoch: int
     """Epoch of its first assignment. Epochs continue over the models that the worker holds."""
     asleep: bool
@@ -95,7 +87,6 @@ class WorkerPorts:
 
 
 def _engine_life(ports: WorkerPorts) -> tuple[StartEngine, Callable[[], Awaitable[None]]]:
-    """Return the functions that start and close the engine."""
     if ports.tenancy is None:
         return ports.engine.start, ports.engine.close
     return (ports.engine.wake if ports.tenancy.asleep else ports.engine.start), ports.tenancy.leave
@@ -110,9 +101,7 @@ async def run_worker(
     *,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until `stopping`, then drain. `ready` receives the address. Raise StartupError if the worker cannot
-    start.
-    """
+    """Serve until `stopping`, then drain. `ready` receives the address. Raise StartupError."""
     sys.setswitchinterval(LOCK_TURN_S)
     async with AsyncExitStack() as stack:
         opening = asyncio.ensure_future(stack.enter_async_context(open_worker(settings, ports, clock, tasks)))

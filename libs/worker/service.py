@@ -1,31 +1,133 @@
-"""Composition root of prefill and decode, which are one worker in different first roles."""
+"""Composition roots of worker processes: one model in two first roles, or the workers of a pool."""
 
 import asyncio
-from typing import TypeVar
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import grpc.aio
 
 from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaBus
-from libs.engine.factory import make_engine
+from libs.bus.port import Bus
+from libs.contracts.errors import FulcrumError
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.engine.local import import_heavy, make_engine
 from libs.engine.port import Engine, EngineIdentity
-from libs.engine.vllm.other_nodes import follow
+from libs.engine.sim import SimGpu
+from libs.engine.vllm.core import follow
 from libs.model.info import ModelInfo, load_model_info
 from libs.runtime import status
+from libs.runtime.net.rpc import abort_with
 from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
+from libs.runtime.tasks import end
+from libs.runtime.transport import SystemTransport
 from libs.stores.kvindex import RedisKvIndex
-from libs.stores.registry.redis import RedisRegistry
-from libs.stores.steps.files import FileStepTimes
-from libs.stores.steps.layered import LayeredStepTimes
-from libs.stores.steps.redis import RedisStepTimes
-from libs.worker.pool.service import serve_pool
+from libs.stores.registry import RedisRegistry
+from libs.stores.steps import FileStepTimes, LayeredStepTimes, RedisStepTimes
+from libs.worker.admin import OK, Record, actor_from, audit_changes
+from libs.worker.pool_member import MakePorts, PoolMember
 from libs.worker.run import ModelStay, WorkerPorts, run_worker
 from libs.worker.settings import WorkerSettings
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PoolAdminServicer(pb_grpc.WorkerAdminServiceServicer):
+    """Describe and AssignModel of a pool worker. Other verbs go to the address of the worker that serves its model."""
+
+    def __init__(self, member: PoolMember, record: Record) -> None:
+        self._member = member
+        self._record = record
+
+    async def Describe(self, _request: pb.DescribeRequest, _context: Context) -> pb.DescribeResponse:  # noqa: N802
+        return pb.DescribeResponse(worker=self._member.worker())
+
+    async def AssignModel(  # noqa: N802
+        self, request: pb.AssignModelRequest, context: Context
+    ) -> pb.AssignModelResponse:
+        """Compare and set the model by epoch. The call returns before the model is loaded."""
+        asked = f"{request.model or 'no model'} at epoch {request.expected_epoch}: {request.reason}"
+        request.actor = actor_from(context, request.actor)
+        try:
+            assigned = self._member.assign(request)
+        except FulcrumError as error:
+            self._record(request.actor, "AssignModel", asked, error.http_status)
+            await abort_with(context, error)
+            raise
+        self._record(request.actor, "AssignModel", asked, OK)
+        return assigned
+
+
+SettingsT = TypeVar("SettingsT", bound=WorkerSettings)
+
+
+async def serve_pool(service: Service[SettingsT], make_ports: MakePorts, bus: Bus) -> None:
+    """Run a worker of the pool and its companions until the service is stopped, then drain.
+
+    `bus` carries the audit trail, whichever model a worker holds.
+    """
+    settings = service.settings
+    names = (settings.id, *settings.companions)
+    async with AsyncExitStack() as stack:
+        registry = RedisRegistry(settings.redis, settings.cluster)
+        stack.push_async_callback(registry.close)
+        stack.push_async_callback(bus.close)
+        await bus.start()
+        # Before anybody can ask for a model: what the first one took would be expected of all others.
+        await asyncio.to_thread(import_heavy, settings.engine)
+        sim_gpu = SimGpu() if settings.gpu_share < 1 else None
+        members = [
+            await _open(
+                stack,
+                service,
+                settings.model_copy(update={"id": name}),
+                registry,
+                make_ports,
+                record=audit_changes(bus, service.clock, name),
+                sim_gpu=sim_gpu,
+            )
+            for name in names
+        ]
+        await asyncio.gather(*(member.announced.wait() for member in members))
+        status.emit("ready", grpc=members[0].address)
+        await service.stopping.wait()
+        if service.tasks.error is None:
+            await asyncio.gather(*(member.drain() for member in members))
+
+
+async def _open(
+    stack: AsyncExitStack,
+    service: Service[SettingsT],
+    settings: WorkerSettings,
+    registry: RedisRegistry,
+    make_ports: MakePorts,
+    *,
+    record: Record,
+    sim_gpu: SimGpu | None,
+) -> PoolMember:
+    def engine(own: WorkerSettings, model: str, size_bytes: int) -> Engine:
+        config = own.engine_config(model, weights_bytes=size_bytes)
+        return make_engine(own.engine, config, service.clock, sim_gpu=sim_gpu)
+
+    transport = SystemTransport(settings)
+    member = PoolMember(
+        settings, registry, service.clock, service.tasks, make_engine=engine, make_ports=make_ports, transport=transport
+    )
+    server, port = transport.server(settings.listen_address())
+    servicer = PoolAdminServicer(member, record)
+    pb_grpc.add_WorkerAdminServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    member.address = settings.advertised_address(port)
+    await server.start()
+    stack.push_async_callback(server.stop, None)
+    stack.push_async_callback(end, service.tasks.spawn(f"pool {settings.id}", member.run()))
+    return member
+
 
 # Time for a failed worker, such as one whose engine process died, to close its streams and leave the registry.
 # Gateways detect anything left after it as they would after a kill.
 FAILED_S = 0.8
-
-SettingsT = TypeVar("SettingsT", bound=WorkerSettings)
 
 
 async def serve_worker(service: Service[SettingsT]) -> None:

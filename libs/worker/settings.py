@@ -7,10 +7,9 @@ from typing import Any, ClassVar, Final, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from libs.engine.config import DEFAULT_CHUNK_TOKENS, EngineConfig
-from libs.engine.parallel import Parallel, parallel_of
-from libs.engine.vllm.starting.arguments import check_arguments
-from libs.model.builtin import BUILTIN_SIM
+from libs.engine.config import DEFAULT_CHUNK_TOKENS, EngineConfig, Parallel, parallel_of
+from libs.engine.vllm.arguments import check_arguments
+from libs.model.info import BUILTIN_SIM
 from libs.runtime.settings import CommonSettings, MemberName, own_name
 
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared against, never bound

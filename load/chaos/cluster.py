@@ -18,7 +18,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_from_name
 from libs.contracts.topics import Topic
-from libs.engine.factory import make_engine
+from libs.engine.local import make_engine
 from libs.keys.table import KeyTable
 from libs.model.info import load_model_info
 from libs.runtime.net.access import bearer
@@ -28,7 +28,7 @@ from libs.testing.memory.bus import MemoryBus
 from libs.testing.memory.kvindex import MemoryKvIndex
 from libs.testing.memory.registry import MemoryRegistry
 from libs.testing.memory.steptimes import MemoryStepTimes
-from libs.worker.drain import drain
+from libs.worker.host import drain
 from libs.worker.run import RunningWorker, WorkerPorts, open_worker
 from libs.worker.settings import WorkerSettings
 from load.chaos.loop import Node, SimLoop, Stuck

@@ -8,7 +8,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_ROLE_MOVED, Decision
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.topics import DECISIONS
-from libs.stores.registry.usable import read_worker
+from libs.stores.registry import read_worker
 from libs.worker.run import RunningWorker
 from load.chaos.cluster import Cluster, Process
 from load.chaos.loop import Node

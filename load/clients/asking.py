@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from libs.model.builtin import CHATML_TEMPLATE
+from libs.model.info import CHATML_TEMPLATE
 from libs.runtime.paths import cache_dir
 from libs.testing.engines.real_model import REAL_MODEL_NAME, real_model_folder
 from libs.testing.suites.suite import RunningSuite, running_suite

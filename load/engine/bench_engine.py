@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from libs.engine.config import EngineConfig
-from libs.engine.factory import make_engine
+from libs.engine.local import make_engine
 from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.torch.model import pick_dtype
 from libs.runtime.clock import SystemClock

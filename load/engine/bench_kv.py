@@ -29,12 +29,12 @@ import numpy as np
 
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.kv.copy import INLINE_BYTES, block_checksum
+from libs.engine.kv.transfer import INLINE_BYTES, block_checksum
 from libs.runtime.net.rpc import make_channel, make_server
 from libs.runtime.paths import cache_dir
 from libs.runtime.settings import CommonSettings
 from libs.testing.workers.hosts import GatewayProbe, LocalWorker, gateway_probe, local_worker, submit
-from libs.worker.kv.wire import MAX_FRAME_BYTES
+from libs.worker.kv_wire import MAX_FRAME_BYTES
 
 MODEL = "SmolLM2-135M-Instruct"
 OUTPUT_TOKENS = 6

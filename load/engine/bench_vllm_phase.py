@@ -31,7 +31,7 @@ from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import DirectFetcher, EventReader
 from libs.testing.engines.phase_account import PhaseAccount
 from libs.testing.engines.real_model import real_model_folder
-from libs.worker.telemetry.step_times import work_of
+from libs.worker.telemetry import work_of
 from load.engine.bench_phase import SHAPES, WINDOW_NS, serve
 
 # Prompt lengths of the sequences that decode.

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from libs.engine.config import EngineConfig
 from libs.engine.runner import Batch, Sampled
-from libs.engine.sim.runner import SimRunner
+from libs.engine.sim import SimRunner
 from libs.engine.torch.runner import TorchRunner
 from libs.perfmodel.learner import StepKind
 from libs.policy.step_time import StepWork

@@ -5,7 +5,7 @@ import struct
 import time
 from typing import Any
 
-from libs.engine.vllm.starting.cpu_worker import MendedWorker
+from libs.engine.vllm.cpu_worker import MendedWorker
 
 FILE_VARIABLE = "FULCRUM_BENCH_CALLS"
 # Start and end by `time.time_ns`.

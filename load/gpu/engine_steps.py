@@ -21,15 +21,15 @@ from typing import Any, Final
 import numpy as np
 
 from libs.engine.config import EngineConfig
-from libs.engine.factory import make_engine
+from libs.engine.local import make_engine
 from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import EngineEvent
 from libs.perfmodel.learner import StepKind, StepTimeLearner
-from libs.perfmodel.priors import prior_step_time
+from libs.perfmodel.profiles import prior_step_time
 from libs.policy.step_time import StepWork
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import DirectFetcher, EventReader
-from libs.worker.telemetry.step_times import work_of
+from libs.worker.telemetry import work_of
 from load.gpu.shapes import add_model_options, vllm_arguments, write_model
 
 PROMPTS: Final = (64, 128, 256, 512, 1024, 2048, 4096, 8192)

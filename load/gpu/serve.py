@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import httpx
 
-from libs.counters.nvml import open_nvml
+from libs.counters import open_nvml
 from libs.lab.traces.generate import generate
 from libs.testing.suites.role_moves import HeldMove, role_changer
 from libs.testing.suites.suite import RunningSuite, running_suite

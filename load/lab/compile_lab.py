@@ -149,10 +149,7 @@ MODULES: Final = (
     "libs/dispatch/*.py",
     *(
         f"libs/engine/{name}.py"
-        for name in (
-            *("batching", "config", "core", "kv/block_pool", "kv/handles", "kv/wait", "kv_port", "offers"),
-            *("port", "roster", "runner", "sequence", "trial"),
-        )
+        for name in ("config", "core", "kv/blocks", "kv_port", "offers", "port", "roster", "runner", "sequence")
     ),
     "libs/lab/cluster/*.py",
     "libs/lab/cluster/host/*.py",

@@ -19,7 +19,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, Req
 from libs.contracts.topics import REQUESTS
 from libs.lab.experiment import DEFAULT_BLOCK_TOKENS
 from libs.lab.traces.request import Trace
-from libs.model.builtin import SIM_EOS, SIM_VOCAB_SIZE, sim_tokenizer
+from libs.model.info import SIM_EOS, SIM_VOCAB_SIZE, sim_tokenizer
 from libs.policy.roles import Role
 from load.chaos.clients import Ask, send
 from load.chaos.cluster import Cluster

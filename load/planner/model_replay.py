@@ -19,8 +19,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     Worker,
 )
 from libs.lab.models.usage import UsageLog
-from libs.stores.catalogue.entry import ModelEntry, ModelUse
-from libs.stores.catalogue.port import Catalogued
+from libs.stores.catalogue import Catalogued, ModelEntry, ModelUse
 from services.planner.models.keeper import Call, Knobs, ModelKeeper
 
 STEP_S: Final = 0.05

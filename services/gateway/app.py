@@ -18,10 +18,10 @@ from libs.runtime.http import bind
 from libs.runtime.linux import give_memory_back
 from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
-from libs.stores.catalogue.redis import RedisCatalogue
+from libs.stores.catalogue import RedisCatalogue
 from libs.stores.kvindex import RedisKvIndex
 from libs.stores.limits import RedisLedger
-from libs.stores.registry.redis import RedisRegistry
+from libs.stores.registry import RedisRegistry
 from libs.stores.responses import RedisResponses
 from services.gateway.answers.families import FormatNames
 from services.gateway.batch.run import BatchPorts

@@ -15,7 +15,7 @@ from libs.policy.gateway.view import MAX_SILENT_MS, QUIET_SHARE, SILENT_MS, Hear
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
-from libs.stores.registry.port import Registry
+from libs.stores.registry import Registry
 from services.gateway.link import StreamTraffic, WorkerLink
 from services.gateway.metrics import GatewayMetrics
 

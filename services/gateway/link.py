@@ -18,7 +18,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.protocol import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS, check_protocol, kv_kind
 from libs.contracts.ranges import fault_of
 from libs.dispatch.ports import LinkListener, MalformedFrame, Prefilled, QueuedDemand, Work, read_news
-from libs.perfmodel.priors import prior_speed
+from libs.perfmodel.profiles import prior_speed
 from libs.perfmodel.wire import compute_of, speed_of
 from libs.policy.gateway.outlook import CreditBalance, Sent, WorkerOutlook
 from libs.policy.gateway.placement import Attempt, Blocks, Partner

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from libs.contracts import metric_names as names
 from libs.stores.collectors import KvIndexCollector, RegistryCollector
 from libs.stores.kvindex import KvIndex
-from libs.stores.registry.port import Registry
+from libs.stores.registry import Registry
 from services.gateway.turns import FairSlots
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -33,10 +33,10 @@ from libs.runtime.clock import Clock, LoopScheduler, Scheduler
 from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
-from libs.stores.catalogue.port import ModelCatalogue
+from libs.stores.catalogue import ModelCatalogue
 from libs.stores.kvindex import KvIndex
 from libs.stores.limits import Ledger
-from libs.stores.registry.port import Registry
+from libs.stores.registry import Registry
 from libs.stores.responses import MemoryResponses, ResponseStore
 from services.gateway.batch.run import BatchPorts, Serving, make_batch
 from services.gateway.fleet import SilenceWatch, WorkerLinks

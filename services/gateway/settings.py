@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, Field, SecretStr, model_validat
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.contracts.ranges import MOST_JOB_LINES
-from libs.model.builtin import BUILTIN_SIM, SIM_NAME
+from libs.model.info import BUILTIN_SIM, SIM_NAME
 from libs.policy.gateway.binding import PolicyName
 from libs.policy.gateway.view import MAX_SILENT_MS, SILENT_MS
 from libs.runtime.http.settings import HttpSettings

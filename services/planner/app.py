@@ -10,8 +10,8 @@ from libs.keys.store import open_keys
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.service import Service
-from libs.stores.catalogue.redis import RedisCatalogue
-from libs.stores.registry.redis import RedisRegistry
+from libs.stores.catalogue import RedisCatalogue
+from libs.stores.registry import RedisRegistry
 from services.planner.run import PlannerPorts, RunningPlanner, open_planner
 from services.planner.settings import PlannerSettings
 from services.planner.store import RedisPlannerStore

@@ -14,7 +14,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Worker
 from libs.runtime.net.access import PLAINTEXT_VARIABLE, TLS_VARIABLES
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
-from libs.worker.admin.client import RoleMove, WorkerAdmin
+from libs.worker.admin_client import RoleMove, WorkerAdmin
 
 log = structlog.get_logger()
 

@@ -23,9 +23,9 @@ from libs.keys.table import KeyTable
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
-from libs.stores.catalogue.port import ModelCatalogue
+from libs.stores.catalogue import ModelCatalogue
 from libs.stores.collectors import RegistryCollector
-from libs.stores.registry.port import Registry
+from libs.stores.registry import Registry
 from services.planner.fleet_view import ReceivedPlans
 from services.planner.http.admin import Admin, ModeApi
 from services.planner.http.api import PlannerCollector, make_api

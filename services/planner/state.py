@@ -34,7 +34,7 @@ from libs.policy.planner.role_planning import ClusterSnapshot, RolePlan
 from libs.policy.planner.scaling import RoleWish
 from libs.policy.pressure import Workload, prompt_speed
 from libs.runtime.clock import Clock
-from libs.stores.registry.port import Registry
+from libs.stores.registry import Registry
 from libs.telemetry.gateways import GatewayReports
 from services.planner import messages
 from services.planner.fleet_view import (

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from libs.engine.config import EngineConfig
-from libs.engine.factory import make_engine
-from libs.engine.local import LocalEngine
+from libs.engine.local import LocalEngine, make_engine
 from libs.engine.port import Engine, EnginePhase, EngineRequest, SamplingParams
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import EngineBench, EventReader, SequenceLog

@@ -13,7 +13,7 @@ import structlog
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_SCALE
 from libs.contracts.topics import CAPACITY
 from libs.demand.wire import plan_message
-from libs.model.builtin import SIM_NAME
+from libs.model.info import SIM_NAME
 from libs.policy.capacity import CapacityPlan, PoolHour
 from libs.testing.memory.actuator import MemoryActuator
 from load.chaos.clients import Ask, check, send

@@ -12,7 +12,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import DECISIONS
 from libs.policy.worker.credits import CreditPool
 from libs.testing.memory.broker import Incoming, MemoryBroker
-from libs.worker.gateways.outbox import Outbox
+from libs.worker.gateways import Outbox
 from libs.worker.roles import AssignmentState
 from load.chaos.faults import CONTROL_WEIGHTS
 from load.chaos.run import Plan, run_seed

@@ -34,10 +34,8 @@ from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
 from libs.stores.collectors import RegistryCollector
 from libs.stores.kvindex import PrefixQuery, RedisKvIndex
-from libs.stores.registry.redis import RedisRegistry
-from libs.stores.registry.usable import Unusable, faults, read_worker
-from libs.stores.steps.port import StepTimeKey
-from libs.stores.steps.redis import CURVE_FIELD, RedisStepTimes
+from libs.stores.registry import RedisRegistry, Unusable, faults, read_worker
+from libs.stores.steps import CURVE_FIELD, RedisStepTimes, StepTimeKey
 from libs.testing.messages import messages, spoiled
 from libs.testing.servers.stores import RedisServer
 from libs.testing.suites.suite import RunningSuite

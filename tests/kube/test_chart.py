@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from libs.engine.parallel import parallel_of
+from libs.engine.config import parallel_of
 from libs.testing.kube.namespace import CHART, CommandFailed, render, run, several_nodes, two_models
 
 yaml = pytest.importorskip("yaml")

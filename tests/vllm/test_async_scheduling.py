@@ -29,7 +29,7 @@ Side = tuple[VllmEngine, EventReader]
 @pytest.fixture
 async def side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Side]:
     """An engine that schedules asynchronously, with KV for fewer sequences than it has places."""
-    from libs.engine.vllm.starting import launch
+    from libs.engine.vllm import launch
     from libs.testing.engines.async_executor import configured_asynchronously
 
     monkeypatch.setattr(launch, "configured", configured_asynchronously)

@@ -23,17 +23,17 @@ from libs.engine.port import (
 from libs.engine.reports import EngineIntegrity, FinishReason
 from libs.engine.vllm.connectors import Connector, ConnectorSession, KvRoute
 from libs.engine.vllm.engine import VllmEngine
-from libs.engine.vllm.scheduling.dummy_steps import DummySteps
-from libs.engine.vllm.scheduling.running_step import Board
-from libs.engine.vllm.scheduling.step_report import (
+from libs.engine.vllm.starting import StartedCore
+from libs.engine.vllm.step_reports import (
     COMMAND_KEY,
     REPORT_KEY,
+    Board,
     Command,
+    DummySteps,
     EngineReport,
     decode_command,
     encode,
 )
-from libs.engine.vllm.starting.started import StartedCore
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import DirectFetcher, EventReader
 from libs.testing.engines.real_model import write_random_llama

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from libs.contracts.errors import StartupError
-from libs.engine.config import EngineConfig
-from libs.engine.parallel import parallel_of
+from libs.engine.config import EngineConfig, parallel_of
 from libs.engine.vllm import plugin
 from libs.engine.vllm.connectors import connector_of
-from libs.engine.vllm.kv_facts import KvFacts
+from libs.engine.vllm.starting import KvFacts
 from libs.launch.profile import load_profile, profile_names
-from libs.perfmodel.kv_shape import KvGroup, KvShape
+from libs.perfmodel.utilisation import KvGroup, KvShape
 
 pytestmark = pytest.mark.vllm
 
@@ -36,7 +35,7 @@ NOT_ON_CPUS = ("kv_cache_dtype",)
 
 
 def built(folder: Path, shape: dict[str, Any], arguments: dict[str, Any], block_size_tokens: int = 64) -> Any:
-    from libs.engine.vllm.starting.launch import configured
+    from libs.engine.vllm.launch import configured
 
     (folder / "config.json").write_text(json.dumps(shape))
     asked = {name: value for name, value in arguments.items() if name not in NOT_ON_CPUS}
@@ -65,7 +64,7 @@ def test_vllm_spreads_a_tensor_parallel_group_over_nodes_as_it_is_registered(nod
 
 
 def test_kv_of_other_blocks_or_connectors_is_of_another_layout(tmp_path: Path) -> None:
-    from libs.engine.vllm.starting.launch import kv_layout
+    from libs.engine.vllm.launch import kv_layout
 
     nixl = connector_of(EngineConfig(tmp_path, "m"))
     store = connector_of(EngineConfig(tmp_path, "m", vllm_connector="ExampleConnector", vllm_connector_config=SHARED))
@@ -78,7 +77,7 @@ def test_kv_of_other_blocks_or_connectors_is_of_another_layout(tmp_path: Path) -
 
 
 def test_widths_that_nixl_reads_between_are_of_one_layout_and_others_say_why_not(tmp_path: Path) -> None:
-    from libs.engine.vllm.starting.launch import kv_layout
+    from libs.engine.vllm.launch import kv_layout
 
     nixl = connector_of(EngineConfig(tmp_path, "m"))
     layouts = [
@@ -93,7 +92,7 @@ def test_widths_that_nixl_reads_between_are_of_one_layout_and_others_say_why_not
 
 
 def test_the_type_of_kv_and_what_nixl_compares_are_of_the_layout_unless_that_is_off(tmp_path: Path) -> None:
-    from libs.engine.vllm.starting.launch import kv_layout
+    from libs.engine.vllm.launch import kv_layout
 
     nixl = connector_of(EngineConfig(tmp_path, "m"))
     lax = connector_of(EngineConfig(tmp_path, "m", vllm_connector_config={"enforce_handshake_compat": False}))
@@ -139,7 +138,7 @@ def test_compiled_code_is_known_again_at_the_next_start(tmp_path: Path, monkeypa
 
 
 def test_a_second_group_on_a_node_is_refused_where_the_first_one_meets(tmp_path: Path) -> None:
-    from libs.engine.vllm.starting.launch import _check_device
+    from libs.engine.vllm.launch import _check_device
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

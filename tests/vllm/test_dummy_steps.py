@@ -20,7 +20,7 @@ from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import DirectFetcher, EventReader
 from libs.testing.engines.real_model import write_random_llama
 from libs.testing.wait import until
-from libs.worker.telemetry.covers import StepBatchBuilder, TelemetrySource
+from libs.worker.telemetry import StepBatchBuilder, TelemetrySource
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

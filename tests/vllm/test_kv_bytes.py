@@ -10,7 +10,7 @@ import pytest
 
 from libs.engine.config import EngineConfig
 from libs.engine.vllm.connectors import connector_of
-from libs.perfmodel.kv_shape import KvGroup, KvShape
+from libs.perfmodel.utilisation import KvGroup, KvShape
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -65,7 +65,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def configured(folder: Path, shape: dict[str, Any], block_tokens: int = 64) -> Any:
-    from libs.engine.vllm.starting import launch
+    from libs.engine.vllm import launch
 
     (folder / "config.json").write_text(json.dumps(shape))
     # States in float32, as on GPUs and CPUs that compute bfloat16; elsewhere vLLM takes the model's type for them.
@@ -109,7 +109,7 @@ def laid_out(vllm_config: Any, specs: dict[str, Any], order: str = "LBHNC") -> A
 
 
 def shape_of(vllm_config: Any, specs: dict[str, Any], order: str = "LBHNC") -> KvShape:
-    from libs.engine.vllm.scheduling.kv_groups import kv_shape
+    from libs.engine.vllm.kv_groups import kv_shape
 
     return kv_shape(vllm_config, laid_out(vllm_config, specs, order))
 

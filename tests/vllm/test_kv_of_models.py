@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from libs.contracts.hashing import block_hashes
-from libs.engine.vllm.scheduling.block_hashes import Rehash
+from libs.engine.vllm.step_reports import Rehash
 
 pytestmark = pytest.mark.vllm
 
@@ -19,7 +19,7 @@ def test_blocks_of_sliding_windows_are_not_told_and_take_nothing_along() -> None
     from vllm.distributed.kv_events import BlockRemoved, BlockStored
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
 
-    from libs.engine.vllm.scheduling.kv_groups import Rehasher, whole_context_group
+    from libs.engine.vllm.kv_groups import Rehasher, whole_context_group
 
     shape = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
     sliding = KVCacheGroupSpec(["a"], SlidingWindowSpec(**shape, sliding_window=8))
@@ -44,7 +44,7 @@ def test_of_a_prompt_that_is_partly_known_only_the_rest_counts_as_transferred() 
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
-    from libs.engine.vllm.scheduling.scheduler import external_tokens
+    from libs.engine.vllm.scheduler import external_tokens
 
     request = Request("one", list(range(100)), SamplingParams(max_tokens=1), None)
     assert external_tokens(request) == 0

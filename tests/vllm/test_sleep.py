@@ -11,10 +11,10 @@ import pytest
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity
+from libs.engine.vllm.arguments import EXTENSION, sleep_arguments
 from libs.engine.vllm.connectors import connector_of
 from libs.engine.vllm.core import VllmCore
-from libs.engine.vllm.starting.arguments import EXTENSION, sleep_arguments
-from libs.perfmodel.kv_shape import KvGroup, KvShape
+from libs.perfmodel.utilisation import KvGroup, KvShape
 from libs.testing.engines.real_model import write_random_llama
 from libs.testing.wait import until
 
@@ -53,7 +53,7 @@ def test_a_persons_share_of_memory_leaves_those_that_sleep_their_part(
 ) -> None:
     from vllm.platforms import current_platform
 
-    from libs.engine.vllm.starting import launch
+    from libs.engine.vllm import launch
 
     asked: dict[str, Any] = {}
 
@@ -81,7 +81,7 @@ def test_a_persons_share_of_memory_leaves_those_that_sleep_their_part(
 def test_weights_are_dropped_only_where_vllm_reads_all_of_them_again(
     tmp_path: Path, method: str | None, drops: bool
 ) -> None:
-    from libs.engine.vllm.starting import launch
+    from libs.engine.vllm import launch
 
     config = EngineConfig(write_random_llama(tmp_path), "m", block_size_tokens=32, vllm_arguments={"max_model_len": 64})
     found: Any = launch.configured(config, connector_of(config))

@@ -11,10 +11,10 @@ import pytest
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity
+from libs.engine.vllm import starting
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
-from libs.engine.vllm.starting import start_files as starting
-from libs.engine.vllm.starting.start_files import PLUGINS_VARIABLE
+from libs.engine.vllm.starting import PLUGINS_VARIABLE
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import DirectFetcher
 from libs.testing.engines.real_model import real_model_folder

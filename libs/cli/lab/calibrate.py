@@ -27,11 +27,11 @@ from libs.lab.profile_file import write_profile
 from libs.launch.ready import Ready
 from libs.perfmodel.learner import FittedModel
 from libs.perfmodel.wire import fitted_model
-from libs.policy.worker.transfers import TransferSpeed
+from libs.policy.worker.handing_over import TransferSpeed
 from libs.runtime.net.access import admin_token
 from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings, load_settings
-from libs.worker.admin.client import WorkerAdmin
+from libs.worker.admin_client import WorkerAdmin
 
 # KV transfers of this period show the speed of the link.
 LOOK_BACK_S: Final = 120.0

@@ -15,7 +15,7 @@ from libs.keys.table import SUITE_TOKEN, actor_of
 from libs.policy.roles import end_refusal, ended_by
 from libs.runtime.net.access import admin_token
 from libs.runtime.net.rpc import make_channel
-from libs.worker.admin.client import RoleMove, WorkerAdmin
+from libs.worker.admin_client import RoleMove, WorkerAdmin
 
 # The budget of role mixed if none is given.
 DEFAULT_BUDGET_TOKENS = 256

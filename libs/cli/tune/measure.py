@@ -12,7 +12,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.launch.ready import Ready
 from libs.runtime.net.access import admin_token
 from libs.runtime.net.rpc import make_channel
-from libs.worker.admin.client import WorkerAdmin
+from libs.worker.admin_client import WorkerAdmin
 
 AnswerT = TypeVar("AnswerT")
 

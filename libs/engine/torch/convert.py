@@ -184,16 +184,13 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _edit_json(path: Path, changes: dict[str, Any]) -> None:
-    """Set keys of a JSON object; None removes a key."""
     merged = json.loads(path.read_text(encoding="utf-8")) | changes
     kept = {key: value for key, value in sorted(merged.items()) if value is not None or key not in changes}
     _write_json(path, kept)
 
 
 def move_into_place(folder: Path, out_dir: Path) -> None:
-    """Rename `folder` to `out_dir`, unless another converter was first. Raise StartupError if something else is in the
-    way.
-    """
+    """Rename `folder` to `out_dir`, unless another converter was first. Raise StartupError if it is taken."""
     try:
         folder.rename(out_dir)
     except OSError:

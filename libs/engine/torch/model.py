@@ -1,19 +1,167 @@
-"""Loading of Hugging Face folders with transformers' model classes, without those that paged attention cannot
-serve.
+"""Models of Hugging Face folders in transformers, and their LoRA adapters.
+
+An adapter is a folder in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`. The engine is
+started with it, or a sequence names the folder. Its weights are read in the first step that needs them. When there
+are too many, the least recently used adapter is dropped.
 """
 
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
 from libs.contracts.errors import StartupError
-from libs.engine.torch.attention import ATTENTION_NAME, paged_attention
-from libs.engine.torch.kv_pool import BlockShape
+from libs.engine.runner import Chunk
+from libs.engine.torch.attention import ATTENTION_NAME, BlockShape, paged_attention
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX: Final = "base_model.model."
+_SIDES: Final = (".lora_A.weight", ".lora_B.weight")
+# Config keys that request more than a low-rank addition with one scale.
+_UNSERVED: Final = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication")
+
+
+class AdapterBroken(Exception):
+    """An adapter cannot be read, or does not fit the model. Sequences that request it fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """The addition to one layer's output: `x @ down @ up`."""
+
+    down: torch.Tensor
+    """[in, rank], in the layer's dtype and on its device."""
+    up: torch.Tensor
+    """[rank, out], scaled by the adapter's scale."""
+
+
+_Loaded = Mapping[str, Addition]
+"""Additions by the layer's name in the model."""
+
+
+class Adapters:
+    """The adapters of one model. Not thread-safe."""
+
+    def __init__(self, model: Any, folders: Mapping[str, Path], most: int) -> None:
+        """Check the adapters in `folders`, given by name. Raise StartupError for one that is missing or unsupported.
+
+        At most `most` adapters keep their weights, or as many as a single step needs.
+        """
+        self._folders = folders
+        self._most = most
+        for name, folder in folders.items():
+            _scale(name, folder)
+        self._layers = {name: each for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
+        self._kept: OrderedDict[str, _Loaded] = OrderedDict()
+        self._rows: list[tuple[slice, _Loaded]] = []
+        """Rows of the running step that use an adapter."""
+        # Hooks are set for the first adapter used, since each costs a call per layer and step.
+        self._hooked = False
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of the adapters whose weights are loaded, the most recently used last."""
+        return tuple(self._kept)
+
+    def use(self, chunks: Sequence[Chunk]) -> dict[int, str]:
+        """Load the adapters of the next step's chunks, which follow each other in its row of tokens.
+
+        Return, by index, the reason for each chunk whose adapter cannot be loaded.
+        """
+        faults: dict[int, str] = {}
+        self._rows, first = [], 0
+        for place, chunk in enumerate(chunks):
+            end = first + len(chunk.token_ids)
+            if chunk.adapter:
+                try:
+                    self._rows.append((slice(first, end), self._load(chunk.adapter, chunk.adapter_source)))
+                except AdapterBroken as error:
+                    faults[place] = str(error)
+            first = end
+        needed = {chunk.adapter for chunk in chunks}
+        for name in [name for name in self._kept if name not in needed][: max(len(self._kept) - self._most, 0)]:
+            del self._kept[name]
+        return faults
+
+    def drop(self) -> None:
+        """Drop all weights, since the device is given up."""
+        self._rows = []
+        self._kept.clear()
+
+    def _load(self, name: str, source: str) -> _Loaded:
+        found = self._kept.get(name)
+        if found is None:
+            try:
+                found = self._read(name, self._folders.get(name) or Path(source))
+            except AdapterBroken:
+                raise
+            except StartupError as error:
+                raise AdapterBroken(error.message) from error
+            except Exception as error:  # safetensors raises an exception class of its own beside OSError
+                raise AdapterBroken(f"adapter {name!r} cannot be read: {' '.join(str(error).split())[:200]}") from error
+            self._kept[name] = found
+        self._kept.move_to_end(name)
+        if not self._hooked:
+            self._hooked = True
+            for layer_name, layer in self._layers.items():
+                layer.register_forward_hook(self._hook(layer_name))
+        return found
+
+    def _read(self, name: str, folder: Path) -> _Loaded:
+        scale, tensors = _scale(name, folder), load_file(folder / WEIGHTS)
+        found: dict[str, Addition] = {}
+        for key in sorted(tensors):
+            layer_name = key.removeprefix(_PREFIX).removesuffix(_SIDES[0])
+            if not key.endswith(_SIDES):
+                raise AdapterBroken(f"adapter {name!r} has {key}, which is no LoRA weight of a linear layer")
+            if not key.endswith(_SIDES[0]):
+                continue
+            layer, up = self._layers.get(layer_name), tensors[key.removesuffix(_SIDES[0]) + _SIDES[1]]
+            down = tensors[key]
+            if layer is None or down.shape[1] != layer.in_features or up.shape[0] != layer.out_features:
+                raise AdapterBroken(f"adapter {name!r} does not fit this model: it adds to {layer_name}")
+            like = layer.weight
+            scaled = up.to(torch.float32) * scale
+            found[layer_name] = Addition(down.T.contiguous().to(like), scaled.T.contiguous().to(like))
+        return found
+
+    def _hook(self, name: str) -> Any:
+        def add(_layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            # inputs [1, tokens, in]; output [1, tokens, out] is changed in place.
+            for rows, loaded in self._rows:
+                addition = loaded.get(name)
+                if addition is not None:
+                    output[0, rows] += inputs[0][0, rows] @ addition.down @ addition.up
+
+        return add
+
+
+def _scale(name: str, folder: Path) -> float:
+    """Return the factor of the adapter's addition. Raise StartupError if the adapter is unsupported."""
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StartupError(f"adapter {name!r}: {folder / CONFIG} cannot be read: {error}") from None
+    if not (folder / WEIGHTS).is_file():
+        raise StartupError(f"adapter {name!r}: {folder / WEIGHTS} is missing")
+    odd = next((key for key in _UNSERVED if config.get(key)), "")
+    if config.get("peft_type") != "LORA" or odd or config.get("bias", "none") != "none":
+        raise StartupError(
+            f"adapter {name!r} is not served: only plain LoRA is, without {odd or 'other types, or biases'}"
+        )
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
 
 DTYPES = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16})
 # Least compute capability of CUDA devices. Older ones emulate bfloat16, more slowly than they compute in float32.
@@ -53,9 +201,7 @@ def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def load_model(folder: Path, device: torch.device, wanted_dtype: str = "auto") -> Any:
-    """Load the model on `device`, with attention through the pool. Raise StartupError. For the type see
-    `pick_dtype`.
-    """
+    """Load the model on `device`, with attention through the pool and a type by `pick_dtype`. Raise StartupError."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     logging.disable_progress_bar()
     dtype = pick_dtype(wanted_dtype, device)
@@ -75,7 +221,6 @@ def load_model(folder: Path, device: torch.device, wanted_dtype: str = "auto") -
 
 
 def block_shape(model: Any, block_size_tokens: int) -> BlockShape:
-    """Return the shape of a block of the model's KV."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     return BlockShape(

@@ -108,9 +108,7 @@ class TorchRunner:
         return self._ready.pool.read(blocks)
 
     def write_blocks(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
-        """Write blocks, the inverse of `read_blocks`. Raise KvLost for damaged bytes, KvMismatch for a wrong
-        number.
-        """
+        """Write blocks. Raise KvLost for damaged bytes, KvMismatch for a wrong number."""
         self._ready.pool.write(blocks, data, checksums)
 
     async def transfer(self, data_bytes: int) -> None:

@@ -11,16 +11,13 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.cpu import cpu_name
 from libs.engine.guides import GuideFailed, Guides, load_guides
-from libs.engine.kv.pool_file import file_name
+from libs.engine.kv.shared_pool import file_name
 from libs.engine.port import EngineIdentity, Progress, SamplingParams
 from libs.engine.runner import Batch, Chunk, Sampled, without_ends
-from libs.engine.torch.adapters import Adapters
-from libs.engine.torch.attention import GatherMemory, plan_step
-from libs.engine.torch.kv_pool import KvPool
-from libs.engine.torch.model import block_shape, load_model, pick_device
-from libs.engine.torch.peaks import compute_of
+from libs.engine.torch.attention import GatherMemory, KvPool, plan_step
+from libs.engine.torch.device import compute_of, cpu_name
+from libs.engine.torch.model import Adapters, block_shape, load_model, pick_device
 from libs.engine.torch.sampling import sample, score
 from libs.model.info import ModelInfo, load_model_info
 from libs.perfmodel.utilisation import Compute
@@ -80,9 +77,7 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
 
 
 def put_away(loaded: Loaded) -> Weights:
-    """Move the weights to host memory and free the pool, so that `wake` can restore them. On a CPU weights stay in
-    place.
-    """
+    """Free the pool and move the weights to host memory, for `wake`. On a CPU weights stay in place."""
     loaded.pool.close()
     if loaded.device.type == "cuda":
         loaded.model.to("cpu")

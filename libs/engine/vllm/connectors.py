@@ -23,9 +23,7 @@ class KvRoute(Enum):
     NAME = "name"
     """Both sides get the same name, and the decode side the address to fetch it from."""
     STORE = "store"
-    """The prefill side puts them into a store, where the decode side looks them up by their tokens. It computes what
-    is missing.
-    """
+    """The prefill side puts them into a store. The decode side finds them by tokens and computes what is missing."""
     NONE = "none"
     """The connector keeps blocks for its own engine."""
 
@@ -171,9 +169,7 @@ class ConnectorSession:
                 return None
 
     def left(self, name: str, answer: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the decode side's parameters, from vLLM's `answer` on the prefill side; None if the connector has
-        failed.
-        """
+        """Return the decode side's parameters by vLLM's `answer` on the prefill side; None if the connector failed."""
         match self.connector.way:
             case KvRoute.REPLY:
                 return answer

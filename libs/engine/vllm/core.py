@@ -18,8 +18,8 @@ from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import DeviceMemory, EngineIdentity, Progress
 from libs.engine.vllm.connectors import connector_of
-from libs.engine.vllm.starting import hung
-from libs.engine.vllm.starting.started import StartedCore
+from libs.engine.vllm.starting import StartedCore, end_start, overdue_message
+from libs.runtime.net.ports import end_when_vanished
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core_client import AsyncMPClient
@@ -38,8 +38,6 @@ VLLM_LIMIT_AFTER_S = 60
 
 
 class CoreProcess(Protocol):
-    """The EngineCore process as the engine uses it."""
-
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
         """Load the model. Raise StartupError if that fails."""
         ...
@@ -133,14 +131,14 @@ class VllmCore:
             raise
         except TimeoutError:
             stood = await self._give_up(done, explain=True)
-            raise StartupError(hung.sentence(config.vllm_start_limit_s, self._stage, stood)) from None
+            raise StartupError(overdue_message(config.vllm_start_limit_s, self._stage, stood)) from None
         return self._ready
 
     async def _give_up(self, done: "asyncio.Future[tuple[AsyncMPClient, StartedCore]]", *, explain: bool) -> list[str]:
         """End the processes of a start under way, and return where each of them stood."""
         done.cancel()
         self._over.set()
-        stood = await asyncio.to_thread(hung.end_start, explain=explain)
+        stood = await asyncio.to_thread(end_start, explain=explain)
         await asyncio.to_thread(self._thread.join, CLOSE_S)  # it ends without its processes, unless it hangs
         return stood
 
@@ -173,17 +171,13 @@ class VllmCore:
         return await self._running.get_output_async()
 
     async def sleep(self, *, keep_weights: bool) -> None:
-        """Sleep at one of vLLM's levels, which aborts what still runs and resets its prefix cache and the
-        connector's.
-        """
+        """Sleep at one of vLLM's levels: abort what still runs, reset its prefix cache and the connector's."""
         async with asyncio.timeout(SLEEP_LIMIT_S):
             await self._running.sleep_async(KEEP_WEIGHTS if keep_weights else DROP_WEIGHTS, "abort")
         self._dropped = not keep_weights
 
     async def wake(self) -> None:
-        """Restore weights and KV. Dropped weights are read before KV is allocated, since vLLM schedules once both
-        exist.
-        """
+        """Restore weights, then KV, since vLLM schedules once both exist."""
         try:
             async with asyncio.timeout(SLEEP_LIMIT_S):
                 if self._dropped:
@@ -255,8 +249,7 @@ def _launch(
 def import_launch() -> ModuleType:
     """Import the module that starts vLLM, which takes seconds. Raise StartupError if vLLM is not installed."""
     try:
-        from libs.engine.vllm import wire  # noqa: F401, PLC0415 - vLLM takes seconds to import
-        from libs.engine.vllm.starting import launch  # noqa: PLC0415 - as above
+        from libs.engine.vllm import launch, wire  # noqa: F401, PLC0415 - vLLM takes seconds to import
     except ImportError as error:
         reason = str(error).splitlines()[0]
         raise StartupError(
@@ -275,3 +268,65 @@ def as_startup_error(error: BaseException, what: str = "start") -> StartupError:
 def in_one_line(error: BaseException) -> str:
     """Return the error's message in one line of at most 400 characters."""
     return (" ".join(str(error).split()) or type(error).__name__)[:400]
+
+
+LEADER_DEAD = "node 0 has ended: start its worker and this one again"
+DEAD = "the processes that compute here have ended, and their log says why: start node 0's worker and this one again"
+# Interval between attempts to connect to node 0.
+KNOCK_S = 0.5
+# A node 0 without any network traffic for this long has ended.
+VANISHED_S = 10
+
+
+async def follow(config: EngineConfig, identity: EngineIdentity, stopping: asyncio.Event) -> None:
+    """Compute until `stopping` is set. Raise StartupError if that fails, or if node 0, which schedules, ends."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+
+    def end(error: BaseException | None) -> None:
+        if not over.done():
+            over.set_exception(error) if error else over.set_result(None)
+
+    def own() -> None:
+        # This thread lives as long as the processes, since Linux ends them with the thread that started them.
+        error: BaseException | None = None
+        try:
+            import_launch().follow(config, identity)
+        except BaseException as failure:
+            error = as_startup_error(failure)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(end, error)
+
+    threading.Thread(target=own, name="vllm follower", daemon=True).start()
+    leader = asyncio.ensure_future(_until_leader_ends(config))
+    stop = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait((over, leader, stop), return_when=asyncio.FIRST_COMPLETED)
+        if over.done():
+            over.result()
+            if not stopping.is_set():
+                raise StartupError(DEAD)
+        elif leader.done():
+            raise StartupError(LEADER_DEAD)
+    finally:
+        for waited_for in (over, leader, stop):
+            waited_for.cancel()
+
+
+async def _until_leader_ends(config: EngineConfig) -> None:
+    """Hold a connection to node 0's rendezvous until node 0 closes it by ending."""
+    address, port = config.vllm_arguments["master_addr"], config.vllm_arguments.get("master_port", 29501)
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(address, port)
+        except OSError:
+            await asyncio.sleep(KNOCK_S)
+            continue
+        try:
+            end_when_vanished(writer.get_extra_info("socket"), VANISHED_S)
+            await reader.read()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+        return

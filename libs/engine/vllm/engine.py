@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,17 +22,77 @@ from libs.engine.port import Capabilities, DeviceMemory, EngineIdentity, EngineP
 from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, FinishReason, SequenceOutput
 from libs.engine.sequence import Sequence, check_request
 from libs.engine.vllm.core import CoreProcess, in_one_line
-from libs.engine.vllm.handover import NEVER_NS, lease_margin_ns, lease_ns, refusal
-from libs.engine.vllm.outputs import OutputReader, announcement
-from libs.engine.vllm.scheduling.running_step import Running
-from libs.engine.vllm.scheduling.step_report import Command, EngineReport
-from libs.engine.vllm.scheduling.trial import trial_tokens
-from libs.engine.vllm.sequences import Sequences
-from libs.engine.vllm.starting.started import StartedCore
+from libs.engine.vllm.pacing import trial_tokens
+from libs.engine.vllm.sequences import OutputReader, Sequences, announcement
+from libs.engine.vllm.starting import StartedCore
+from libs.engine.vllm.step_reports import Command, EngineReport, Running
 from libs.model.info import load_model_info
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
+
+if TYPE_CHECKING:
+    from libs.engine.vllm.wire import Handover
+
+# vLLM's receiver renews a lease this many times in its length, and a heartbeat takes time to send and receive.
+HEARTBEATS, ROOM_NS = 6, 3_000_000_000
+# The end of a lease that never ends.
+NEVER_NS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverRefusal:
+    """The reason why a sequence ends before it starts."""
+
+    finish: FinishReason
+    detail: str
+
+
+def refusal(
+    request: EngineRequest,
+    handover: "Handover | None",
+    capabilities: Capabilities,
+    *,
+    engine_id: str,
+    margin_ns: int,
+    now_ns: int,
+) -> HandoverRefusal | None:
+    """Return why the engine cannot continue from the request's handle, unpacked as `handover`; None if it can.
+
+    A lease with less than `margin_ns` left is refused. Raise InvalidRequest if the tokens do not match the handle.
+    """
+    assert request.kv is not None
+    layout, tokens = capabilities.kv_layout, len(request.token_ids)
+    if request.kv.kv_layout != layout:
+        detail = f"kv_mismatch: the blocks have KV layout {request.kv.kv_layout!r}, this engine has {layout!r}"
+        return HandoverRefusal(FinishReason.FAILED, detail)
+    if request.kv.tokens != tokens:
+        raise InvalidRequest(
+            f"the KV handle covers {request.kv.tokens} tokens, the sequence has {tokens}: a vllm engine goes on from"
+            " exactly what was prefilled"
+        )
+    if handover is None:
+        return HandoverRefusal(FinishReason.FAILED, "kv_mismatch: the handle is no vllm engine's")
+    if handover.engine_id == engine_id:
+        return HandoverRefusal(FinishReason.KV_LOST, "kv_lost: vLLM does not pull blocks from itself")
+    if now_ns > handover.expires_unix_ns - margin_ns:
+        return HandoverRefusal(FinishReason.KV_LOST, "kv_lost: the lease of the blocks is over")
+    return None
+
+
+def lease_ns(kv_lease_ms: int) -> int:
+    """Return how long vLLM holds blocks for their receiver, which it counts in whole seconds."""
+    return max(kv_lease_ms // 1000, 1) * 1_000_000_000
+
+
+def lease_margin_ns(kv_lease_ms: int) -> int:
+    """Return the remaining time below which a lease can no longer be relied on. At most half the lease.
+
+    If the first heartbeat was just missed, the blocks could belong to another sequence when they are read.
+    """
+    whole_ns = lease_ns(kv_lease_ms)
+    return min(whole_ns // HEARTBEATS + ROOM_NS, whole_ns // 2)
+
 
 RETRY_AFTER_S = 1.0
 # How long running sequences may take to leave EngineCore before it sleeps.
@@ -130,9 +190,7 @@ class VllmEngine:
         self._tasks.spawn("vllm long and dummy steps", self._look(ready))
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """Put EngineCore to sleep once nothing runs in it and no block waits for a receiver, since neither survives
-        sleep.
-        """
+        """Put EngineCore to sleep once nothing runs and no block waits for a receiver: neither survives sleep."""
         if self._asleep:
             return
         self._asleep = True

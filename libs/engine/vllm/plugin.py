@@ -30,7 +30,7 @@ from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
 PR_SET_PDEATHSIG = 1
 # Pid of the worker, set for the processes that it starts. Other uses of vLLM are left alone.
 LEASH_VARIABLE = "FULCRUM_VLLM_LEASH"
-# Folder of files for the worker, while its processes start (libs/engine/vllm/starting/start_files.py).
+# Folder of files for the worker, while its processes start (libs/engine/vllm/starting.py).
 FOLDER_VARIABLE = "FULCRUM_VLLM_FOLDER"
 # Files with the error that kept a process from starting, the mark of a registered process, and the hash by which NIXL
 # recognises compatible blocks.
@@ -143,3 +143,16 @@ def _sleep_until_news() -> None:
 
     SpinCondition.__init__ = functools.partialmethod(SpinCondition.__init__, busy_loop_s=0.0)
     SpinCondition.wait = nap
+
+
+class MemoryReport:
+    """A mix-in that vLLM adds to its worker class (`worker_extension_cls`)."""
+
+    def fulcrum_device_memory(self) -> tuple[int, int] | None:
+        """Return (total, free) bytes of this rank's device; None on a CPU."""
+        import torch  # noqa: PLC0415 - the plug-in is loaded first, and needs none of it
+
+        if not torch.accelerator.is_available():
+            return None
+        free, total = torch.accelerator.get_memory_info()
+        return total, free

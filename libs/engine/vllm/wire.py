@@ -19,9 +19,9 @@ from libs.engine.port import EnginePhase, EngineRequest
 from libs.engine.port import SamplingParams as Sampling
 from libs.engine.reports import FinishReason, Logprob
 from libs.engine.vllm.connectors import ConnectorSession
-from libs.engine.vllm.scheduling.guides import GENERATED_KEY
-from libs.engine.vllm.scheduling.step_report import (
+from libs.engine.vllm.step_reports import (
     COMMAND_KEY,
+    GENERATED_KEY,
     PACE_KEY,
     REPORT_KEY,
     TRIAL_KEY,
@@ -130,7 +130,6 @@ def _adapter(name: str, adapters: Mapping[str, Path]) -> LoRARequest | None:
 
 
 def command_request(command: Command, request_id: str) -> EngineCoreRequest:
-    """Return a command to the scheduler as a request that it never schedules."""
     return _made_up([0], request_id, {COMMAND_KEY: encode(command)})
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.engine.kv.block_pool import BlockPool
+from libs.engine.kv.blocks import BlockPool
 from libs.engine.port import EngineRequest, SamplingParams
 from libs.engine.reports import FinishReason
 from libs.engine.runner import Chunk

@@ -28,7 +28,7 @@ from libs.policy.roles import Assignment, Role
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepWork
 from libs.policy.worker.credits import Credits
-from libs.policy.worker.transfers import TransferSpeed
+from libs.policy.worker.handing_over import TransferSpeed
 
 
 class WorkerListener(Protocol):

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Assigned, Phase, serves
 from libs.policy.speed import Speed
-from libs.policy.worker.slack import IN_HAND
+from libs.policy.worker.pace import IN_HAND
 
 
 @dataclass(slots=True)

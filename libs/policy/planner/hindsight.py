@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Final
 
 from libs.policy.pressure import Split, WorkerProfile, Workload, decode_step_ns, prompt_speed, ride, split
-from libs.policy.worker.slack import IN_HAND
+from libs.policy.worker.pace import IN_HAND
 
 MAX_NS: Final = 3_600_000_000_000
 """The bound on a predicted time, also used for a phase without workers."""

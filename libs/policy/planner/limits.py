@@ -24,7 +24,7 @@ from libs.policy.pressure import (
     rounded,
     where,
 )
-from libs.policy.worker.slack import IN_HAND
+from libs.policy.worker.pace import IN_HAND
 
 DAY_MINUTES: Final = 24 * 60
 MAX_MOVES_PER_S: Final = 1_000

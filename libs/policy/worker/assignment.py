@@ -1,5 +1,8 @@
-"""A worker's assignment, which changes by compare-and-set on its epoch."""
+"""A worker's assignment, which changes by compare-and-set on its epoch, the sequences that it takes under it, and what
+it keeps of a model that it leaves.
+"""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
@@ -10,7 +13,7 @@ FIRST_EPOCH: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedAssignment:
     """An assignment that a caller requests for a worker."""
 
     role: int
@@ -36,7 +39,7 @@ def first_assignment(model: str, role: int, budget_tokens: int, epoch: int = FIR
     return _assignment(model, role, budget_tokens, epoch)
 
 
-def next_assignment(current: Assignment, wanted: Wanted, *, draining: bool) -> Assignment | NotTaken:
+def next_assignment(current: Assignment, wanted: WantedAssignment, *, draining: bool) -> Assignment | NotTaken:
     """Return the assignment that follows `current`, or the reason why the requested one is rejected."""
     if draining:
         return NotTaken.DRAINING
@@ -47,7 +50,7 @@ def next_assignment(current: Assignment, wanted: Wanted, *, draining: bool) -> A
     return _assignment(current.model, wanted.role, wanted.budget_tokens, current.epoch + 1)
 
 
-def refusal(assignment: Assigned, phase: int, *, draining: bool) -> Refusal | None:
+def role_refusal(assignment: Assigned, phase: int, *, draining: bool) -> Refusal | None:
     """Return why new work of `phase` is refused, or None.
 
     The gateway's epoch does not matter as long as the phase still fits. A change of budget, or a move there and
@@ -71,3 +74,79 @@ def _assignment(model: str, role: int, budget_tokens: int, epoch: int) -> Assign
     if budget_tokens > MAX_BUDGET_TOKENS:
         return NotTaken.BUDGET_TOO_LARGE
     return Assignment(model, Role(role), budget_tokens, epoch)
+
+
+class Invalid(Enum):
+    """The reason behind Refusal.INVALID, as far as it shows before the sequence's tokens are read."""
+
+    PHASE_MISSING = auto()
+    OTHER_MODEL = auto()
+    ADAPTER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReadiness:
+    """The state of a worker that decides which sequences it can take now."""
+
+    assignment: Assigned
+    draining: bool
+    kv_layout: str
+    has_credit: bool
+    """Whether the gateway held a credit for the sequence."""
+
+
+def invalid(
+    phase: int, model: str, adapter: str, *, worker_model: str, adapters: Collection[str] = (), loadable: bool = False
+) -> Invalid | None:
+    """Return the fault that makes a sequence invalid in every role of the worker, or None. Checked before `refusal`.
+
+    `adapters` are those loaded when the worker started. `loadable` says that it can load the sequence's adapter
+    now.
+    """
+    if phase not in (Phase.PREFILL, Phase.DECODE, Phase.BOTH):
+        return Invalid.PHASE_MISSING
+    if model != worker_model:
+        return Invalid.OTHER_MODEL
+    return Invalid.ADAPTER if adapter and adapter not in adapters and not loadable else None
+
+
+def refusal(phase: int, kv_layout: str | None, worker: WorkerReadiness) -> Refusal | None:
+    """Return why the worker cannot take a valid sequence now, or None.
+
+    `kv_layout` is that of the blocks that the sequence comes with; None if it has none.
+    """
+    code = role_refusal(worker.assignment, phase, draining=worker.draining)
+    if code is not None:
+        return code
+    if kv_layout is not None and kv_layout != worker.kv_layout:
+        return Refusal.KV_MISMATCH
+    return None if worker.has_credit else Refusal.NO_CAPACITY
+
+
+class Leaving(Enum):
+    CLOSED = "closed"
+    WITHOUT_WEIGHTS = "without weights"
+    """The engine's processes stay, so waking up reads only the weights."""
+    WITH_WEIGHTS = "with weights"
+    """The weights stay too, in host memory."""
+
+
+def leave(size_bytes: int, *, host_bytes: int, sleeps: bool, drops_weights: bool) -> Leaving:
+    """Return the most that can stay of a model with weights of this size.
+
+    `host_bytes` is the host memory for all sleeping models.
+    """
+    if not sleeps or not host_bytes:
+        return Leaving.CLOSED
+    if size_bytes <= host_bytes:
+        return Leaving.WITH_WEIGHTS
+    return Leaving.WITHOUT_WEIGHTS if drops_weights else Leaving.CLOSED
+
+
+def too_many(held: Sequence[int], wanted: int, most: int) -> int:
+    """Return how many of the held models must go, longest unused first, so that `wanted` fits within `most`."""
+    over, gone = sum(held) + wanted - most, 0
+    while over > 0 and gone < len(held):
+        over -= held[gone]
+        gone += 1
+    return gone

@@ -7,6 +7,10 @@ that others hold unused are recalled.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from libs.policy.roles import Assigned, Role
+from libs.policy.speed import HAND_OVER_S
 
 # A waiting gateway comes first after this many grants to more urgent ones, whatever its deadline.
 MAX_PASSED_OVER = 16
@@ -227,3 +231,103 @@ class Credits:
     def take(self, gateway: int) -> tuple[int, int, int, int]:
         """Return (prefill grant, prefill recall, decode grant, decode recall) to send to the gateway."""
         return *self.prefill.take(gateway), *self.decode.take(gateway)
+
+
+MIN_PROMPTS: Final = 4
+# Other prompts wait in the gateways, where they can still go to another worker.
+MAX_PROMPTS: Final = 64
+# Short prompts get slots to fill the running step, the next one, and the time of a hand-over (`HAND_OVER_S`).
+FILLED_STEPS: Final = 2
+
+LONG_PROMPT_TOKENS: Final = 1024.0
+"""The prompt length assumed before the first prompt."""
+PROMPTS_AVERAGED: Final = 16
+
+
+class PromptLength:
+    """A running mean of the lengths of recent prompts."""
+
+    def __init__(self) -> None:
+        self.mean_tokens = LONG_PROMPT_TOKENS
+
+    def came(self, tokens: int) -> None:
+        self.mean_tokens += (tokens - self.mean_tokens) / PROMPTS_AVERAGED
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFacts:
+    """The figures that determine a role's number of slots."""
+
+    max_sequences: int
+    """The most sequences in the engine's running batch."""
+    prompt_tokens: float
+    """The mean length of recent prompts."""
+    chunk_tokens: int
+    """The most prompt tokens that one step computes."""
+    step_s: float
+    """The known or assumed time of a step of `chunk_tokens`; greater than 0."""
+    decoding: int = 0
+    """Sequences that occupy the batch against decode credits, whichever role granted them."""
+
+
+def slots(role: int, facts: SlotFacts) -> tuple[int, int]:
+    """Return how many (prefill, decode) requests a worker of `role` accepts at once.
+
+    A sequence computed from start to end takes a decode slot, where it spends nearly all its time.
+    """
+    if role == Role.PREFILL:
+        return prefill_slots(facts), 0
+    return (0, facts.max_sequences) if role == Role.MIXED else (0, 0)
+
+
+def prefill_slots(facts: SlotFacts) -> int:
+    """Return the number of prompt slots, larger for short prompts.
+
+    It is a power of two within the bounds, so a new mean seldom changes it. It never exceeds the engine's free
+    places: sequences that still decode from another role keep theirs, and a prompt waits better in its gateway. It
+    may be 0, as decodes need no prompt to end.
+    """
+    wanted_tokens = facts.chunk_tokens * (FILLED_STEPS + HAND_OVER_S / facts.step_s)
+    prompts = MIN_PROMPTS
+    while prompts < MAX_PROMPTS and prompts * facts.prompt_tokens < wanted_tokens:
+        prompts *= 2
+    return min(prompts, max(facts.max_sequences - facts.decoding, 0))
+
+
+# Nothing decodes in role prefill, so the engine's own chunk size is the only limit.
+WHOLE_CHUNK_TOKENS: Final = 1 << 30
+
+
+class TakenSequence(Protocol):
+    """A sequence that was accepted under some prompt budget."""
+
+    @property
+    def budget_tokens(self) -> int:
+        """The budget of the role in which the worker accepted the sequence."""
+        ...
+
+    @property
+    def awaits_prompt(self) -> bool:
+        """Whether this worker still has to compute the prompt."""
+        ...
+
+    @property
+    def yields(self) -> bool:
+        """Whether the prompt waits while another one can be computed."""
+        ...
+
+
+def role_budget(assignment: Assigned) -> int:
+    if assignment.role == Role.PREFILL:
+        return WHOLE_CHUNK_TOKENS
+    return assignment.budget_tokens if assignment.role == Role.MIXED else 0
+
+
+def engine_budget(own_tokens: int, taken: Iterable[TakenSequence]) -> int:
+    """Return the prompt budget of the engine: the role's own, or a larger one that accepted prompts still need.
+
+    A larger budget lasts until the prompts accepted under it are computed. Yielding prompts keep it only where the
+    role's own budget would never compute them.
+    """
+    awaited = (each.budget_tokens for each in taken if each.awaits_prompt and not (own_tokens and each.yields))
+    return max(own_tokens, max(awaited, default=0))

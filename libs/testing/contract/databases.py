@@ -3,13 +3,10 @@ in memory."""
 
 from typing import Protocol
 
-from libs.stores.catalogue.port import ModelCatalogue
-from libs.stores.catalogue.redis import RedisCatalogue
+from libs.stores.catalogue import ModelCatalogue, RedisCatalogue
 from libs.stores.kvindex import LOOKUP_TIMEOUT_S, KvIndex, RedisKvIndex
-from libs.stores.registry.port import Registry
-from libs.stores.registry.redis import RedisRegistry
-from libs.stores.steps.port import StepTimeStore
-from libs.stores.steps.redis import RedisStepTimes
+from libs.stores.registry import RedisRegistry, Registry
+from libs.stores.steps import RedisStepTimes, StepTimeStore
 from libs.testing.memory.kvindex import MemoryKvIndex
 from libs.testing.memory.models import MemoryCatalogue
 from libs.testing.memory.registry import MemoryRegistry

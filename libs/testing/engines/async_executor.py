@@ -17,9 +17,9 @@ from vllm.config import VllmConfig
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from libs.engine.config import EngineConfig
+from libs.engine.vllm import launch
 from libs.engine.vllm.connectors import Connector
-from libs.engine.vllm.scheduling.scheduler import AsyncStepScheduler
-from libs.engine.vllm.starting import launch
+from libs.engine.vllm.scheduler import AsyncStepScheduler
 
 _configured = launch.configured
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from libs.engine.port import EngineRequest
 from libs.engine.reports import FinishReason
 from libs.engine.runner import Batch, Chunk, Sampled
-from libs.engine.sim.tokens import TokenSource
+from libs.engine.sim import TokenSource
 
 SOURCE = TokenSource.builtin()
 NOTHING: NDArray[np.int32] = np.empty(0, dtype=np.int32)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.pool_map import PoolMap, PoolMaps
+from libs.engine.kv.shared_pool import PoolMap, PoolMaps
 from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.port import Engine, EngineIdentity
 from libs.engine.reports import EngineEvent, EngineIntegrity, Logprob, SequenceOutput

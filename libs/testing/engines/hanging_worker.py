@@ -3,7 +3,7 @@
 import subprocess
 import threading
 
-from libs.engine.vllm.starting.cpu_worker import MendedWorker
+from libs.engine.vllm.cpu_worker import MendedWorker
 
 
 class HangingWorker(MendedWorker):

@@ -3,8 +3,8 @@
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as InnerTokenizer
 
-from libs.model.builtin import CHATML_TEMPLATE, sim_tokenizer
 from libs.model.chat import ChatTemplate
+from libs.model.info import CHATML_TEMPLATE, sim_tokenizer
 from libs.model.tokenizer import Tokenizer
 
 MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")

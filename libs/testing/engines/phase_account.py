@@ -7,14 +7,13 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.engine.port import Engine
 from libs.engine.reports import EngineEvent
 from libs.perfmodel.learner import FittedModel, StepTimeLearner
-from libs.perfmodel.priors import prior_step_time
+from libs.perfmodel.profiles import prior_step_time
 from libs.perfmodel.wire import step_time_message
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.steps import PhaseTime, prefill_shares
-from libs.worker.telemetry.covers import StepBatchBuilder, TelemetrySource
-from libs.worker.telemetry.step_times import work_of
+from libs.worker.telemetry import StepBatchBuilder, TelemetrySource, work_of
 
 CUT_S: Final = 0.1
 REFIT_CUTS: Final = 20

@@ -7,8 +7,8 @@ from typing import Any
 from libs.engine.config import EngineConfig
 from libs.engine.port import DeviceMemory, EngineIdentity, Progress
 from libs.engine.vllm.core import VllmCore
-from libs.engine.vllm.scheduling.step_report import Command, EngineReport
-from libs.engine.vllm.starting.started import StartedCore
+from libs.engine.vllm.starting import StartedCore
+from libs.engine.vllm.step_reports import Command, EngineReport
 from libs.policy.step_time import StepTimeModel
 
 ALL_TOKENS = 1 << 30

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
-from libs.stores.catalogue.port import Catalogued, Uses
+from libs.stores.catalogue import Catalogued, LoadTimes, ModelEntry, ModelOutlook, ModelUse, Uses
 from libs.testing.memory.server import Bell
 
 

@@ -6,9 +6,16 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from libs.runtime.backoff import Backoff
-from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
-from libs.stores.catalogue.port import Catalogued, CatalogueDown, Uses
-from libs.stores.catalogue.redis import CALL_TIMEOUT_S
+from libs.stores.catalogue import (
+    CALL_TIMEOUT_S,
+    Catalogued,
+    CatalogueDown,
+    LoadTimes,
+    ModelEntry,
+    ModelOutlook,
+    ModelUse,
+    Uses,
+)
 from libs.stores.watching import BACKOFF_FIRST_S, BACKOFF_MAX_S
 from libs.testing.memory.server import ServerAway
 from libs.testing.memory.store import MemoryStore

@@ -7,9 +7,7 @@ from typing import TypeVar
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.runtime.backoff import Backoff
-from libs.stores.registry.port import RegistryDown, RegistryStats
-from libs.stores.registry.redis import CALL_TIMEOUT_S
-from libs.stores.registry.usable import Unusable, read_worker
+from libs.stores.registry import CALL_TIMEOUT_S, RegistryDown, RegistryStats, Unusable, read_worker
 from libs.stores.watching import BACKOFF_FIRST_S, BACKOFF_MAX_S
 from libs.testing.memory.server import ServerAway
 from libs.testing.memory.store import MemoryStore

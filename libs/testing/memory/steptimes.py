@@ -5,8 +5,7 @@ from typing import TypeVar
 
 from libs.perfmodel.learner import FittedModel, StepKind
 from libs.policy.worker.saturation import PrefillCurve
-from libs.stores.steps.port import StepTimeKey
-from libs.stores.steps.redis import CALL_TIMEOUT_S
+from libs.stores.steps import CALL_TIMEOUT_S, StepTimeKey
 from libs.testing.memory.server import ServerAway
 from libs.testing.memory.store import Key, MemoryStore
 

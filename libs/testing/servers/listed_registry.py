@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
-from libs.stores.registry.port import RegistryStats
+from libs.stores.registry import RegistryStats
 
 
 class ListedRegistry:

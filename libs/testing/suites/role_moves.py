@@ -15,7 +15,7 @@ from libs.contracts.roles import role_from_name
 from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings
 from libs.testing.suites.suite import RunningSuite
-from libs.worker.admin.client import RoleMove, WorkerAdmin
+from libs.worker.admin_client import RoleMove, WorkerAdmin
 
 BUDGET_TOKENS = 128
 

@@ -18,7 +18,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.step_row import StepRow, step_rows
 from libs.contracts.topics import Topic
-from libs.engine.factory import make_engine
+from libs.engine.local import make_engine
 from libs.model.info import load_model_info
 from libs.perfmodel.learner import FittedModel, StepKind
 from libs.policy.worker.saturation import PrefillCurve
@@ -28,8 +28,8 @@ from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings
 from libs.runtime.tasks import TaskOwner
 from libs.stores.kvindex import KvIndex, KvIndexStats, PrefixQuery
-from libs.stores.registry.port import Registry, RegistryStats
-from libs.stores.steps.port import StepTimeKey
+from libs.stores.registry import Registry, RegistryStats
+from libs.stores.steps import StepTimeKey
 from libs.worker.host import WorkerHost
 from libs.worker.run import WorkerPorts, open_worker
 from libs.worker.settings import WorkerSettings

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 from libs.engine.runner import Batch, Sampled
-from libs.engine.sim.runner import SimRunner
+from libs.engine.sim import SimRunner
 
 PROMPT_MARK = "worker, die of this prompt"
 TOKENS_MARK = "worker, die of a token"

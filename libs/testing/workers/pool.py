@@ -8,20 +8,19 @@ from typing import Any
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.factory import make_engine
+from libs.engine.local import make_engine
 from libs.engine.port import Engine
-from libs.engine.sim.runner import SimRunner
-from libs.model.builtin import BUILTIN_SIM
-from libs.model.info import ModelInfo
+from libs.engine.sim import SimRunner
+from libs.model.info import BUILTIN_SIM, ModelInfo
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner, end
 from libs.runtime.transport import SystemTransport
-from libs.stores.registry.port import Registry
+from libs.stores.registry import Registry
 from libs.testing.engines.gpu import FakeGpu, GpuEngine
 from libs.testing.memory.registry import MemoryRegistry
 from libs.testing.memory.store import MemoryStore
 from libs.testing.workers.hosts import TOKEN, WAIT_S, RecordingBus, RecordingKvIndex, RecordingStepTimes
-from libs.worker.pool.member import PoolMember
+from libs.worker.pool_member import PoolMember
 from libs.worker.run import ModelStay, WorkerPorts
 from libs.worker.settings import WorkerSettings
 

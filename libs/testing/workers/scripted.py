@@ -19,7 +19,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_from_name
 from libs.runtime.net.rpc import make_server
 from libs.runtime.settings import CommonSettings
-from libs.worker.gateways.attached import BEAT_S
+from libs.worker.gateways import BEAT_S
 
 _incarnations = count(1)
 

@@ -20,7 +20,7 @@ from libs.contracts.errors import FileNotFound, FileTooLarge, FulcrumError, Quot
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.dispatch.ports import OneForAll, Tenancy
-from libs.filestore.port import FileInfo, FileStore, Stored
+from libs.filestore.port import FileInfo, FileStore, StoreTotals
 from libs.keys.book import TenantLimits
 from libs.keys.table import DEFAULT_TENANT, NO_LIMITS, KeyTable
 from libs.policy.gateway.places import queue_room
@@ -32,7 +32,7 @@ from services.gateway.batch.view import JobView
 from services.gateway.request.limits import TenantLimiter
 from services.gateway.turns import FairSlots
 
-UNBOUNDED: Final = Stored(sys.maxsize, sys.maxsize)
+UNBOUNDED: Final = StoreTotals(sys.maxsize, sys.maxsize)
 # Concurrent uploads to one gateway.
 MAX_UPLOADS: Final = 8
 MAX_UPLOADS_WAITING: Final = 64
@@ -52,7 +52,7 @@ class TenantBounds:
         table: KeyTable | None = None,
         limiter: TenantLimiter | None = None,
         *,
-        store: Stored = UNBOUNDED,
+        store: StoreTotals = UNBOUNDED,
         tenant_files: int = UNBOUNDED.files,
     ) -> None:
         """`store` is the file store's capacity. `tenant_files` bounds a tenant's files if its key sets no limit."""
@@ -113,7 +113,7 @@ class TenantBounds:
         if used.bytes >= self._store.bytes:
             raise StoreFull("the file store has no room for the batch's answers: delete some files")
 
-    def _check_count(self, own: Stored, used: Stored, tenant: str, more: int) -> None:
+    def _check_count(self, own: StoreTotals, used: StoreTotals, tenant: str, more: int) -> None:
         limit = self.limits_of(tenant).files
         if limit is None and self._tenants.told_apart:
             limit = self._tenant_files
@@ -130,7 +130,7 @@ class TenantBounds:
             return most - used
         return min(queue_room(most, used, own, self._tenants.weight(tenant)), most - used)
 
-    async def _stored(self, files: FileStore, view: JobView, tenant: str) -> tuple[Stored, Stored]:
+    async def _stored(self, files: FileStore, view: JobView, tenant: str) -> tuple[StoreTotals, StoreTotals]:
         """Return what the tenant and what all tenants store, including files that unfinished batches will write."""
         found = await files.of(tenant)
         if tenant == DEFAULT_TENANT:
@@ -138,8 +138,8 @@ class TenantBounds:
         used, unfinished = await files.stored(), view.unfinished()
         own = sum(_files_to_come(job) for job in unfinished if (job.created.tenant or DEFAULT_TENANT) == tenant)
         return (
-            Stored(len(found) + own, sum(info.bytes for info in found)),
-            Stored(used.files + sum(map(_files_to_come, unfinished)), used.bytes),
+            StoreTotals(len(found) + own, sum(info.bytes for info in found)),
+            StoreTotals(used.files + sum(map(_files_to_come, unfinished)), used.bytes),
         )
 
     def line_room(self, view: JobView, tenant: str, job_id: str, most_lines: int) -> tuple[int, str]:

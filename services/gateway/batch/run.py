@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from libs.bus.work import WorkBus
 from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES, BATCH_SUBMIT
 from libs.dispatch.dispatcher import Dispatcher
-from libs.filestore.port import FileStore, Stored
+from libs.filestore.port import FileStore, StoreTotals
 from libs.keys.table import KeyTable
 from libs.policy.batch import GatewayLoad
 from libs.runtime.clock import Clock
@@ -132,7 +132,7 @@ def make_batch(
     limiter: TenantLimiter | None,
 ) -> BatchService | None:
     """Return the service of files and batches, or None if the gateway has none."""
-    store = Stored(settings.files_max_count, settings.files_max_bytes)
+    store = StoreTotals(settings.files_max_count, settings.files_max_bytes)
     bounds = TenantBounds(keys, limiter, store=store, tenant_files=settings.tenant_files_max_count)
     serving.metrics.watch_slots({"uploads": bounds.uploads})
     return BatchService(ports, serving, settings, clock, bounds) if ports else None

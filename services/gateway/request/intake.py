@@ -16,7 +16,7 @@ from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import Generation, RequestTimes
 from libs.dispatch.ports import Tenancy
-from libs.model.sampling import SamplingDefaults
+from libs.model.info import SamplingDefaults
 from libs.model.tokenizer import Decoder
 from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, prompt_end
 from services.gateway.answers.guide import SchemaCheck, ToolSchema, guide_of

@@ -13,8 +13,15 @@ from libs.contracts.errors import FulcrumError, NoWorkers, StartupError, Unknown
 from libs.model.info import load_model_info
 from libs.model.tokenizer import Tokenizer, load_tokenizer
 from libs.runtime.clock import Clock
-from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
-from libs.stores.catalogue.port import Catalogued, CatalogueDown, ModelCatalogue
+from libs.stores.catalogue import (
+    Catalogued,
+    CatalogueDown,
+    LoadTimes,
+    ModelCatalogue,
+    ModelEntry,
+    ModelOutlook,
+    ModelUse,
+)
 from services.gateway.request.prompt import Catalog, ServedModel
 
 # Assumed for a model that was never loaded, if no planner gives an estimate.

@@ -14,7 +14,7 @@ from libs.keys.book import ANY
 from libs.keys.table import ANYBODY, CLASS_HEADER, TENANT_HEADER, Caller, named_in
 from libs.model.chat import ChatMessage
 from libs.model.grammar import GrammarUnread, choice_rule, grammar_rule, pattern_rule
-from libs.model.sampling import SamplingDefaults
+from libs.model.info import SamplingDefaults
 from services.gateway.request.chat import ToolUse, chat_message, tool_use
 from services.gateway.request.schema import (
     MAX_STOPS_CHARS,

@@ -14,7 +14,7 @@ from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, RequestEvent, StepBatch
 from libs.contracts.roles import role_name
-from libs.perfmodel.reference import expected_ns
+from libs.perfmodel.learner import expected_ns
 from libs.policy.alerts.watch import every_ns
 from libs.policy.pressure import WorkerProfile
 from libs.policy.step_time import StepTimeModel

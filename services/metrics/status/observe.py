@@ -6,7 +6,7 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
-from libs.perfmodel.reference import usual_model
+from libs.perfmodel.learner import usual_model
 from libs.perfmodel.wire import fitted_model
 from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role

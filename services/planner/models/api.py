@@ -10,20 +10,21 @@ from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel, Field
 
 from libs.contracts.errors import Conflict, InvalidRequest, StoreUnavailable, UnknownModel, quoted
-from libs.model.builtin import BUILTIN_SIM
+from libs.model.info import BUILTIN_SIM
 from libs.policy.reserve.following import Spread, UseFollower
 from libs.policy.reserve.pool import ClaimRefused, Eviction, GpuClaim, kept_at, refusal
 from libs.runtime.clock import Clock
 from libs.runtime.web import JsonRoute
-from libs.stores.catalogue.entry import (
+from libs.stores.catalogue import (
     DAY_MINUTES,
     MAX_MODELS,
     MAX_NAME_CHARS,
     MAX_RESERVATIONS,
+    CatalogueDown,
+    ModelCatalogue,
     ModelEntry,
     Reservation,
 )
-from libs.stores.catalogue.port import CatalogueDown, ModelCatalogue
 from services.planner.http.admin import Admin
 from services.planner.models.keeper import ModelKeeper, claims_of, devices, minute_of
 

@@ -15,8 +15,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 from libs.policy.reserve.following import Chances, ModelCount, UseFollower
 from libs.policy.reserve.placing import NEVER_S, place
 from libs.policy.reserve.pool import GpuClaim, Placed, PlacedModel, PlacementOrder, PoolWorker, WorkerStage, kept_at
-from libs.stores.catalogue.entry import DAY_MINUTES, LoadTimes, ModelEntry, ModelOutlook, ModelUse
-from libs.stores.catalogue.port import Catalogued, Uses
+from libs.stores.catalogue import DAY_MINUTES, Catalogued, LoadTimes, ModelEntry, ModelOutlook, ModelUse, Uses
 
 SECOND_NS: Final = 1_000_000_000
 

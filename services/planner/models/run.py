@@ -20,10 +20,9 @@ from libs.policy.reserve.pool import Why
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
-from libs.stores.catalogue.entry import ModelEntry, ModelOutlook
-from libs.stores.catalogue.port import CatalogueDown, ModelCatalogue
-from libs.stores.registry.port import Registry
-from libs.worker.admin.client import WorkerAdmin
+from libs.stores.catalogue import CatalogueDown, ModelCatalogue, ModelEntry, ModelOutlook
+from libs.stores.registry import Registry
+from libs.worker.admin_client import WorkerAdmin
 from services.planner.http.admin import Admin
 from services.planner.models.api import ModelsApi
 from services.planner.models.keeper import Call, Knobs, ModelKeeper

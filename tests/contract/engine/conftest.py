@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from libs.engine.config import EngineConfig
-from libs.engine.factory import make_engine
-from libs.engine.kv.pool_file import PREFIX
+from libs.engine.kv.shared_pool import PREFIX
+from libs.engine.local import make_engine
 from libs.engine.port import EngineIdentity
 from libs.engine.vllm.engine import VllmEngine
-from libs.model.builtin import sim_tokenizer
+from libs.model.info import sim_tokenizer
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import EngineBench
 from libs.testing.engines.vllm_core import SharedCore
@@ -92,7 +92,7 @@ def vllm_make(vllm_cores: tuple[SharedCore, ...], random_llama: Path, pytestconf
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def vllm_async_cores(on_cpu: None, random_llama: Path) -> AsyncIterator[tuple[SharedCore, ...]]:
     """The same two, which decide a step while the one before runs."""
-    from libs.engine.vllm.starting import launch
+    from libs.engine.vllm import launch
     from libs.testing.engines.async_executor import configured_asynchronously
 
     cores = tuple(SharedCore(_vllm_config(random_llama)) for _ in range(2))

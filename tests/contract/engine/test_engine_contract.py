@@ -10,7 +10,7 @@ from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.hashing import block_hashes
 from libs.engine.port import EnginePhase, SamplingParams
 from libs.engine.reports import EngineIntegrity, FinishReason
-from libs.model.builtin import SIM_EOS
+from libs.model.info import SIM_EOS
 from libs.testing.engines.engine import EngineBench
 from libs.testing.wait import until
 from tests.contract.engine.engine_rig import (

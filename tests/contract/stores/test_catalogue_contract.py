@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse, Reservation
-from libs.stores.catalogue.port import CatalogueDown, ModelCatalogue
+from libs.stores.catalogue import (
+    CatalogueDown,
+    LoadTimes,
+    ModelCatalogue,
+    ModelEntry,
+    ModelOutlook,
+    ModelUse,
+    Reservation,
+)
 from libs.testing.contract.databases import Database
 
 LONG_MS = 60_000

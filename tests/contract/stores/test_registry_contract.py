@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
-from libs.stores.registry.port import Registry, RegistryDown
+from libs.stores.registry import Registry, RegistryDown
 from libs.testing.contract.databases import Database
 from libs.testing.wait import until
 

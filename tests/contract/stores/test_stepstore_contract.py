@@ -10,11 +10,8 @@ import pytest
 from libs.perfmodel.learner import FittedModel, KindFit, StepKind
 from libs.perfmodel.profiles import PROFILES
 from libs.policy.worker.saturation import Point, PrefillCurve, Saturation
-from libs.stores.steps import redis as redis_store
-from libs.stores.steps.files import FileStepTimes
-from libs.stores.steps.layered import LayeredStepTimes
-from libs.stores.steps.port import StepTimeKey, StepTimeStore
-from libs.stores.steps.redis import RedisStepTimes
+from libs.stores import steps
+from libs.stores.steps import FileStepTimes, LayeredStepTimes, RedisStepTimes, StepTimeKey, StepTimeStore
 from libs.testing.contract.databases import Database, MemoryDatabase, RedisDatabase
 from libs.testing.servers.stores import RedisServer
 from libs.testing.workers.hosts import RecordingStepTimes
@@ -36,8 +33,8 @@ async def store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[StepTimeStore]:
     # A Redis that a busy machine lets wait for half a second counts as away, and what is saved then as lost.
-    monkeypatch.setattr(redis_store, "SOCKET_TIMEOUT_MS", PATIENT_S * 1000)
-    monkeypatch.setattr(redis_store, "CALL_TIMEOUT_S", PATIENT_S)
+    monkeypatch.setattr(steps, "SOCKET_TIMEOUT_MS", PATIENT_S * 1000)
+    monkeypatch.setattr(steps, "CALL_TIMEOUT_S", PATIENT_S)
     files, shared = FileStepTimes(tmp_path / "not" / "yet"), RedisStepTimes(redis.url, cluster)
     stores: dict[str, StepTimeStore] = {
         "redis": shared,

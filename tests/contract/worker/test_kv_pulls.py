@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import KvLost, KvMismatch
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.kv.copy import block_checksum
-from libs.engine.kv.handles import Held
-from libs.engine.kv.transfer import MAX_CHUNK_BYTES, BlockExport
+from libs.engine.kv.blocks import Held
+from libs.engine.kv.transfer import MAX_CHUNK_BYTES, BlockExport, block_checksum
 from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.port import Capabilities
 from libs.runtime.net.access import Metadata
@@ -22,13 +21,10 @@ from libs.runtime.net.ports import held_port
 from libs.runtime.net.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
 from libs.testing.wait import until
-from libs.worker.kv import link as kv_link
-from libs.worker.kv import outbox as kv_outbox
-from libs.worker.kv import server as kv_server
-from libs.worker.kv.client import GrpcKvFetcher
-from libs.worker.kv.outbox import KvOutbox
-from libs.worker.kv.server import KvServicer
-from libs.worker.kv.wire import MAX_FRAME_BYTES, WINDOW_BYTES
+from libs.worker import kv_client, kv_server
+from libs.worker.kv_client import GrpcKvFetcher
+from libs.worker.kv_server import KvOutbox, KvServicer
+from libs.worker.kv_wire import MAX_FRAME_BYTES, WINDOW_BYTES
 
 BLOCK_BYTES = 64 * 1024
 LAYOUT = "layout"
@@ -265,7 +261,7 @@ async def test_a_cut_stream_loses_all_its_pulls_and_the_next_pull_connects_again
 async def test_a_pull_asked_for_while_a_silent_stream_ends_goes_over_the_next_one(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_link, "TICK_S", 0.02)  # its signs of life are too far apart now
+    monkeypatch.setattr(kv_client, "TICK_S", 0.02)  # its signs of life are too far apart now
     chunks = await begin(served, served.sender.prompt("slow", 2, ready=1))
     whole = served.sender.prompt("whole", 3)
     asked: list[asyncio.Task[list[bytes]]] = []
@@ -287,7 +283,7 @@ async def test_a_sender_that_leaves_ends_its_streams(served: Served) -> None:
 
 
 async def test_a_sender_that_is_silent_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_link, "TICK_S", 0.02)  # its signs of life are too far apart now
+    monkeypatch.setattr(kv_client, "TICK_S", 0.02)  # its signs of life are too far apart now
     chunks = await begin(served, served.sender.prompt("slow", 2, ready=1))
     with pytest.raises(KvLost, match="does not answer"):
         await anext(chunks)
@@ -295,10 +291,10 @@ async def test_a_sender_that_is_silent_is_given_up(served: Served, monkeypatch: 
 
 async def test_a_slow_prompt_is_not_taken_for_a_dead_sender(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_server, "TICK_S", 0.01)
-    monkeypatch.setattr(kv_link, "TICK_S", 0.2)
+    monkeypatch.setattr(kv_client, "TICK_S", 0.2)
     handle = served.sender.prompt("slow", 2, ready=1)
     chunks = await begin(served, handle)
-    asyncio.get_running_loop().call_later(0.2 * (kv_link.MAX_SILENT_TICKS + 3), served.sender.ready, handle, 2)
+    asyncio.get_running_loop().call_later(0.2 * (kv_client.MAX_SILENT_TICKS + 3), served.sender.ready, handle, 2)
     assert [chunk.blocks async for chunk in chunks] == [1]
 
 
@@ -356,7 +352,7 @@ def test_a_receiver_that_owes_a_word_for_too_long_is_given_up_and_one_that_waits
     slow = sender.prompt("slow", 2, ready=1)
     ask(outbox, slow)
     failed: list[int] = []
-    for tick in range(kv_outbox.MAX_SILENT_TICKS + 2):
+    for tick in range(kv_server.MAX_SILENT_TICKS + 2):
         frame = sent(outbox)
         failed += [each.pull for each in frame.failed]
         assert tick < 2 or frame.alive  # the slow one

@@ -14,14 +14,14 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     Worker,
 )
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.model.builtin import BUILTIN_SIM
+from libs.model.info import BUILTIN_SIM
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.gpu import FakeGpu
 from libs.testing.memory.store import MemoryStore
 from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.pool import GB, LocalPoolMember, local_pool_member
-from libs.worker.admin.trail import audit_changes
-from libs.worker.pool.service import PoolAdminServicer
+from libs.worker.admin import audit_changes
+from libs.worker.service import PoolAdminServicer
 
 
 def asleep(worker: Worker) -> list[str]:

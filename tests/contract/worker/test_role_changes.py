@@ -17,10 +17,10 @@ from libs.contracts.roles import role_from_name
 from libs.engine.local import LocalEngine
 from libs.policy.worker.handing_over import HandOverTime
 from libs.runtime.net.rpc import make_channel
-from libs.stores.registry.redis import RedisRegistry
+from libs.stores.registry import RedisRegistry
 from libs.testing.servers.stores import embedded_redis
 from libs.testing.workers.hosts import TOKEN, LocalWorker, Reachable, eventually, gateway_probe, local_worker, submit
-from libs.worker.admin.client import RoleMove, WorkerAdmin
+from libs.worker.admin_client import RoleMove, WorkerAdmin
 
 PROMPT = [(7 * i) % 256 for i in range(100)]
 LONG = 400

@@ -30,10 +30,9 @@ from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings
 from libs.runtime.transport import SystemTransport
 from libs.testing.workers.hosts import TOKEN, LocalWorker, RecordingRegistry, gateway_probe, local_worker, submit
-from libs.worker.admin.client import WorkerAdmin
-from libs.worker.admin.trail import actor_from
-from libs.worker.kv.client import GrpcKvFetcher
-from libs.worker.kv.link import KvLink
+from libs.worker.admin import actor_from
+from libs.worker.admin_client import WorkerAdmin
+from libs.worker.kv_client import GrpcKvFetcher, PullStream
 
 BEYOND: dict[str, Any] = {"host": "0.0.0.0", "advertise": "127.0.0.1", "allow_plaintext_token": True}
 PROMPT = list(range(100))
@@ -135,7 +134,7 @@ async def test_a_refused_pull_says_why_however_its_stream_is_written_on_meanwhil
     """A write that meets the end of its stream hides the status of it behind words of gRPC's own."""
     transport = SystemTransport(CommonSettings())
     for round_number in range(100):
-        link = KvLink(worker.address, receiver_id="stranger", transport=transport)
+        link = PullStream(worker.address, receiver_id="stranger", transport=transport)
         running = asyncio.create_task(link.run())
         pulls = [link.open(pb.PullOpen(), 1)]
         for _ in range(8 + round_number % 8):

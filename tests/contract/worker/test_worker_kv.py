@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.kv.pool_file import HEADER_BYTES, PREFIX, file_name
+from libs.engine.kv.shared_pool import HEADER_BYTES, PREFIX, file_name
 from libs.engine.kv.transfer import BlockExport
 from libs.engine.kv_port import KvChunk
 from libs.runtime.settings import CommonSettings
 from libs.testing.workers.hosts import GatewayProbe, LocalWorker, eventually, gateway_probe, local_worker, submit
-from libs.worker.kv import wire as kv_wire
+from libs.worker import kv_wire
 
 pytestmark = pytest.mark.torch
 
@@ -289,7 +289,7 @@ def _serve(settings: dict[str, Any], pipe: Connection) -> None:
         await asyncio.Event().wait()
 
     async def serve() -> None:
-        pytest.MonkeyPatch().setattr("libs.engine.kv.copy.BlockWriter.write", stuck)
+        pytest.MonkeyPatch().setattr("libs.engine.kv.transfer.BlockWriter.write", stuck)
         async with local_worker("decode-0", "decode", **settings) as worker:
             pipe.send(worker.address)
             await asyncio.Event().wait()
@@ -314,7 +314,7 @@ async def test_a_receiver_killed_in_mid_pull_leaves_nothing_at_the_sender(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr("libs.engine.offers.RETRY_MS", 300)
-    monkeypatch.setattr("libs.worker.kv.client.SWEEP_S", 0.05)
+    monkeypatch.setattr("libs.worker.kv_client.SWEEP_S", 0.05)
     folder = tmp_path if way == "shared" else None
     settings = torch_settings(model, folder)
     async with local_worker("prefill-0", "prefill", **settings) as prefill, gateway_probe(prefill) as to_prefill:

@@ -2,12 +2,12 @@
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.perfmodel.learner import StepKind
-from libs.perfmodel.priors import prior_step_time
+from libs.perfmodel.profiles import prior_step_time
 from libs.perfmodel.wire import fitted_model
 from libs.policy.step_time import StepWork
-from libs.stores.steps.port import StepTimeKey
+from libs.stores.steps import StepTimeKey
 from libs.testing.workers.hosts import RecordingStepTimes, eventually, gateway_probe, local_worker, submit
-from libs.worker.telemetry.step_times import StepTimes
+from libs.worker.telemetry import StepTimes
 
 DEVICE = "sim:llama-8b-h100/x4"
 DECODE = StepWork(decode_sequences=1, decode_kv_tokens=100)

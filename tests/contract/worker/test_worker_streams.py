@@ -81,7 +81,7 @@ async def test_logprobs_stand_beside_their_tokens() -> None:
 
 
 async def test_a_gateway_that_stops_reading_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("libs.worker.gateways.outbox.MAX_PENDING", 500)
+    monkeypatch.setattr("libs.worker.gateways.MAX_PENDING", 500)
     async with local_worker("mixed-0", "mixed", budget_tokens=64, sim_speedup=1000.0, max_sequences=64) as worker:
         async with gateway_probe(worker) as gateway:
             held = asyncio.Event()

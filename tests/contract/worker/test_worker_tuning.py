@@ -14,7 +14,7 @@ from libs.contracts.step_row import StepRow
 from libs.perfmodel.profiles import profile
 from libs.policy.worker.saturation import MIN_SIZES, Point, PrefillCurve, Saturation
 from libs.runtime.net.rpc import make_channel
-from libs.stores.steps.port import StepTimeKey
+from libs.stores.steps import StepTimeKey
 from libs.testing.workers.hosts import (
     TOKEN,
     LocalWorker,

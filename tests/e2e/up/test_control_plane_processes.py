@@ -17,7 +17,7 @@ from libs.contracts.step_row import StepRow, step_columns
 from libs.contracts.topics import REQUESTS, STEPS
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
-from libs.stores.registry.redis import RedisRegistry
+from libs.stores.registry import RedisRegistry
 from libs.testing.servers.stores import KafkaServer, RedisServer, embedded_kafka, embedded_redis
 from libs.testing.suites.control import START_S, control
 

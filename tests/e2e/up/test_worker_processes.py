@@ -22,7 +22,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.topics import STEPS
 from libs.runtime.net.ports import held_port
 from libs.stores.kvindex import PrefixQuery, RedisKvIndex
-from libs.stores.registry.redis import RedisRegistry
+from libs.stores.registry import RedisRegistry
 from libs.testing.servers.stores import embedded_redis_server, redis_command
 from libs.testing.workers.hosts import gateway_probe, submit
 from libs.worker.settings import WorkerSettings

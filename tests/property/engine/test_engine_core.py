@@ -14,13 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from libs.contracts.errors import InvalidRequest, KvLost, QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
-from libs.engine.kv.handles import Received
+from libs.engine.kv.blocks import Received
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import FinishReason
 from libs.engine.runner import Batch
 from libs.engine.sequence import Sequence, Stage
-from libs.engine.sim.tokens import SPACE
+from libs.engine.sim import SPACE
 from libs.testing.engines.checking_device import CheckingDevice, reference
 from libs.testing.examples import examples
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from libs.contracts.errors import KvLost
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.kv_port import KvChunk
-from libs.worker.kv import wire as kv_wire
+from libs.worker import kv_wire
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 CHUNKS = st.builds(

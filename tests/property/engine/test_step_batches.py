@@ -9,7 +9,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.step_row import step_rows
 from libs.engine.reports import EngineEvent, EngineLoad, StepReport
-from libs.worker.telemetry.covers import StepBatchBuilder, TelemetrySource
+from libs.worker.telemetry import StepBatchBuilder, TelemetrySource
 
 START_NS, NEVER = 1_000_000, 2**62
 

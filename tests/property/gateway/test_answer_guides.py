@@ -15,8 +15,8 @@ from tokenizers import AddedToken
 from libs.engine.guides import Guides
 from libs.engine.port import SamplingParams
 from libs.engine.runner import Chunk
-from libs.model.builtin import SIM_EOS, sim_tokenizer
 from libs.model.chat import ChatTemplate
+from libs.model.info import SIM_EOS, sim_tokenizer
 from libs.model.tokenizer import Tokenizer
 from libs.testing.engines.harmony import MARKERS
 from services.gateway.answers.calls import GlmCalls, KimiCalls

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from libs.model.builtin import byte_alphabet, sim_tokenizer
+from libs.model.info import byte_alphabet, sim_tokenizer
 from libs.model.tokenizer import Tokenizer
 
 WORDS = ["the quick brown fox", "aaaa bbbb", "    ", "\n\n", "1234567", "naïve", "日本語", "\x04\x16", "don't", "#" * 9]

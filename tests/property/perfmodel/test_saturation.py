@@ -25,7 +25,7 @@ from libs.policy.worker.saturation import (
     ttft_under_load_ns,
 )
 from libs.testing.examples import examples
-from libs.worker.tuning.measurement import find_knee
+from libs.worker.tuning import find_knee
 
 PRIOR = PROFILES["llama-8b-h100"].step_time
 floors = st.floats(2e6, 3e7)

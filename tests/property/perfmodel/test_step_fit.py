@@ -9,10 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.perfmodel.fit import MIN_KIND_ROWS, MIN_SCALED, MIN_STEPS, fit_steps, loss, nonnegative, robust_weights
+from libs.perfmodel.fit import (
+    MAX_CELLS,
+    MIN_KIND_ROWS,
+    MIN_SCALED,
+    MIN_STEPS,
+    STEPS_PER_CELL,
+    StepSamples,
+    fit_steps,
+    loss,
+    nonnegative,
+    robust_weights,
+)
 from libs.perfmodel.learner import FittedModel, KindFit, StepKind, StepTimeLearner, combine
 from libs.perfmodel.profiles import PROFILES
-from libs.perfmodel.samples import MAX_CELLS, STEPS_PER_CELL, StepSamples
 from libs.perfmodel.wire import fitted_model, step_time_message
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel, StepWork, chunks_work
 from libs.testing.examples import examples

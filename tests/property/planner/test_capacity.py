@@ -24,7 +24,7 @@ from libs.policy.planner.role_planning import (
 from libs.policy.pressure import WorkerProfile, Workload, most_decodes, ride, split
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel, StepWork
-from libs.policy.worker.slack import IN_HAND, largest_batch
+from libs.policy.worker.pace import IN_HAND, largest_batch
 
 MS = 1_000_000
 TURN_NS = 1_000 * MS

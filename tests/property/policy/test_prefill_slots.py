@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from libs.perfmodel.profiles import profile
 from libs.policy.speed import HAND_OVER_S
 from libs.policy.step_time import StepTimeModel, chunks_work
+from libs.policy.worker.credits import FILLED_STEPS, MAX_PROMPTS, MIN_PROMPTS, SlotFacts, prefill_slots
 from libs.policy.worker.saturation import MOST_TOKENS, knee_of
-from libs.policy.worker.slots import FILLED_STEPS, MAX_PROMPTS, MIN_PROMPTS, SlotFacts, prefill_slots
 from libs.testing.examples import examples
 from tests.property.policy.chunks import first_chunks
 

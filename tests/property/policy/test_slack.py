@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
-from libs.policy.worker.slack import (
+from libs.policy.worker.pace import (
     IN_HAND,
     MAX_HOLD_NS,
     MAX_JOINED_TPOTS,

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.perfmodel.peaks import PEAKS, gpu_peaks
-from libs.perfmodel.utilisation import Compute, Effort, effort_of, utilisation
+from libs.perfmodel.utilisation import PEAKS, Compute, Effort, effort_of, gpu_peaks, utilisation
 from libs.perfmodel.wire import compute_message, compute_of
 from libs.policy.step_time import StepWork, chunks_work
 from libs.telemetry.steps import FULL_SHARE, StepCounts, StepLog, effort_within, prefill_shares

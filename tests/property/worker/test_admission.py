@@ -8,8 +8,8 @@ from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineRequest
 from libs.policy.roles import Assignment, Phase, Refusal, Role, serves
-from libs.policy.worker.admission import WorkerReadiness, refusal
-from libs.worker.admission import admit
+from libs.policy.worker.assignment import WorkerReadiness, refusal
+from libs.worker.host import admit
 from libs.worker.roles import AssignmentState
 
 assignments = st.sampled_from(

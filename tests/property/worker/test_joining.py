@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.policy.step_time import StepTimeModel, StepWork
-from libs.policy.worker.joining import ENOUGH_LENGTHS, MOST_KINDS, AnswerLengths, Decoding, beside, joins
-from libs.policy.worker.slack import MAX_HOLD_NS, TokenLine
+from libs.policy.worker.pace import (
+    ENOUGH_LENGTHS,
+    MAX_HOLD_NS,
+    MOST_KINDS,
+    AnswerLengths,
+    Decoding,
+    TokenLine,
+    beside,
+    joins,
+)
 
 MS = 1_000_000
 MODEL = StepTimeModel(0, 0, 0, 60 * MS, 5 * MS, 0, 1.0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.worker.kv_widths import KvSplit, width_class
+from libs.policy.worker.handing_over import KvSplit, width_class
 
 WIDTHS = st.integers(1, 32)
 HEADS = st.sampled_from([1, 2, 3, 4, 6, 8, 16, 40])

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.policy.roles import Assignment, Role
-from libs.policy.worker.budget import WHOLE_CHUNK_TOKENS, engine_budget, role_budget
-from libs.policy.worker.slots import SlotFacts, slots
+from libs.policy.worker.credits import WHOLE_CHUNK_TOKENS, SlotFacts, engine_budget, role_budget, slots
 
 FACTS = SlotFacts(max_sequences=32, prompt_tokens=5000.0, chunk_tokens=512, step_s=0.1)
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.worker.transfers import LINK_FORGETS, MIN_TRANSFER_BLOCKS, TransferSpeed
+from libs.policy.worker.handing_over import LINK_FORGETS, MIN_TRANSFER_BLOCKS, TransferSpeed
 
 BLOCK = 16
 transfers = st.lists(st.tuples(st.integers(0, 200), st.integers(-5, 10**9)), max_size=30)

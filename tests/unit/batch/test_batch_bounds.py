@@ -16,7 +16,7 @@ from libs.contracts.errors import FulcrumError
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.local import LocalFiles
-from libs.filestore.port import Stored
+from libs.filestore.port import StoreTotals
 from libs.keys.book import KeyBook, Role, TenantLimits, draw_key
 from libs.keys.gate import KeyGate
 from libs.keys.table import KeyTable
@@ -107,7 +107,7 @@ async def test_a_tenant_stores_no_more_than_it_may_and_another_is_not_held_to_it
 
 
 async def test_a_tenant_has_no_more_files_than_it_may_and_others_have_room(tmp_path: Path) -> None:
-    world = World(tmp_path, TenantLimits(), store=Stored(40, 10**6), tenant_files=8)
+    world = World(tmp_path, TenantLimits(), store=StoreTotals(40, 10**6), tenant_files=8)
     made = [await world.upload("a", LINE) for _ in range(8)]
     assert {answer.status_code for answer in made} == {200}
     full = await world.upload("a", LINE)
@@ -124,11 +124,11 @@ async def test_a_tenant_has_no_more_files_than_it_may_and_others_have_room(tmp_p
 
 
 async def test_a_tenant_leaves_room_in_the_store_for_files_and_bytes_of_the_next_one(tmp_path: Path) -> None:
-    world = World(tmp_path, TenantLimits(), store=Stored(20, 10**6))
+    world = World(tmp_path, TenantLimits(), store=StoreTotals(20, 10**6))
     answers = [(await world.upload("a", LINE)).status_code for _ in range(11)]
     assert answers == [200] * 10 + [507], "half of what the store takes"
     assert [(await world.upload("b", LINE)).status_code for _ in range(6)] == [200] * 5 + [507]
-    world = World(tmp_path / "bytes", TenantLimits(), store=Stored(100, 40 * len(LINE)))
+    world = World(tmp_path / "bytes", TenantLimits(), store=StoreTotals(100, 40 * len(LINE)))
     answers = [(await world.upload("a", LINE * 5)).status_code for _ in range(4)]
     assert answers == [200, 200, 200, 507], "half of three quarters: answers of batches have the rest"
     assert (await world.upload("b", LINE * 5)).status_code == 200
@@ -136,7 +136,7 @@ async def test_a_tenant_leaves_room_in_the_store_for_files_and_bytes_of_the_next
 
 async def test_an_accepted_batch_has_room_for_its_answers(tmp_path: Path) -> None:
     """Two files of each unfinished batch count as written."""
-    world = World(tmp_path, TenantLimits(), store=Stored(100, 10**6), tenant_files=8)
+    world = World(tmp_path, TenantLimits(), store=StoreTotals(100, 10**6), tenant_files=8)
     file = (await world.upload("a", LINE)).json()["id"]
     async with world.client("a") as http:
         made = [await http.post("/v1/batches", json=asks(file), headers={"idempotency-key": str(n)}) for n in range(4)]
@@ -154,7 +154,7 @@ async def test_an_accepted_batch_has_room_for_its_answers(tmp_path: Path) -> Non
 
 
 async def test_a_batch_by_topic_for_whose_answers_there_is_no_room_fails_and_says_so(tmp_path: Path) -> None:
-    world = World(tmp_path, TenantLimits(), store=Stored(2, 10**6))
+    world = World(tmp_path, TenantLimits(), store=StoreTotals(2, 10**6))
     check = partial(world.bounds.check_answer_room, world.files, world.view)
     submissions = Submissions(world.view, world.clock, "cluster", AllowedTopics("lines"), check)
     body = {"input_topic": "lines", "endpoint": "/v1/completions", "completion_window": "24h"}

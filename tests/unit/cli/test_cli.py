@@ -24,7 +24,7 @@ from libs.cli.up.progress import Bars
 from libs.contracts.errors import QueueFull, StartupError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, ROLE_STANDBY, Assignment
 from libs.launch.ready import Ready, write_ready
-from libs.worker.admin.client import RoleMove
+from libs.worker.admin_client import RoleMove
 
 COMMANDS = (
     "up", "chat", "workers", "occupancy", "role", "top", "tune prefill", "tune decode", "status", "advice", "alerts",

@@ -3,7 +3,7 @@
 import platform
 from pathlib import Path
 
-from libs.engine.cpu import cpu_name
+from libs.engine.torch.device import cpu_name
 
 
 def test_a_cpu_is_named_as_the_kernel_names_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from libs.engine.config import EngineConfig
 from libs.engine.local import LocalEngine
 from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
-from libs.engine.sim.runner import SimRunner
+from libs.engine.sim import SimRunner
 from libs.runtime.clock import SystemClock
 from libs.telemetry.steps import PhaseTime
 from libs.testing.engines.engine import DirectFetcher, EventReader

@@ -12,12 +12,11 @@ import pytest
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.events import MAX_UNREAD_STEPS, EventQueue
-from libs.engine.factory import make_engine
-from libs.engine.local import LocalEngine, PoolFault
+from libs.engine.local import LocalEngine, PoolFault, make_engine
 from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import BlockEvents, EngineEvent, FinishReason, SequenceOutput, StepReport
 from libs.engine.runner import Batch, Sampled
-from libs.engine.sim.runner import SimRunner
+from libs.engine.sim import SimRunner
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import DirectFetcher, EventReader
 from libs.testing.wait import until
@@ -224,5 +223,5 @@ async def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pyte
 
 @pytest.mark.system
 def test_making_an_engine_imports_no_torch() -> None:
-    code = "import sys, libs.engine.factory; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, libs.engine.local; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

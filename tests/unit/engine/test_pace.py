@@ -8,14 +8,13 @@ import pytest
 from libs.contracts.errors import QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
-from libs.engine.factory import make_engine
 from libs.engine.kv_port import KvHandle
+from libs.engine.local import make_engine
 from libs.engine.port import Capabilities, Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.runner import Sampled
 from libs.engine.sequence import Sequence
 from libs.policy.step_time import StepTimeModel
-from libs.policy.worker.pace import PEOPLE_STAY_NS, YIELDING_PART, Pace
-from libs.policy.worker.slack import MAX_HOLD_NS
+from libs.policy.worker.pace import MAX_HOLD_NS, PEOPLE_STAY_NS, YIELDING_PART, Pace
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import EngineBench
 

@@ -18,10 +18,10 @@ from libs.engine.local import LocalEngine
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, Progress, SamplingParams
 from libs.engine.reports import EngineEvent
 from libs.engine.runner import Batch, Sampled
-from libs.engine.sim.runner import SimRunner
+from libs.engine.sim import SimRunner
 from libs.model.info import load_model_info
-from libs.perfmodel.priors import prior_step_time
-from libs.perfmodel.profiles import profile
+from libs.perfmodel.profiles import prior_step_time, profile
+from libs.policy.worker.pace import MAX_STEP_NS
 from libs.policy.worker.saturation import (
     GROWTH,
     KNEE,
@@ -32,13 +32,11 @@ from libs.policy.worker.saturation import (
     knee_of,
     trial_work,
 )
-from libs.policy.worker.slack import MAX_STEP_NS
-from libs.stores.steps.port import StepTimeKey
+from libs.stores.steps import StepTimeKey
 from libs.testing.engines.engine import DirectFetcher
 from libs.testing.workers.hosts import RecordingStepTimes
-from libs.worker.telemetry.step_times import StepTimes, step_time_key
-from libs.worker.tuning.chunk import AGAIN, LOOK_S, WAIT_S, PrefillTuner
-from libs.worker.tuning.measurement import LEASE_S
+from libs.worker.telemetry import StepTimes, step_time_key
+from libs.worker.tuning import AGAIN, LEASE_S, LOOK_S, WAIT_S, PrefillTuner
 from load.chaos.cluster import SimClock
 from load.chaos.loop import SimLoop
 

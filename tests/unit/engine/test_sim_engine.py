@@ -15,10 +15,8 @@ from libs.contracts.errors import KvMismatch, StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity, SamplingParams
 from libs.engine.runner import Batch, Chunk
-from libs.engine.sim.gpu import SimGpu
-from libs.engine.sim.runner import Pacer, SimRunner
-from libs.engine.sim.tokens import TokenSource
-from libs.model.builtin import sim_tokenizer
+from libs.engine.sim import Pacer, SimGpu, SimRunner, TokenSource
+from libs.model.info import sim_tokenizer
 from load.chaos.loop import SimLoop
 
 CONFIG = EngineConfig(None, "sim")

@@ -6,9 +6,8 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as InnerTokenizer
 
-from libs.model.builtin import sim_tokenizer
 from libs.model.chat import ChatTemplate
-from libs.model.info import load_model_info
+from libs.model.info import load_model_info, sim_tokenizer
 from libs.model.tokenizer import Tokenizer, load_tokenizer
 from libs.testing.engines.harmony import MARKERS, with_markers
 from libs.testing.engines.real_model import real_model_folder

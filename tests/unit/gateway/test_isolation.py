@@ -16,7 +16,7 @@ from libs.keys.book import KeyBook, Role, draw_key
 from libs.keys.gate import KeyGate
 from libs.keys.store import FileKeys
 from libs.keys.table import KeyTable
-from libs.model.builtin import BUILTIN_SIM
+from libs.model.info import BUILTIN_SIM
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
 from libs.stores.responses import MemoryResponses

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from libs.contracts.errors import NoWorkers, UnknownModel
-from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook
-from libs.stores.catalogue.port import Catalogued
+from libs.stores.catalogue import Catalogued, LoadTimes, ModelEntry, ModelOutlook
 from libs.testing.memory.models import MemoryCatalogue
 from libs.testing.memory.store import MemoryStore
 from libs.testing.wait import ManualClock

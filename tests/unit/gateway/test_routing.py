@@ -10,8 +10,7 @@ import pytest
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.reports import EngineEvent, KvTransferReport
-from libs.perfmodel.priors import prior_speed
-from libs.perfmodel.profiles import PROFILES
+from libs.perfmodel.profiles import PROFILES, prior_speed
 from libs.perfmodel.wire import speed_message, speed_of
 from libs.policy.gateway.binding import LeastLoaded, PredictedTtft, RoundRobin, bind
 from libs.policy.gateway.outlook import Sent, lend_speeds

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from libs.contracts.errors import ContextTooLong, InvalidRequest, QueueFull, UnsupportedField
-from libs.model.builtin import sim_tokenizer
 from libs.model.chat import ChatTemplate
+from libs.model.info import sim_tokenizer
 from libs.model.tokenizer import Tokenizer
 from services.gateway.request.intake import MAX_ARRIVING, TOKENISE_THREADS, Intake, RequestLimits
 from services.gateway.request.parse import parse_chat, parse_completion

@@ -7,7 +7,8 @@ from libs.lab.hardware import resolve
 from libs.lab.policies import policy_named
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
-from libs.policy.worker import joining, slack, slots
+from libs.policy.worker import credits as worker_credits
+from libs.policy.worker import pace
 from libs.testing.workers.hosts import gateway_probe, local_worker
 
 pytestmark = pytest.mark.system
@@ -31,7 +32,7 @@ async def test_the_number_of_prompts_that_a_worker_takes_changes_live_and_in_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     live, in_lab = await live_prefill_credits(), lab_run("poisson:rate=4,seconds=10", "fulcrum:2:2")[1]
-    monkeypatch.setattr(slots, "prefill_slots", lambda facts: 3)
+    monkeypatch.setattr(worker_credits, "prefill_slots", lambda facts: 3)
     assert live > 3 and in_lab > 3
     assert await live_prefill_credits() == 3
     assert lab_run("poisson:rate=4,seconds=10", "fulcrum:2:2")[1] == 3
@@ -40,19 +41,19 @@ async def test_the_number_of_prompts_that_a_worker_takes_changes_live_and_in_the
 def test_the_slack_budget_is_the_one_that_engines_use(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = "poisson:rate=12,isl=3000,osl=100,seconds=10"
     before = lab_run(spec, "aggregated:4096+guard")[0]
-    monkeypatch.setattr(slack, "step_limit_ns", lambda decode_ns, lines, *, now_ns: 2 * decode_ns)
+    monkeypatch.setattr(pace, "step_limit_ns", lambda decode_ns, lines, *, now_ns: 2 * decode_ns)
     assert lab_run(spec, "aggregated:4096+guard")[0] != before
 
 
 def test_the_decode_guard_is_the_one_that_engines_use(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = "poisson:rate=30,isl=3000,osl=300,seconds=15"
     asked: list[int] = []
-    plain = joining.AnswerLengths.one_ends
+    plain = pace.AnswerLengths.one_ends
 
-    def counted(self: joining.AnswerLengths, running: object, steps: float) -> bool:
+    def counted(self: pace.AnswerLengths, running: object, steps: float) -> bool:
         asked.append(1)
         return plain(self, running, steps)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(joining.AnswerLengths, "one_ends", counted)
+    monkeypatch.setattr(pace.AnswerLengths, "one_ends", counted)
     lab_run(spec, "fulcrum:3:1")
     assert asked

@@ -10,7 +10,7 @@ from libs.contracts.errors import StaleRole
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Worker
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import DescribeResponse
 from libs.testing.suites.role_moves import RoleChanger
-from libs.worker.admin.client import RoleMove
+from libs.worker.admin_client import RoleMove
 from load.planner.bench_role import aim_met, faults, spread_ms, table
 
 GOOD: dict[str, Any] = {

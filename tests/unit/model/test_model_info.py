@@ -7,8 +7,8 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects
 
 from libs.contracts.errors import StartupError
-from libs.model.hub import FILES, OTHER_FILES
 from libs.model.info import load_model_info
+from libs.model.prepare import FILES, OTHER_FILES
 
 CONFIG = {"max_position_embeddings": 2048, "vocab_size": 1000, "eos_token_id": 7, "hidden_size": 8}
 

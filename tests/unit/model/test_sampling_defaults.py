@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from libs.contracts.errors import StartupError
-from libs.model.sampling import SamplingDefaults, sampling_defaults
+from libs.model.info import SamplingDefaults, sampling_defaults
 from services.gateway.request.parse import parse_chat
 
 FILE = Path("generation_config.json")

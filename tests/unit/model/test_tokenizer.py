@@ -10,8 +10,8 @@ from tokenizers import Tokenizer as InnerTokenizer
 
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.model.chat import Arguments, ChatTemplate
-from libs.model.hub import FILES, OTHER_FILES
 from libs.model.info import ModelInfo, load_model_info
+from libs.model.prepare import FILES, OTHER_FILES
 from libs.model.tokenizer import ADDITIONAL_TEMPLATES, MAX_HELD_TOKENS, Tokenizer, load_tokenizer
 
 

@@ -14,8 +14,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     PoolWorker,
     Worker,
 )
-from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelUse, Reservation
-from libs.stores.catalogue.port import Catalogued
+from libs.stores.catalogue import Catalogued, LoadTimes, ModelEntry, ModelUse, Reservation
 from services.planner.models.api import catalogue_answer
 from services.planner.models.keeper import Call, Knobs, ModelKeeper, devices
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.perfmodel.kv_shape import KvGroup, KvShape
-from libs.perfmodel.utilisation import Compute, effort_of
+from libs.perfmodel.utilisation import Compute, KvGroup, KvShape, effort_of
 from libs.policy.step_time import StepWork, chunks_work
 
 LAYER_TOKEN_BYTES = 2 * 8 * 64 * 2

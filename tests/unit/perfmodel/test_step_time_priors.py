@@ -4,10 +4,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from libs.perfmodel.peaks import gpu_peaks
-from libs.perfmodel.priors import prior_step_time
-from libs.perfmodel.profiles import PROFILES, profile
-from libs.perfmodel.utilisation import Compute
+from libs.perfmodel.profiles import PROFILES, prior_step_time, profile
+from libs.perfmodel.utilisation import Compute, gpu_peaks
 from libs.policy.step_time import StepTimeModel, StepWork
 
 BF16 = 2

@@ -9,8 +9,7 @@ from libs.runtime.clock import SystemClock
 from libs.runtime.settings import CommonSettings
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import SystemTransport
-from libs.stores.catalogue.entry import ModelEntry, ModelUse
-from libs.stores.catalogue.port import CatalogueDown
+from libs.stores.catalogue import CatalogueDown, ModelEntry, ModelUse
 from libs.testing.memory.models import MemoryCatalogue
 from libs.testing.memory.registry import MemoryRegistry
 from libs.testing.memory.store import MemoryStore

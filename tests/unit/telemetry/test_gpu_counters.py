@@ -14,9 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GpuReading as GpuReadingMessage
-from libs.counters.nvml import NvmlCounters, open_nvml
-from libs.counters.port import GpuReading
-from libs.counters.sampler import GpuSampler
+from libs.counters import GpuReading, GpuSampler, NvmlCounters, open_nvml
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.nodes import FRESH_NS
 from libs.telemetry.rollups import RollUps

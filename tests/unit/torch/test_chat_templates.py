@@ -15,9 +15,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from libs.contracts.errors import InvalidRequest
-from libs.model.builtin import sim_tokenizer
 from libs.model.chat import PART_JOINER, ChatTemplate
-from libs.model.info import ModelInfo
+from libs.model.info import ModelInfo, sim_tokenizer
 from libs.model.tokenizer import ADDITIONAL_TEMPLATES, Tokenizer, load_tokenizer
 from libs.runtime.paths import cache_dir
 from libs.testing.engines.real_model import real_model_folder

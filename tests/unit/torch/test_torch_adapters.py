@@ -12,7 +12,7 @@ from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity, SamplingParams
 from libs.engine.runner import Batch, Chunk
-from libs.engine.torch.adapters import Adapters
+from libs.engine.torch.model import Adapters
 from libs.engine.torch.runner import TorchRunner
 from libs.testing.engines.adapters import merged_tokens, write_adapter
 from libs.testing.engines.real_model import write_random_llama

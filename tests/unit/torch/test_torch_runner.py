@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from libs.engine.config import EngineConfig
-from libs.engine.cpu import cpu_name
-from libs.engine.kv.copy import block_checksum
+from libs.engine.kv.transfer import block_checksum
 from libs.engine.port import EngineIdentity, SamplingParams
 from libs.engine.runner import Batch, Chunk
+from libs.engine.torch.device import cpu_name
 from libs.engine.torch.runner import TorchRunner
 from libs.testing.engines.real_model import real_model_folder
 

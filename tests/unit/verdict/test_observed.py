@@ -17,9 +17,8 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     ModelQueue,
     RequestEvent,
 )
-from libs.engine.sim.runner import LOOK_S, SimFaults
-from libs.perfmodel.learner import FittedModel, KindFit
-from libs.perfmodel.reference import expected_ns, usual_model
+from libs.engine.sim import LOOK_S, SimFaults
+from libs.perfmodel.learner import FittedModel, KindFit, expected_ns, usual_model
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.telemetry.gateways import SPAN_NS, ArrivalRates, RefusalCounts
 from libs.telemetry.steps import FinishedSteps

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from libs.engine.events import merge
 from libs.engine.reports import EngineEvent
-from libs.engine.vllm.scheduling.dummy_steps import NOWHEN, RING, DummySteps, count_in
+from libs.engine.vllm.step_reports import NOWHEN, RING, DummySteps, count_in
 
 
 @given(st.lists(st.integers(0, 9), max_size=20))

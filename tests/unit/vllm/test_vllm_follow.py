@@ -10,7 +10,7 @@ import pytest
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity
-from libs.engine.vllm import other_nodes as following
+from libs.engine.vllm import core
 from libs.runtime.net.ports import held_port
 from libs.testing.servers.proxy import vanish
 
@@ -50,7 +50,7 @@ def port() -> Iterator[int]:
 
 async def test_it_ends_with_node_0_even_if_that_comes_later(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     computing, connected = Computing(), asyncio.Event()
-    monkeypatch.setattr(following, "import_launch", lambda: computing)
+    monkeypatch.setattr(core, "import_launch", lambda: computing)
 
     async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connected.set()
@@ -58,7 +58,7 @@ async def test_it_ends_with_node_0_even_if_that_comes_later(monkeypatch: pytest.
         writer.close()
 
     leaving = asyncio.Event()
-    waiting = asyncio.create_task(following.follow(config(port), IDENTITY, asyncio.Event()))
+    waiting = asyncio.create_task(core.follow(config(port), IDENTITY, asyncio.Event()))
     await computing.followed.wait()
     async with await asyncio.start_server(serve, "127.0.0.1", port):
         await connected.wait()
@@ -72,8 +72,8 @@ async def test_it_ends_with_node_0_even_if_that_comes_later(monkeypatch: pytest.
 
 async def test_it_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     computing, stopping = Computing(), asyncio.Event()
-    monkeypatch.setattr(following, "import_launch", lambda: computing)
-    waiting = asyncio.create_task(following.follow(config(port), IDENTITY, stopping))
+    monkeypatch.setattr(core, "import_launch", lambda: computing)
+    waiting = asyncio.create_task(core.follow(config(port), IDENTITY, stopping))
     await computing.followed.wait()
     stopping.set()
     async with asyncio.timeout(5):
@@ -83,8 +83,8 @@ async def test_it_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch, port:
 
 async def test_it_fails_when_what_computes_here_has_died(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     computing = Computing()
-    monkeypatch.setattr(following, "import_launch", lambda: computing)
-    waiting = asyncio.create_task(following.follow(config(port), IDENTITY, asyncio.Event()))
+    monkeypatch.setattr(core, "import_launch", lambda: computing)
+    waiting = asyncio.create_task(core.follow(config(port), IDENTITY, asyncio.Event()))
     await computing.followed.wait()
     computing.died.set()
     async with asyncio.timeout(5):
@@ -95,8 +95,8 @@ async def test_it_fails_when_what_computes_here_has_died(monkeypatch: pytest.Mon
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux drops what comes")
 async def test_it_ends_when_node_0_has_vanished_from_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     computing, connected = Computing(), asyncio.Event()
-    monkeypatch.setattr(following, "import_launch", lambda: computing)
-    monkeypatch.setattr(following, "VANISHED_S", 1)
+    monkeypatch.setattr(core, "import_launch", lambda: computing)
+    monkeypatch.setattr(core, "VANISHED_S", 1)
 
     async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         vanish(writer.get_extra_info("socket"))
@@ -107,7 +107,7 @@ async def test_it_ends_when_node_0_has_vanished_from_the_network(monkeypatch: py
     over = asyncio.Event()
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        waiting = asyncio.create_task(following.follow(config(port), IDENTITY, asyncio.Event()))
+        waiting = asyncio.create_task(core.follow(config(port), IDENTITY, asyncio.Event()))
         await connected.wait()
         async with asyncio.timeout(20):
             with pytest.raises(StartupError, match="node 0 has ended"):

@@ -8,14 +8,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.engine.kv.wait import KvWait
-from libs.engine.vllm.scheduling.pacing import PacedRequest, PacedStep, Queues, begins_ns, plan_step
-from libs.engine.vllm.scheduling.pending_report import Steps
-from libs.engine.vllm.scheduling.running_step import NOBODY, Board, Running
-from libs.engine.vllm.scheduling.trial import TrialStep, trial_tokens
+from libs.engine.kv.blocks import KvWait
+from libs.engine.vllm.pacing import PacedRequest, PacedStep, Queues, TrialStep, begins_ns, plan_step, trial_tokens
+from libs.engine.vllm.step_reports import NOBODY, Board, Running, Steps
 from libs.policy.step_time import StepTimeModel, StepWork
-from libs.policy.worker.pace import Pace
-from libs.policy.worker.slack import MAX_HOLD_NS
+from libs.policy.worker.pace import MAX_HOLD_NS, Pace
 
 MS = 1_000_000
 MODEL = StepTimeModel(0, 0.1 * MS, 0, 5 * MS, 5 * MS, 0, 1.0)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from libs.engine.parallel import Parallel, parallel_of
+from libs.engine.config import Parallel, parallel_of
 from libs.worker.settings import WorkerSettings
 
 NODES = {"tensor_parallel_size": 16, "nnodes": 2, "master_addr": "10.0.0.1"}

@@ -17,11 +17,20 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import FinishReason
 from libs.engine.vllm import plugin
-from libs.engine.vllm.handover import HandoverRefusal, lease_margin_ns, refusal
-from libs.engine.vllm.scheduling.block_hashes import Rehash
-from libs.engine.vllm.scheduling.pending_report import PendingBlocks, PendingNews, scheduled_work
-from libs.engine.vllm.scheduling.step_report import Command, EngineReport, Step, decode_command, decode_report, encode
+from libs.engine.vllm.engine import HandoverRefusal, lease_margin_ns, refusal
 from libs.engine.vllm.sequences import Sequences
+from libs.engine.vllm.step_reports import (
+    Command,
+    EngineReport,
+    PendingBlocks,
+    PendingNews,
+    Rehash,
+    Step,
+    decode_command,
+    decode_report,
+    encode,
+    scheduled_work,
+)
 from libs.policy.step_time import StepWork
 
 BLOCK = 4

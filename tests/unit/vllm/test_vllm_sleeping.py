@@ -9,9 +9,9 @@ import pytest
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import DeviceMemory
+from libs.engine.vllm.arguments import EXTENSION, can_sleep, sleep_arguments
 from libs.engine.vllm.connectors import connector_of
 from libs.engine.vllm.core import VllmCore
-from libs.engine.vllm.starting.arguments import EXTENSION, can_sleep, sleep_arguments
 
 GB = 1_000_000_000
 ALL = frozenset({"weights", "kv_cache"})

@@ -10,9 +10,9 @@ import pytest
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
+from libs.engine.vllm import arguments
 from libs.engine.vllm.plugin import HANDSHAKE_FILE, LEASH_VARIABLE
-from libs.engine.vllm.starting import arguments, hung
-from libs.engine.vllm.starting.start_files import PLUGINS_VARIABLE, check_plugins, starting
+from libs.engine.vllm.starting import PLUGINS_VARIABLE, check_plugins, end_start, overdue_message, starting
 
 REGISTERS = "from libs.engine.vllm import plugin; plugin.register()"
 FAILS = f"{REGISTERS}; import logging\ntry: 1 / 0\nexcept Exception: logging.getLogger('vllm').exception('no')"
@@ -89,10 +89,10 @@ def test_a_start_that_hangs_is_ended_with_all_that_it_started_and_says_where_it_
             assert process.stdout is not None
             process.stdout.readline()
             helpers = psutil.Process(process.pid).children()
-            (stood,) = hung.end_start(explain=True)
+            (stood,) = end_start(explain=True)
             assert stood.startswith(f"process {process.pid} in wait (") and "threading.py" in stood
             assert process.wait(10) == -signal.SIGKILL
         assert len(helpers) == 1
         assert not psutil.wait_procs(helpers, timeout=10)[1]
-        assert stood in hung.sentence(5, "s", [stood])
-    assert hung.end_start(explain=True) == [], "nothing is being started"
+        assert stood in overdue_message(5, "s", [stood])
+    assert end_start(explain=True) == [], "nothing is being started"

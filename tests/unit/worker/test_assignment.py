@@ -6,11 +6,11 @@ from libs.contracts.errors import FulcrumError, InvalidRequest, StaleRole
 from libs.policy.roles import Assignment, Phase, Refusal, Role
 from libs.policy.worker.assignment import (
     NotTaken,
-    Wanted,
+    WantedAssignment,
     first_assignment,
     leaves_decode,
     next_assignment,
-    refusal,
+    role_refusal,
 )
 from libs.worker.roles import AssignmentState
 
@@ -18,7 +18,9 @@ CURRENT = Assignment("m", Role.MIXED, 64, 7)
 
 
 def test_an_assignment_that_is_taken_keeps_the_model_and_has_the_next_epoch() -> None:
-    taken = next_assignment(CURRENT, Wanted(role=1, budget_tokens=0, expected_epoch=7, model="m"), draining=False)
+    taken = next_assignment(
+        CURRENT, WantedAssignment(role=1, budget_tokens=0, expected_epoch=7, model="m"), draining=False
+    )
     assert taken == Assignment("m", Role.PREFILL, 0, 8)
     assert first_assignment("m", 3, 0) == Assignment("m", Role.STANDBY, 0, 1)
 
@@ -26,22 +28,22 @@ def test_an_assignment_that_is_taken_keeps_the_model_and_has_the_next_epoch() ->
 @pytest.mark.parametrize(
     ("wanted", "draining", "reason", "said"),
     [
-        (Wanted(99, 5, 1, "n"), True, NotTaken.DRAINING,
+        (WantedAssignment(99, 5, 1, "n"), True, NotTaken.DRAINING,
          StaleRole("the worker is draining: it takes no other role, choose another worker")),
-        (Wanted(99, 5, 1, "n"), False, NotTaken.STALE_EPOCH,
+        (WantedAssignment(99, 5, 1, "n"), False, NotTaken.STALE_EPOCH,
          StaleRole("expected epoch 1, the worker is at 7: look at what it does by now, then ask again")),
-        (Wanted(99, 5, 7, "{n}"), False, NotTaken.OTHER_MODEL,
+        (WantedAssignment(99, 5, 7, "{n}"), False, NotTaken.OTHER_MODEL,
          InvalidRequest("this worker holds model 'm', not '{n}'")),
-        (Wanted(99, 5, 7, "m"), False, NotTaken.UNKNOWN_ROLE,
+        (WantedAssignment(99, 5, 7, "m"), False, NotTaken.UNKNOWN_ROLE,
          InvalidRequest("role must be prefill, mixed or standby", param="role")),
-        (Wanted(1, 5, 7), False, NotTaken.BUDGET_WITHOUT_MIXED,
+        (WantedAssignment(1, 5, 7), False, NotTaken.BUDGET_WITHOUT_MIXED,
          InvalidRequest("only role mixed has a prompt budget", param="budget_tokens")),
-        (Wanted(2, 1_000_001, 7), False, NotTaken.BUDGET_TOO_LARGE,
+        (WantedAssignment(2, 1_000_001, 7), False, NotTaken.BUDGET_TOO_LARGE,
          InvalidRequest("a prompt budget is at most 1000000 tokens", param="budget_tokens")),
     ],
 )  # fmt: skip
 def test_an_assignment_that_is_not_taken_has_one_reason_and_one_sentence(
-    wanted: Wanted, draining: bool, reason: NotTaken, said: FulcrumError
+    wanted: WantedAssignment, draining: bool, reason: NotTaken, said: FulcrumError
 ) -> None:
     assert next_assignment(CURRENT, wanted, draining=draining) is reason
     state = AssignmentState("m", Role.MIXED, 64)
@@ -70,8 +72,8 @@ def test_work_is_refused_by_its_phase_and_all_of_it_while_draining(phase: Phase)
     fitting = {Phase.PREFILL: Role.PREFILL, Phase.DECODE: Role.MIXED, Phase.BOTH: Role.MIXED}[phase]
     for role in Role:
         assignment = Assignment("m", role, 64 if role is Role.MIXED else 0, 1)
-        assert refusal(assignment, phase, draining=False) is (None if role is fitting else Refusal.STALE_ROLE)
-        assert refusal(assignment, phase, draining=True) is Refusal.DRAINING
+        assert role_refusal(assignment, phase, draining=False) is (None if role is fitting else Refusal.STALE_ROLE)
+        assert role_refusal(assignment, phase, draining=True) is Refusal.DRAINING
 
 
 def test_decodes_are_left_by_every_way_out_of_role_mixed() -> None:

@@ -9,7 +9,7 @@ import pytest
 from libs.engine.reports import BlockEvents, EngineEvent
 from libs.testing.wait import until
 from libs.testing.workers.hosts import RecordingKvIndex
-from libs.worker.kv.block_publisher import BlockPublisher
+from libs.worker.registration import BlockPublisher
 
 NAMES = [bytes([number]) for number in range(50)]
 
@@ -56,7 +56,7 @@ async def test_one_change_is_told_at_once_and_those_behind_it_share_a_call() -> 
 
 
 async def test_more_changes_than_may_wait_leave_the_index_true(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("libs.worker.kv.block_publisher.MAX_PENDING_BLOCKS", 8)
+    monkeypatch.setattr("libs.worker.registration.MAX_PENDING_BLOCKS", 8)
     index = HeldUpIndex()
     async with published(index) as publisher:
         publisher.on_event(change(stored=NAMES[:6]))

@@ -7,8 +7,7 @@ from itertools import count
 import numpy as np
 
 from libs.policy.step_time import StepTimeModel, StepWork
-from libs.policy.worker.pace import Pace
-from libs.policy.worker.slack import TokenLine
+from libs.policy.worker.pace import Pace, TokenLine
 
 MS = 1_000_000
 MODEL = StepTimeModel(0, 0, 0, 36 * MS, 6 * MS, 0, 1.0, decode_matrix_ns=18 * MS)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.worker.keeping_asleep import Leaving, leave, too_many
+from libs.policy.worker.assignment import Leaving, leave, too_many
 
 
 @pytest.mark.parametrize(

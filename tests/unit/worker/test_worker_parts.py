@@ -15,10 +15,10 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 )
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.reports import Logprob, SequenceOutput
-from libs.policy.worker.assignment import refusal
-from libs.policy.worker.slots import SlotFacts, prefill_slots
+from libs.policy.worker.assignment import role_refusal
+from libs.policy.worker.credits import SlotFacts, prefill_slots
 from libs.runtime.settings import load_settings
-from libs.worker.gateways import outbox
+from libs.worker import gateways
 from libs.worker.roles import AssignmentState, LastChange
 from libs.worker.settings import WorkerSettings
 from services.decode.settings import DecodeSettings
@@ -61,9 +61,9 @@ def test_an_assignment_that_cannot_be_changes_nothing(role: int, budget_tokens: 
 
 def test_a_draining_worker_takes_neither_work_nor_roles() -> None:
     state = AssignmentState("m", ROLE_PREFILL, 0)
-    assert refusal(state.current, pb.PHASE_PREFILL, draining=state.draining) is None
+    assert role_refusal(state.current, pb.PHASE_PREFILL, draining=state.draining) is None
     state.draining = True
-    assert refusal(state.current, pb.PHASE_PREFILL, draining=state.draining) == pb.REFUSAL_CODE_DRAINING
+    assert role_refusal(state.current, pb.PHASE_PREFILL, draining=state.draining) == pb.REFUSAL_CODE_DRAINING
     with pytest.raises(StaleRole):
         state.set_role(expected_epoch=1, role=ROLE_MIXED, budget_tokens=0)
 
@@ -71,13 +71,13 @@ def test_a_draining_worker_takes_neither_work_nor_roles() -> None:
 def test_a_changed_epoch_bounces_no_work_that_still_fits() -> None:
     state = AssignmentState("m", ROLE_MIXED, 64)
     state.set_role(expected_epoch=1, role=ROLE_MIXED, budget_tokens=0)
-    assert refusal(state.current, pb.PHASE_DECODE, draining=state.draining) is None
-    assert refusal(state.current, pb.PHASE_BOTH, draining=state.draining) == pb.REFUSAL_CODE_STALE_ROLE
+    assert role_refusal(state.current, pb.PHASE_DECODE, draining=state.draining) is None
+    assert role_refusal(state.current, pb.PHASE_BOTH, draining=state.draining) == pb.REFUSAL_CODE_STALE_ROLE
 
 
 def test_pending_output_leaves_in_frames_of_bounded_size_with_events_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "MAX_FRAME_TOKENS", 3)
-    box = outbox.Outbox()
+    monkeypatch.setattr(gateways, "MAX_FRAME_TOKENS", 3)
+    box = gateways.Outbox()
     for sequence in (1, 2):
         tokens = (sequence * 10, sequence * 10 + 1)
         logprobs = tuple(Logprob(-float(token)) for token in tokens)

@@ -9,7 +9,7 @@ from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.protocol import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.engine.reports import EngineIntegrity
-from libs.worker.gateways.attached import AttachedGateways
+from libs.worker.gateways import AttachedGateways
 
 TOLD_S = 50.0
 

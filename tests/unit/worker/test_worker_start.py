@@ -7,7 +7,7 @@ import pytest
 from libs.engine.kv_port import KvFetcher
 from libs.engine.local import LocalEngine
 from libs.engine.port import EngineIdentity, Progress
-from libs.engine.sim.runner import SimRunner
+from libs.engine.sim import SimRunner
 from libs.model.info import load_model_info
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner

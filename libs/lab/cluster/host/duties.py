@@ -15,11 +15,18 @@ from libs.lab.cluster.sequence import CountedRequest
 from libs.policy.roles import Assignment, Refusal, Role
 from libs.policy.step_time import StepTimeModel
 from libs.policy.worker import assignment as assignments
-from libs.policy.worker.budget import engine_budget, role_budget
-from libs.policy.worker.credits import CreditPool, Credits, GatewayDemand
+from libs.policy.worker.credits import (
+    CreditPool,
+    Credits,
+    GatewayDemand,
+    PromptLength,
+    SlotFacts,
+    engine_budget,
+    role_budget,
+    slots,
+)
 from libs.policy.worker.handing_over import HandOverTime, Staying, sooner_handed_over
 from libs.policy.worker.saturation import trial_work
-from libs.policy.worker.slots import PromptLength, SlotFacts, slots
 
 GATEWAY: Final = 1
 """The number that stands for the only gateway in a worker's credits."""
@@ -92,7 +99,7 @@ class Duties:
 
     def taken(self, role: Role, budget_tokens: int) -> Assignment | None:
         """Return the assignment that a change of role would lead to, or None if it is refused."""
-        wanted = assignments.Wanted(role, budget_tokens, self.assignment.epoch)
+        wanted = assignments.WantedAssignment(role, budget_tokens, self.assignment.epoch)
         taken = assignments.next_assignment(self.assignment, wanted, draining=self.draining)
         return None if isinstance(taken, assignments.NotTaken) else taken
 
@@ -196,7 +203,7 @@ class Duties:
             self._resize()
 
     def _refusal(self, request: CountedRequest, *, has_credit: bool) -> SequenceRefused | None:
-        code = assignments.refusal(self.assignment, PHASES[request.phase], draining=self.draining)
+        code = assignments.role_refusal(self.assignment, PHASES[request.phase], draining=self.draining)
         if code is None and not has_credit:
             code = Refusal.NO_CAPACITY
         return None if code is None else SequenceRefused(request.sequence_id, code, code.name.lower())

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.handles import Received
+from libs.engine.kv.blocks import Received
 from libs.engine.reports import FinishReason
 from libs.lab.cluster.core import LabCore
 from libs.lab.cluster.host.device import Device
@@ -13,9 +13,9 @@ from libs.lab.cluster.host.phase_totals import Rest
 from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.sequence import CountedSequence
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
-from libs.policy.worker.transfers import TransferSpeed
+from libs.policy.worker.handing_over import TransferSpeed
 
-# The same delay as in `libs.worker.kv.link`.
+# The same delay as in `libs.worker.kv_client`.
 ACK_DELAY_PS: Final = 10_000_000 * PS_PER_NS
 
 

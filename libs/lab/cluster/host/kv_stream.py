@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from libs.engine.kv.handles import Held
+from libs.engine.kv.blocks import Held
 from libs.lab.cluster.sequence import CountedSequence
 from libs.lab.cluster.time import VirtualTime
 

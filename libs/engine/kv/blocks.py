@@ -1,0 +1,381 @@
+"""KV blocks: the pool with its reference counts, handles under a lease, and the time lost while KV is awaited. Pure.
+
+Time and randomness are passed in.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+
+@dataclass(slots=True)
+class _Block:
+    """A block that is free, referenced, or unreferenced but kept for its hash."""
+
+    references: int = 0
+    content: bytes | None = None
+    """Chained hash of the tokens whose KV is in the block; None if it cannot be reused."""
+
+
+@dataclass(slots=True)
+class BlockChanges:
+    """Net changes of the reusable hashes. A hash stored and removed between two calls appears in neither."""
+
+    stored: dict[bytes, None] = field(default_factory=dict)
+    removed: dict[bytes, None] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.stored or self.removed)
+
+    def store(self, content: bytes) -> None:
+        """Record that a hash became reusable. It cancels a removal since the last call of `take_changes`."""
+        if content in self.removed:
+            del self.removed[content]
+        else:
+            self.stored[content] = None
+
+    def remove(self, content: bytes) -> None:
+        """Record that a hash was evicted. It cancels a store since the last call of `take_changes`."""
+        if content in self.stored:
+            del self.stored[content]
+        else:
+            self.removed[content] = None
+
+
+class BlockPool:
+    """A pool of blocks 0..blocks-1. Each block is released as often as it was allocated or shared."""
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = [_Block() for _ in range(blocks)]
+        self._free = list(range(blocks - 1, -1, -1))
+        self._by_content: dict[bytes, int] = {}
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        """Unreferenced blocks with a hash, least recently used first."""
+        self.changes = BlockChanges()
+
+    @property
+    def size(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def available(self) -> int:
+        """Number of blocks that `allocate` can give out: free ones and those that can be evicted."""
+        return len(self._free) + len(self._evictable)
+
+    @property
+    def referenced(self) -> int:
+        return self.size - self.available
+
+    def references(self, block: int) -> int:
+        """Return how many sequences and handles hold a block."""
+        return self._blocks[block].references
+
+    def match(self, hashes: Iterable[bytes]) -> list[int]:
+        """Return the blocks of the longest known prefix of a hash chain. They are not held until they are shared."""
+        found: list[int] = []
+        for content in hashes:
+            block = self._by_content.get(content)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def allocate(self, count: int, shared: Sequence[int] = (), *, spare: int = 0) -> list[int] | None:
+        """Reference `shared` blocks (from `match`) and `count` new ones, and return both.
+
+        Return None and change nothing if fewer than `spare` blocks would stay available.
+        """
+        idle = sum([not self._blocks[block].references for block in shared]) if shared else 0
+        if count + spare > self.available - idle:
+            return None
+        for block in shared:
+            self._evictable.pop(block, None)
+            self._blocks[block].references += 1
+        taken = [self._take() for _ in range(count)]
+        return [*shared, *taken] if shared else taken
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference to each block of a sequence, first to last. Raise ValueError on a double release."""
+        # Last first, so that the end of a chain is evicted before its start, without which it could not be found.
+        for block in reversed(blocks):
+            entry = self._blocks[block]
+            if entry.references < 1:
+                raise ValueError(f"block {block} is not held by anyone")
+            entry.references -= 1
+            if entry.references:
+                continue
+            if entry.content is None:
+                self._free.append(block)
+            else:
+                self._evictable[block] = None
+
+    def register(self, block: int, content: bytes) -> None:
+        """Make a held, full and computed block reusable, unless another block has the same content."""
+        if content in self._by_content:
+            return
+        self._blocks[block].content = content
+        self._by_content[content] = block
+        self.changes.store(content)
+
+    def fault(self, held: Iterable[int]) -> str:
+        """Return how the reference counts differ from `held`, which names a block once for each holder, if they do."""
+        counts = Counter(held)
+        if self.referenced != len(counts):
+            return f"{self.referenced} KV blocks count as held, {len(counts)} are"
+        for block, count in counts.items():
+            if self.references(block) != count:
+                return f"KV block {block} has {self.references(block)} references, {count} hold it"
+        return ""
+
+    def take_changes(self) -> BlockChanges:
+        """Return the changes since the last call."""
+        changes, self.changes = self.changes, BlockChanges()
+        return changes
+
+    def _take(self) -> int:
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._evictable.popitem(last=False)
+            content = self._blocks[block].content
+            assert content is not None
+            self._blocks[block].content = None
+            del self._by_content[content]
+            self.changes.remove(content)
+        self._blocks[block].references = 1
+        return block
+
+
+# Handles are random: nobody can pull blocks without the handle.
+HANDLE_BYTES = 16
+
+RandomBytes = Callable[[int], bytes]
+"""Returns the given number of unpredictable bytes. A simulation seeds them."""
+
+
+@dataclass(slots=True)
+class Held:
+    """The blocks behind one handle, with the state of their transfer."""
+
+    opaque: bytes
+    sequence_id: int
+    blocks: list[int]
+    ready: int
+    """Number of leading blocks that hold all their KV."""
+    expires_ns: int | None = None
+    """End of the lease in Unix nanoseconds; None while the prompt is being computed."""
+    pulls: int = 0
+    """Number of receivers that are reading the blocks."""
+    checksums: list[int | None] = field(init=False)
+    """The checksum of each block, once computed. A ready block behind a handle does not change any more."""
+
+    def __post_init__(self) -> None:
+        self.checksums = [None] * len(self.blocks)
+
+    @property
+    def whole(self) -> bool:
+        return self.expires_ns is not None
+
+    def unsummed(self, first: int = 0) -> int:
+        """Return the first ready block from `first` on without a checksum, or `ready` if there is none."""
+        return next((at for at in range(first, self.ready) if self.checksums[at] is None), self.ready)
+
+
+@dataclass(slots=True)
+class Received:
+    """The totals of blocks received through one handle."""
+
+    blocks: int = 0
+    data_bytes: int = 0
+    shared: bool = False
+    """Whether they were copied from the sender's memory on this host."""
+
+
+class HandleTable:
+    """Handles by their opaque bytes, opened when a prompt begins and sealed under a lease when it is computed.
+
+    A handle whose receiver left without releasing it has a shorter lease than one that waits for its first
+    receiver. Leases of a kind are equally long, so they expire in the order of their last use.
+    """
+
+    def __init__(self, *, random_bytes: RandomBytes, lease_ns: int, left_lease_ns: int) -> None:
+        self._random_bytes = random_bytes
+        self._lease_ns = lease_ns
+        self._left_lease_ns = min(left_lease_ns, lease_ns)
+        self._open: dict[bytes, Held] = {}
+        self._held: OrderedDict[bytes, Held] = OrderedDict()
+        self._left: OrderedDict[bytes, Held] = OrderedDict()
+        self._by_id: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self._held) + len(self._left)
+
+    @property
+    def next_expiry_ns(self) -> int | None:
+        """Time at which the first lease ends; None without leases."""
+        firsts = (next(iter(leased.values())) for leased in (self._held, self._left) if leased)
+        return min((first.expires_ns for first in firsts if first.expires_ns is not None), default=None)
+
+    def open(self, sequence_id: int, blocks: list[int]) -> Held:
+        """Create a handle without a lease, for blocks that are being filled."""
+        opaque = self._random_bytes(HANDLE_BYTES)
+        held = self._open[opaque] = Held(opaque, sequence_id, blocks, ready=0)
+        self._by_id[sequence_id] = opaque
+        return held
+
+    def seal(self, held: Held, now_ns: int) -> None:
+        """Start the lease of an open handle, all of whose blocks are now ready."""
+        held.ready = len(held.blocks)
+        held.expires_ns = now_ns + self._lease_ns
+        self._held[held.opaque] = self._open.pop(held.opaque)
+
+    def use(self, opaque: bytes, now_ns: int) -> Held | None:
+        """Return a live handle and renew its lease, which so ends a fixed time after the last block was read."""
+        held = self._open.get(opaque)
+        if held is not None:
+            return held
+        held = self._held.get(opaque) or self._left.get(opaque)
+        if held is None or held.expires_ns is None or held.expires_ns <= now_ns:
+            return None
+        held.expires_ns = now_ns + self._lease_ns
+        self._left.pop(opaque, None)
+        self._held[opaque] = held
+        self._held.move_to_end(opaque)
+        return held
+
+    def leave(self, held: Held, now_ns: int) -> None:
+        """Record that a receiver stopped reading. After the last one, a handle has the shorter lease."""
+        held.pulls -= 1
+        if not held.pulls and held.opaque in self._held:
+            self._leave(held, now_ns)
+
+    def drop(self, opaque: bytes) -> Held | None:
+        """End a lease and return its handle; None if there is no such handle."""
+        held = self._open.pop(opaque, None) or self._held.pop(opaque, None) or self._left.pop(opaque, None)
+        if held is not None and self._by_id.get(held.sequence_id) == opaque:
+            del self._by_id[held.sequence_id]
+        return held
+
+    def leave_unread(self, opaque: bytes, now_ns: int) -> None:
+        """Shorten the lease of blocks that have no reader."""
+        held = self._held.get(opaque)
+        if held is not None and not held.pulls:
+            self._leave(held, now_ns)
+
+    def drop_sequence(self, sequence_id: int) -> Held | None:
+        """End the lease of the sequence that had this id."""
+        opaque = self._by_id.get(sequence_id)
+        return self.drop(opaque) if opaque is not None else None
+
+    def forget_sequence(self, sequence_id: int) -> None:
+        """Detach an id that now names another sequence. The old handle lives on."""
+        self._by_id.pop(sequence_id, None)
+
+    def blocks(self) -> Iterator[int]:
+        """Iterate over the blocks behind all handles, one handle after the other."""
+        for held in chain(self._open.values(), self._held.values(), self._left.values()):
+            yield from held.blocks
+
+    def expire(self, now_ns: int) -> list[Held]:
+        """End the leases that are over, and return their handles."""
+        over: list[Held] = []
+        for leased in (self._held, self._left):
+            while leased:
+                first = next(iter(leased.values()))
+                if first.expires_ns is None or first.expires_ns > now_ns:
+                    break
+                self.drop(first.opaque)
+                over.append(first)
+        return over
+
+    def drop_all(self) -> list[Held]:
+        """End every lease, and return all handles."""
+        held = [*self._open.values(), *self._held.values(), *self._left.values()]
+        for table in (self._open, self._held, self._left):
+            table.clear()
+        self._by_id.clear()
+        return held
+
+    def _leave(self, held: Held, now_ns: int) -> None:
+        del self._held[held.opaque]
+        held.expires_ns = now_ns + self._left_lease_ns
+        self._left[held.opaque] = held
+
+
+class _Spans:
+    """Intervals, in Unix nanoseconds, in which a condition held."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[int, int]] = []
+        self.since_ns = 0
+
+    def now(self, holds: bool, now_ns: int) -> None:
+        if holds and not self.since_ns:
+            self.since_ns = now_ns
+        elif not holds and self.since_ns:
+            if now_ns > self.since_ns:
+                self.ended.append((self.since_ns, now_ns))
+            self.since_ns = 0
+
+    def take_ended(self) -> tuple[tuple[int, int], ...]:
+        ended, self.ended = tuple(self.ended), []
+        return ended
+
+
+class KvWait:
+    """A clock that cuts time without a step, in which some sequence awaits KV, into KV wait and starvation.
+
+    Such time is KV wait while some of that KV is ready at its source and not here. It is starvation while all of it
+    is still to be computed there. All times are exact nanoseconds.
+    """
+
+    def __init__(self) -> None:
+        self._awaiting = False
+        self._ready = False
+        self._stepping = False
+        self._waits = _Spans()
+        self._starved = _Spans()
+
+    @property
+    def ended(self) -> list[tuple[int, int]]:
+        """Intervals of KV wait (start, end) that ended since `take_ended`; none is empty."""
+        return self._waits.ended
+
+    @property
+    def since_ns(self) -> int:
+        """Start of the KV wait in progress; 0 if there is none."""
+        return self._waits.since_ns
+
+    @property
+    def starved_ended(self) -> list[tuple[int, int]]:
+        """Intervals of starvation that ended since `take_starved`."""
+        return self._starved.ended
+
+    @property
+    def starved_since_ns(self) -> int:
+        """Start of the starvation in progress; 0 if there is none."""
+        return self._starved.since_ns
+
+    def awaiting(self, some: bool, now_ns: int, *, ready: bool = True) -> None:
+        """Record whether any sequence awaits KV from now on, and whether any of that KV is ready at its source."""
+        self._awaiting, self._ready = some, ready
+        self._settle(now_ns)
+
+    def stepping(self, running: bool, now_ns: int) -> None:
+        """Record whether a step runs from now on."""
+        self._stepping = running
+        self._settle(now_ns)
+
+    def take_ended(self) -> tuple[tuple[int, int], ...]:
+        """Return the intervals of KV wait that ended since the last call."""
+        return self._waits.take_ended()
+
+    def take_starved(self) -> tuple[tuple[int, int], ...]:
+        """Return the intervals of starvation that ended since the last call."""
+        return self._starved.take_ended()
+
+    def _settle(self, now_ns: int) -> None:
+        rests = self._awaiting and not self._stepping
+        self._waits.now(rests and self._ready, now_ns)
+        self._starved.now(rests and not self._ready, now_ns)

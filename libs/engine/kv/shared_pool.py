@@ -1,0 +1,232 @@
+"""A KV pool's memory as a file that other workers of the host can map: layout, ownership, sweeping.
+
+A file belongs to the process that holds its lock (flock), which the kernel drops however the process ends. The next
+sweep of any worker on the host removes files without an owner. Unlinking the file at once would save the sweep. It
+could then be reached only through /proc of its owner, which containers that share the folder do not share.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import struct
+import weakref
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from libs.contracts.errors import KvLost
+
+PREFIX = "fulcrum-kv-"
+# The header fills a page, so that the blocks begin on one.
+HEADER_BYTES = mmap.PAGESIZE
+_HEADER = struct.Struct("<8s16s36sQQ")
+_MAGIC = b"FULKV\0\0\1"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # Linux only
+# A sweep may remove a new file in the moment before it is locked. Another one is created then.
+MAX_TRIES = 3
+
+
+class PoolFileError(Exception):
+    """A pool file cannot be used; the message gives the reason in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHeader:
+    """The header of a pool file, which fills its first page."""
+
+    nonce: bytes
+    """16 random bytes. Whoever can name them has this very file mapped."""
+    blocks: int
+    block_bytes: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file, including the header."""
+        return HEADER_BYTES + self.blocks * self.block_bytes
+
+
+def file_name(worker_id: str, incarnation: int) -> str:
+    """Return the file name of a worker's pool, which its peers derive from a KV handle."""
+    return f"{PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', worker_id)[:64]}-{incarnation:x}"
+
+
+def read_header(memory: mmap.mmap) -> PoolHeader:
+    """Read the header of a mapped pool file.
+
+    Raise PoolFileError if it is no pool file, or comes from another host or an earlier boot of this one.
+    """
+    if len(memory) < HEADER_BYTES:
+        raise PoolFileError("too short for a KV pool")
+    magic, nonce, boot_id, blocks, block_bytes = _HEADER.unpack_from(memory)
+    if magic != _MAGIC:
+        raise PoolFileError("not a KV pool")
+    if boot_id != _read_boot_id():
+        raise PoolFileError("of another host, or from before its last start")
+    header = PoolHeader(nonce, blocks, block_bytes)
+    if header.size != len(memory):
+        raise PoolFileError(f"{len(memory)} bytes, not the {header.size} that it names")
+    return header
+
+
+class PoolFile:
+    """Memory for a pool in a file, owned by this process until `close`."""
+
+    def __init__(self, folder: Path, name: str, *, blocks: int, block_bytes: int) -> None:
+        """Allocate all of the memory, so that no later write can fail. Raise PoolFileError if there is no room."""
+        self.header = PoolHeader(secrets.token_bytes(16), blocks, block_bytes)
+        self._path = folder / name
+        try:
+            boot_id = _read_boot_id()
+            self._fd = _create(self._path)
+        except OSError as error:
+            raise PoolFileError(f"{error.strerror}: {error.filename}") from None
+        try:
+            os.posix_fallocate(self._fd, 0, self.header.size)
+            # Without MAP_POPULATE the first writes of a hand-off would be page faults.
+            self.memory = mmap.mmap(self._fd, self.header.size, flags=mmap.MAP_SHARED | _POPULATE)
+        except OSError as error:
+            self._path.unlink(missing_ok=True)
+            os.close(self._fd)
+            raise PoolFileError(f"{folder} has no room for {self.header.size >> 20} MB: {error.strerror}") from None
+        _HEADER.pack_into(self.memory, 0, _MAGIC, self.header.nonce, boot_id, blocks, block_bytes)
+
+    def close(self) -> None:
+        """Give up the file. Its memory is freed once nobody has it mapped any more. Idempotent."""
+        if self._fd >= 0:
+            self._path.unlink(missing_ok=True)
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # the map holds a duplicate of the descriptor, and so the lock
+            os.close(self._fd)
+            self._fd = -1
+
+
+def is_owned(fd: int) -> bool:
+    """Return whether the process that created an open pool file is alive."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
+
+
+def sweep(folder: Path) -> list[str]:
+    """Remove pool files whose owners have died, and return their names. Files of other users are left alone."""
+    removed = []
+    for path in folder.glob(f"{PREFIX}*"):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            # Unlinked under the lock: a creator that gets the lock next sees that the file has no name any more.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+    return removed
+
+
+def _create(path: Path) -> int:
+    """Create a locked, empty file that only this user can open, and return its descriptor."""
+    for _ in range(MAX_TRIES):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_nlink:
+                return fd
+        os.close(fd)
+        path.unlink(missing_ok=True)
+    raise BlockingIOError(None, "swept away again and again", str(path))
+
+
+def _read_boot_id() -> bytes:
+    return _BOOT_ID.read_bytes().strip()[:36]
+
+
+# Pools kept mapped; the least recently used is dropped first.
+MAX_MAPS = 64
+
+
+class PoolMap:
+    """The pool of another process, readable while this object or a view of a block lives, even after its owner has
+    ended.
+
+    There is no `close`, since a transfer may still read when the cache of maps has dropped the pool.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Map the pool at `path`. Raise PoolFileError if there is none."""
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise PoolFileError(f"{error.strerror}: {path}") from None
+        try:
+            memory = mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
+            self._header = read_header(memory)
+        except (OSError, ValueError, PoolFileError) as error:  # ValueError: the file is empty
+            os.close(self._fd)
+            raise PoolFileError(f"{path} cannot be mapped: {error}") from None
+        self._bytes = memoryview(memory)
+        weakref.finalize(self, os.close, self._fd)
+
+    @property
+    def nonce(self) -> bytes:
+        """The nonce in the file, by which its owner recognises its own pool."""
+        return self._header.nonce
+
+    @property
+    def owned(self) -> bool:
+        return is_owned(self._fd)
+
+    def block(self, number: int) -> memoryview:
+        """Return a block's current bytes. Raise KvLost if the pool has no such block."""
+        if not 0 <= number < self._header.blocks:
+            raise KvLost(f"there is no block {number} in a pool of {self._header.blocks}")
+        start = HEADER_BYTES + number * self._header.block_bytes
+        return self._bytes[start : start + self._header.block_bytes]
+
+
+class PoolMaps:
+    """Pools by worker and incarnation, mapped at first use."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._maps: OrderedDict[str, PoolMap | None] = OrderedDict()
+        """Maps by file name; None for pools that are not on this host. An engine's file exists before its first
+        handle, so a missing file is looked for only once between sweeps.
+        """
+
+    def __len__(self) -> int:
+        return len(self._maps)
+
+    def get(self, worker_id: str, incarnation: int) -> PoolMap | None:
+        """Return the pool of a worker on this host, or None if its bytes can only be sent."""
+        name = file_name(worker_id, incarnation)
+        if name not in self._maps:
+            self._maps[name] = self._open(name)
+            if len(self._maps) > MAX_MAPS:
+                self._maps.popitem(last=False)
+        self._maps.move_to_end(name)
+        return self._maps[name]
+
+    def drop_unowned(self) -> None:
+        """Drop the pools of ended workers, whose memory would otherwise stay allocated."""
+        for name in [name for name, pool in self._maps.items() if pool is None or not pool.owned]:
+            del self._maps[name]
+
+    def close(self) -> None:
+        """Drop all maps. Their memory is unmapped once no view is left."""
+        self._maps.clear()
+
+    def _open(self, name: str) -> PoolMap | None:
+        try:
+            return PoolMap(self._folder / name)
+        except PoolFileError:
+            return None

@@ -1,0 +1,367 @@
+"""The sim engine's runner: a step-time model in place of the forward pass.
+
+Modelled:
+
+- how long a step takes by its prefill and decode work, including cached context (libs/perfmodel);
+- the size of KV blocks and of the device's KV memory;
+- how long weights take to the device, by their size and a link's speed;
+- a KV link of limited bandwidth, shared by all transfers into this worker.
+
+Real, since it is the code of the other engines: queueing, blocks, prefix reuse, leases, batches, events.
+
+Not modelled:
+
+- what tokens mean: they follow from prompt, position, seed and guide; penalties, bias and cut-offs change nothing;
+- the end of an answer, except by guides, stop tokens and lengths;
+- link latency, and the sender's side of a link;
+- variance between equal steps, and steps shorter than a timer's tick except in the mean.
+"""
+
+import asyncio
+import itertools
+import json
+import struct
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.contracts.errors import KvMismatch, StartupError
+from libs.engine.config import EngineConfig
+from libs.engine.port import Capabilities, EngineIdentity, Progress, SamplingParams
+from libs.engine.reports import Logprob
+from libs.engine.runner import Batch, Chunk, Sampled, without_ends
+from libs.model.info import BUILTIN_SIM, ModelInfo, load_model_info, read_json
+from libs.perfmodel.profiles import profile
+
+if TYPE_CHECKING:
+    from libs.engine.guides import Guides
+
+
+class SimGpu:
+    """A GPU shared by the runners that are given it. A runner without one has a GPU of its own.
+
+    Turns are first come, first served: of n workers with work, each gets every n-th step.
+    """
+
+    def __init__(self) -> None:
+        self.steps = asyncio.Lock()
+        """Held for the duration of a step."""
+        self.link = asyncio.Lock()
+        """Held while weights are copied to the GPU or from it."""
+
+
+VOWELS = b"aeiou"
+CONSONANTS = b"bcdfghklmnprstvwy"
+LETTERS = frozenset(VOWELS + CONSONANTS)
+SPACE = 0x20
+CLOSING = b'"}]'
+CLOSE_EVERY = 4
+# Tokens at each end of the prompt that its answer depends on, so that long prompts cost no more than short ones.
+PROMPT_EDGE_TOKENS = 32
+
+
+class TokenSource:
+    """A source of readable words for the built-in byte vocabulary, and of any ordinary token for others."""
+
+    def __init__(self, token_ids: Iterable[int], *, words: bool = False) -> None:
+        self._token_ids: NDArray[np.int32] = np.fromiter(token_ids, dtype=np.int32)
+        self._words = words
+
+    @classmethod
+    def builtin(cls) -> "TokenSource":
+        """Return a source of lowercase words in the built-in model's bytes."""
+        return cls(sorted({*LETTERS, SPACE}), words=True)
+
+    @classmethod
+    def ordinary(cls, vocab_size: int, special_token_ids: frozenset[int]) -> "TokenSource":
+        """Return a source of all tokens that are not special."""
+        return cls(token for token in range(vocab_size) if token not in special_token_ids)
+
+    def sample(self, chunk: Chunk, allowed: NDArray[np.bool_] | None = None) -> Sampled:
+        """Return the token after a chunk's last position. Greedy requests ignore the seed.
+
+        `allowed` is [vocab] 1D bool if some tokens are excluded.
+        """
+        seed = chunk.sampling.seed if chunk.sampling.temperature > 0 else 0
+        if chunk.adapter:
+            seed ^= crc32(chunk.adapter.encode())
+        position, previous = len(chunk.history), int(chunk.history[-1])
+        noise = crc32(struct.pack("<QQQQ", seed, position, previous, _prompt_digest(chunk)))
+        token = _next_letter(previous, noise) if self._words else self._pick(noise)
+        if allowed is not None:
+            token = self._among(allowed, token, noise, closes=bool(chunk.sampling.guide))
+        return Sampled(token, self._logprob(token, noise, chunk.sampling) if chunk.sampling.logprobs else None)
+
+    def score(self, chunk: Chunk, tokens: NDArray[np.int32]) -> tuple[Logprob, ...]:
+        """Return made-up logprobs of `tokens`, each a function of the token, its position and the one before."""
+        found = []
+        most = min(chunk.sampling.prompt_top_logprobs, len(self._token_ids))
+        for position, token in enumerate(tokens.tolist(), chunk.start + 1):
+            noise = crc32(struct.pack("<QQQ", position, int(chunk.history[position - 1]), token))
+            best = -(noise % 1000) / 1000
+            others = (self._pick(noise + rank) for rank in range(len(self._token_ids)))
+            rest = [other for other in itertools.islice(others, most) if other != token]
+            top = [(token, best), *((other, best - rank) for rank, other in enumerate(rest, 1))]
+            found.append(Logprob(best, tuple(top[:most])))
+        return tuple(found)
+
+    def _pick(self, noise: int) -> int:
+        return int(self._token_ids[noise % len(self._token_ids)])
+
+    def _among(self, allowed: NDArray[np.bool_], token: int, noise: int, *, closes: bool) -> int:
+        """Return the token if it is allowed, else another one. Now and then close an open bracket, to end answers."""
+        if closes and self._words and noise % CLOSE_EVERY == 0:
+            token = next((closing for closing in CLOSING if allowed[closing]), token)
+        if allowed[token]:
+            return token
+        choice = np.flatnonzero(allowed)
+        return int(choice[noise // CLOSE_EVERY % len(choice)])
+
+    def _logprob(self, token: int, noise: int, sampling: SamplingParams) -> Logprob:
+        best = -(noise % 1000) / 1000
+        top = {token: best}
+        for rank in range(1, min(sampling.top_logprobs, len(self._token_ids))):
+            other = next(place for place in range(noise + rank, noise + 2 * rank + 2) if self._pick(place) not in top)
+            top[self._pick(other)] = best - rank
+        return Logprob(best, tuple(top.items())[: sampling.top_logprobs])
+
+
+def _prompt_digest(chunk: Chunk) -> int:
+    prompt = chunk.history.data[: chunk.prompt_tokens]
+    return crc32(prompt[-PROMPT_EDGE_TOKENS:], crc32(prompt[:PROMPT_EDGE_TOKENS], chunk.prompt_tokens))
+
+
+def _next_letter(previous: int, noise: int) -> int:
+    """Return the next letter of words in which vowels and consonants alternate, a space after three or four."""
+    choice, rest = noise % 100, noise // 100
+    if previous not in LETTERS:
+        return CONSONANTS[rest % len(CONSONANTS)] if choice < 75 else VOWELS[rest % len(VOWELS)]
+    if previous in VOWELS:
+        return SPACE if choice < 35 else CONSONANTS[rest % len(CONSONANTS)]
+    return SPACE if choice < 20 else VOWELS[rest % len(VOWELS)]
+
+
+class SimRunner:
+    """A device that only takes time. Its KV memory is the profile's; `kv_memory_mb` is ignored."""
+
+    def __init__(self, config: EngineConfig, gpu: SimGpu | None = None) -> None:
+        # Runners that are given the same `gpu` share it.
+        self._config = config
+        self._gpu = gpu or SimGpu()
+        self._profile = profile(config.sim_profile)
+        self._faults = SimFaults(None, "")
+        self._tokens = TokenSource.builtin()
+        self._eos_token_ids: frozenset[int] = frozenset()
+        self._vocab_size = 0
+        self._device_pacer = Pacer()
+        self._link_pacer = Pacer()
+        self._link = asyncio.Lock()
+        self._guides: Guides | None = None
+        """The guides, read for the first guided answer."""
+
+    @property
+    def name(self) -> str:
+        return "sim"
+
+    @property
+    def device(self) -> str:
+        """The modelled device, e.g. "sim:llama-8b-h100". With a speed-up it is another device."""
+        speedup = self._config.sim_speedup
+        return f"sim:{self._profile.name}" + (f"/x{speedup:g}" if speedup != 1 else "")
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The model's end tokens, though none is ever sampled."""
+        return self._eos_token_ids
+
+    async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
+        """Read the vocabulary of the model folder, if there is one. Raise StartupError."""
+        info = load_model_info(self._config.model_path or BUILTIN_SIM)
+        self._eos_token_ids, self._vocab_size = info.eos_token_ids, info.vocab_size
+        self._faults = SimFaults(self._config.sim_faults, identity.worker_id, asyncio.get_running_loop().time)
+        if info.path is not None:
+            self._tokens = TokenSource.ordinary(info.vocab_size, _special_token_ids(info))
+        await self._weights(self._config.sim_load_gb_per_s, progress)
+        return self._capabilities(info)
+
+    async def sleep(self) -> None:
+        """Wait as long as the weights take to host memory."""
+        await self._copy(self._config.sim_wake_gb_per_s)
+
+    async def _copy(self, gb_per_s: float) -> None:
+        """Wait as long as the weights take over the GPU's link."""
+        config = self._config
+        async with self._gpu.link:
+            await asyncio.sleep(config.sim_weights_bytes / (gb_per_s * 1e9) / config.sim_speedup)
+
+    async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
+        """Wait as long as the weights take from host memory."""
+        await self._weights(self._config.sim_wake_gb_per_s, progress)
+        return self._capabilities(load_model_info(self._config.model_path or BUILTIN_SIM))
+
+    async def _weights(self, gb_per_s: float, progress: Progress) -> None:
+        config = self._config
+        size_bytes = config.sim_weights_bytes
+        if size_bytes > config.sim_memory_bytes:
+            raise StartupError(
+                f"model {config.model_name!r} has {size_bytes / 1e9:.1f} GB of weights, the device"
+                f" {config.sim_memory_bytes / 1e9:.1f} GB of memory"
+            )
+        if size_bytes:
+            progress("loading weights", 0.0)
+            await self._copy(gb_per_s)
+            await asyncio.sleep(config.sim_load_overhead_s / config.sim_speedup)
+        progress("loading weights", 1.0)
+
+    def _capabilities(self, info: ModelInfo) -> Capabilities:
+        block_size = self._config.block_size_tokens
+        block_bytes = block_size * self._profile.kv_bytes_per_token
+        kv_memory_bytes = round(self._profile.kv_memory_bytes * self._config.gpu_share)
+        return Capabilities(
+            block_size_tokens=block_size,
+            kv_blocks=(self._config.sim_kv_memory_mb * 1024 * 1024 or kv_memory_bytes) // block_bytes,
+            kv_block_bytes=block_bytes,
+            max_context_tokens=info.max_context_tokens,
+            max_sequences=self._config.max_sequences,
+            kv_layout=f"sim/{self._profile.name}/block{block_size}",
+            vocab_size=info.vocab_size,
+            streams_kv=True,
+            scores_prompts=True,
+            hands_over_running_kv=True,
+            sleeps=True,
+            loads_adapters=True,
+            chunk_tokens=self._config.prefill_chunk_tokens,
+        )
+
+    async def run(self, batch: Batch) -> dict[int, Sampled]:
+        """Wait for the modelled time divided by the speed-up, and return the next tokens."""
+        step_ns = self._profile.step_time.step_ns(batch.work)
+        async with self._gpu.steps:
+            await self._device_pacer.spend(step_ns / 1e9 / self._config.sim_speedup * self._faults.slow())
+        if any(chunk.sampling.guide or chunk.sampling.min_tokens for chunk in batch.chunks):
+            sampled = await self._guided(batch)
+        else:
+            sampled = {chunk.sequence_id: self._tokens.sample(chunk) for chunk in batch.chunks if chunk.sample}
+        for chunk in batch.chunks:
+            if chunk.scored is not None:
+                sampled.setdefault(chunk.sequence_id, Sampled(0)).prompt = self._tokens.score(chunk, chunk.scored)
+        return sampled
+
+    async def _guided(self, batch: Batch) -> dict[int, Sampled]:
+        from libs.engine.guides import GuideFailed, load_guides  # noqa: PLC0415 (few simulations have any)
+
+        sampled: dict[int, Sampled] = {}
+        for chunk in batch.chunks:
+            if not chunk.sample:
+                continue
+            try:
+                if chunk.sampling.guide and self._guides is None:
+                    info = load_model_info(self._config.model_path or BUILTIN_SIM)
+                    self._guides = await asyncio.to_thread(load_guides, info)
+                allowed = without_ends(chunk, self._eos_token_ids, self._vocab_size)
+                if chunk.sampling.guide and self._guides is not None:
+                    allowed = self._guides.allowed(chunk)
+                sampled[chunk.sequence_id] = self._tokens.sample(chunk, allowed)
+            except GuideFailed as failed:
+                sampled[chunk.sequence_id] = Sampled(0, fault=str(failed))
+        return sampled
+
+    def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
+        # KV is only counted, so there are no bytes.
+        return ()
+
+    def write_blocks(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
+        """Write nothing. Raise KvMismatch if there is data after all."""
+        if data:
+            raise KvMismatch(f"the sim engine got bytes for {len(blocks)} KV blocks, it has no use for any")
+
+    async def transfer(self, data_bytes: int) -> None:
+        """Wait for the link, then as long as the bytes take on it."""
+        async with self._link:
+            gbps = self._faults.link_gbps(self._config.sim_link_gbps)
+            await self._link_pacer.spend(data_bytes * 8 / (gbps * 1e9 * self._config.sim_speedup))
+
+    async def close(self) -> None:
+        # There is nothing to free.
+        ...
+
+
+def _special_token_ids(info: ModelInfo) -> frozenset[int]:
+    assert info.path is not None
+    file = info.path / "tokenizer.json"
+    added = read_json(file).get("added_tokens", []) if file.exists() else []
+    return info.eos_token_ids | {entry["id"] for entry in added if entry.get("special")}
+
+
+# A shorter time is not slept but added to the next call.
+MIN_SLEEP_S = 50e-6
+MAX_CARRY_S = 2e-3
+
+
+class Pacer:
+    """A sleeper for modelled durations. The error of each sleep is made up for in the next."""
+
+    def __init__(self) -> None:
+        self._carry_s = 0.0
+
+    async def spend(self, duration_s: float) -> None:
+        """Sleep for `duration_s`, corrected by the error of earlier sleeps."""
+        wanted = duration_s + self._carry_s
+        if wanted >= MIN_SLEEP_S:
+            clock = asyncio.get_running_loop().time
+            start = clock()
+            await asyncio.sleep(wanted)
+            wanted -= clock() - start
+        self._carry_s = min(max(wanted, -MAX_CARRY_S), MAX_CARRY_S)
+
+
+# Interval between reads of the file.
+LOOK_S: Final = 0.1
+
+
+class SimFaults:
+    """The current faults of one worker: a slow GPU or a slow link. None without a file or with invalid JSON.
+
+    The file may change while workers run. It serves demonstrations, and tests of the diagnosis.
+
+        {"decode-1": {"slow": 2.5}, "decode-2": {"link_gbps": 0.5}}
+    """
+
+    def __init__(self, file: Path | None, worker_id: str, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._file = file
+        self._worker_id = worker_id
+        self._clock_s = clock_s
+        self._looked_s = float("-inf")
+        self._own: dict[str, Any] = {}
+
+    def slow(self) -> float:
+        """Return the factor by which steps take longer."""
+        return self._number("slow", 1.0)
+
+    def link_gbps(self, usual: float) -> float:
+        """Return the speed of the link by which KV comes in."""
+        return self._number("link_gbps", usual)
+
+    def _number(self, name: str, usual: float) -> float:
+        if self._file is None:
+            return usual
+        self._look()
+        value = self._own.get(name)
+        return float(value) if isinstance(value, int | float) and value > 0 else usual
+
+    def _look(self) -> None:
+        now_s = self._clock_s()
+        if self._file is None or now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        try:
+            reported = json.loads(self._file.read_text())
+            own = reported.get(self._worker_id) if isinstance(reported, dict) else None
+            self._own = own if isinstance(own, dict) else {}
+        except (OSError, ValueError):
+            self._own = {}

@@ -1,0 +1,175 @@
+"""vLLM's engine arguments and environment: what users may not set, what they give, and what the worker adds.
+
+Pure, without vLLM.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from libs.contracts.errors import StartupError
+from libs.engine.config import SETTING, EngineConfig
+from libs.engine.vllm.connectors import CONFIG_SETTING, CONNECTOR_SETTING, Connector
+from libs.engine.vllm.plugin import LEASH_VARIABLE, MOONCAKE_PORT, NIXL_PORT, REVISION_VARIABLE, WAIT_VARIABLE
+
+SET: Final = "set FULCRUM_WORKER_{name} in its place"
+CHUNKS: Final = "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS says how prompts are cut"
+FIXED: Final = "the worker's scheduler and its reports rest on what it is"
+
+# Arguments that users may not set, with what to do instead or why not.
+RESERVED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "model": SET.format(name="MODEL_PATH"),
+        "served_model_name": SET.format(name="MODEL"),
+        "block_size": SET.format(name="BLOCK_SIZE_TOKENS"),
+        "max_num_seqs": SET.format(name="MAX_SEQUENCES"),
+        "enable_chunked_prefill": CHUNKS,
+        "kv_transfer_config": f"{CONNECTOR_SETTING} and {CONFIG_SETTING} say how KV is handed over",
+        **dict.fromkeys(
+            (
+                "additional_config",
+                "disable_log_stats",
+                "generation_config",
+                "kv_events_config",
+                "scheduler_cls",
+                "scheduling_policy",
+                "skip_tokenizer_init",
+            ),
+            FIXED,
+        ),
+    }
+)
+EXTENSION: Final = "libs.engine.vllm.plugin.MemoryReport"
+# Fraction of a GPU's memory that an engine fills by default, which is vLLM's own.
+LOADED_SHARE: Final = 0.92
+MB: Final = 1024 * 1024
+# Ranks of LoRA adapters that vLLM has room for.
+RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def parse_arguments(words: Iterable[str]) -> dict[str, Any]:
+    """Parse arguments of the form KEY=VALUE, or KEY for true.
+
+    Keys are spelled as in vLLM or on its command line. Values are JSON, or else taken as text. Raise ValueError for
+    a malformed argument, and for one that users may not set.
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        name = key.strip().removeprefix("--").replace("-", "_")
+        if not name.isidentifier():
+            raise ValueError(f"{word!r} is no engine argument: write KEY=VALUE, e.g. tensor_parallel_size=2")
+        if name in found:
+            raise ValueError(f"engine argument {name} is given twice")
+        found[name] = _value(value) if equals else True
+    check_arguments(found, "--engine-arg")
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def check_arguments(arguments: Mapping[str, Any], where: str = SETTING) -> None:
+    """Raise ValueError for an argument that would replace the worker's own. `where` names its source."""
+    found = [f"{name}: {why}" for name, why in RESERVED.items() if name in arguments]
+    if found:
+        raise ValueError(f"{where} cannot have {'; '.join(found)}")
+
+
+def adapter_arguments(folders: Mapping[str, Path], most: int, *, on_cpu: bool) -> dict[str, Any]:
+    """Return vLLM's arguments for adapters by name. All stay in host memory, and `most` of them on the device.
+
+    Raise StartupError for a folder that is no adapter. On CPUs each adapter has a slot and the last slot stays
+    empty. vLLM's kernels for CPUs compute sequences without an adapter by the last slot (index -1) if other
+    sequences in the step have one.
+    """
+    ranks = [_rank(name, folder) for name, folder in folders.items()]
+    room = next((rank for rank in RANKS if rank >= max(ranks)), None)
+    if room is None:
+        raise StartupError(f"an adapter has rank {max(ranks)}; vLLM serves up to {RANKS[-1]}")
+    on_device = len(folders) + 1 if on_cpu else min(most, len(folders))
+    return {
+        "enable_lora": True,
+        "max_loras": on_device,
+        "max_cpu_loras": max(on_device, len(folders)),
+        "max_lora_rank": room,
+    }
+
+
+def can_sleep(config: EngineConfig, connector: Connector, *, available: bool) -> bool:
+    """Return whether to start an engine so that it can sleep. `available` says whether vLLM supports that on the
+    device.
+
+    A user's arguments can rule it out: `kv_cache_memory_bytes` fixes what the engine fills, whatever others leave.
+    """
+    given = config.vllm_arguments
+    free = given.get("enable_sleep_mode", True) and not given.keys() & {"worker_extension_cls", "kv_cache_memory_bytes"}
+    return bool(config.vllm_sleeps and available and connector.outlives_sleep and free)
+
+
+def sleep_arguments(config: EngineConfig, device_bytes: int) -> dict[str, Any]:
+    """Return vLLM's arguments for an engine that can sleep on GPUs with `device_bytes` of memory.
+
+    The engine leaves sleeping engines their part of what it would fill. These arguments override a user's own.
+    Raise StartupError if nothing is left.
+    """
+    fills = float(config.vllm_arguments.get("gpu_memory_utilization", LOADED_SHARE))
+    left = fills * config.gpu_share - config.vllm_asleep_mb * MB / device_bytes
+    if left <= 0:
+        raise StartupError(
+            f"FULCRUM_WORKER_ASLEEP_GPU_MEMORY_MB leaves nothing of a GPU of {device_bytes // MB} MB to models that"
+            " serve: set less"
+        )
+    return {"enable_sleep_mode": True, "gpu_memory_utilization": left, "worker_extension_cls": EXTENSION}
+
+
+def _rank(name: str, folder: Path) -> int:
+    file = folder / "adapter_config.json"
+    try:
+        return int(json.loads(file.read_text(encoding="utf-8"))["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StartupError(f"adapter {name!r}: {file} cannot be read: {error}") from None
+
+
+def default_environment(config: EngineConfig, *, on_cpu: bool) -> Mapping[str, str]:
+    """Return the variables to set unless the user has set them."""
+    environment = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(max(config.kv_lease_ms // 1000, 1)),
+    }
+    if not on_cpu:
+        # Without NVLink, as on a single GPU, UCX reads over TCP unless CUDA IPC is enabled explicitly.
+        environment["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "on"
+    else:
+        environment |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(config.threads or 1),
+            "UCX_TLS": "tcp,shm,self,cma",
+            WAIT_VARIABLE: "1",
+        }
+    return environment
+
+
+def own_environment(
+    *, host: str, nixl_port: int, mooncake_port: int, revision: str, worker_pid: int
+) -> Mapping[str, str]:
+    """Return the variables that users cannot choose.
+
+    Processes are spawned, since a forked one would not load the plug-in that its parent has already loaded.
+    """
+    return {
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": host,
+        "VLLM_HOST_IP": host,
+        NIXL_PORT: str(nixl_port),
+        MOONCAKE_PORT: str(mooncake_port),
+        LEASH_VARIABLE: str(worker_pid),
+        REVISION_VARIABLE: revision,
+    }

@@ -1,0 +1,143 @@
+"""A model's KV in vLLM: its bytes by groups of layers, and its block events. Imports vLLM: for the EngineCore process.
+
+Only EngineCore has the layout: block sizes and groups depend on attention backends, which the computing processes
+choose. The scheduler receives vLLM's KVCacheConfig, and writes what the worker needs of it into a file.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from vllm.config import VllmConfig
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.v1 import kv_cache_interface
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from libs.engine.vllm.starting import KvFacts
+from libs.engine.vllm.step_reports import Rehash
+from libs.perfmodel.utilisation import KvGroup, KvShape
+
+# Indices of these dimensions in vLLM's stride order.
+LAYERS, BLOCKS = 0, 1
+# vLLM's kind of layer with one block per sequence of any length. Not every 0.32 has it.
+RING = getattr(kv_cache_interface, "CircularBufferSpec", ())
+
+
+def write_kv_facts(file: Path, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+    """Write the facts that the worker reads once EngineCore serves."""
+    facts = KvFacts(
+        kv_shape(vllm_config, kv_cache_config),
+        str(vllm_config.cache_config.kv_cache_layout or ""),
+        kv_cache_config.has_mamba_layers,
+    )
+    file.write_bytes(msgspec.json.encode(facts))
+
+
+def kv_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> KvShape:
+    """Return the KV shape by the first rank's configuration. All pipeline stages are taken to be alike."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    stages = model.get_total_num_hidden_layers() / max(model.get_num_layers(parallel), 1)
+    pages = _pages(kv_cache_config)
+    groups: dict[tuple[int, int], float] = {}
+    state_bytes = 0.0
+    for group in kv_cache_config.kv_cache_groups:
+        for layer in group.layer_names:
+            spec = _layer_spec(group.kv_cache_spec, layer)
+            layer_bytes = _page_bytes(spec, pages.get(layer)) * _copies(vllm_config, spec) * stages
+            if isinstance(spec, MambaSpec):
+                state_bytes += layer_bytes * (1 + spec.num_speculative_blocks)
+            elif isinstance(spec, RING):
+                state_bytes += layer_bytes
+            else:
+                key = (spec.block_size, _window_tokens(spec))
+                groups[key] = groups.get(key, 0.0) + layer_bytes
+    found = (KvGroup(tokens, round(size), window) for (tokens, window), size in sorted(groups.items()))
+    return KvShape(tuple(found), round(state_bytes))
+
+
+def _layer_spec(spec: Any, layer: str) -> KVCacheSpec:
+    return spec.kv_cache_specs[layer] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+def _pages(kv_cache_config: KVCacheConfig) -> dict[str, int]:
+    """Return the bytes between one page of a layer and the next, by layer.
+
+    The scheduler is given a single spec for layers whose pages differ in size. These strides tell the sizes apart.
+    """
+    layout = kv_cache_config.kv_cache_layout
+    if layout is None or not kv_cache_config.num_blocks:
+        return {}
+    outermost, second, *_ = KVCacheLayout[layout].stride_order
+    if outermost != LAYERS and (outermost, second) != (BLOCKS, LAYERS):
+        return {}
+    blocks = kv_cache_config.num_blocks if outermost == LAYERS else 1
+    return {
+        layer: tensor.layer_stride // blocks for tensor in kv_cache_config.kv_cache_tensors for layer in tensor.layers
+    }
+
+
+def _page_bytes(spec: KVCacheSpec, page_bytes: int | None) -> int:
+    """Return the bytes of one layer's block on one rank, without padding to the size of another kind's."""
+    if page_bytes is None or page_bytes == spec.page_size_bytes:
+        return int(getattr(spec, "real_page_size_bytes", spec.page_size_bytes))
+    return page_bytes
+
+
+def _copies(vllm_config: VllmConfig, spec: KVCacheSpec) -> int:
+    """Return how many ranks hold different parts of a layer."""
+    width = int(vllm_config.parallel_config.tensor_parallel_size)
+    if isinstance(spec, MambaSpec):
+        return 1 if spec.tp_replicated else width
+    if isinstance(spec, AttentionSpec) and spec.max_tp_shards is not None:
+        return min(width, int(spec.max_tp_shards))
+    return min(width, int(vllm_config.model_config.get_total_num_kv_heads()))
+
+
+def _window_tokens(spec: KVCacheSpec) -> int:
+    if isinstance(spec, SlidingWindowSpec):
+        return int(spec.sliding_window)
+    return int(spec.attention_chunk_size) if isinstance(spec, ChunkedLocalAttentionSpec) else 0
+
+
+class Rehasher:
+    """A publisher of vLLM's KV events of one group of layers. Each group stores and evicts its own blocks."""
+
+    def __init__(self, rehash: Rehash, group: int) -> None:
+        self._rehash = rehash
+        self._group = group
+
+    def publish(self, batch: Any) -> None:
+        for event in batch.events:
+            if isinstance(event, AllBlocksCleared):
+                self._rehash.cleared()
+            elif event.group_idx != self._group:
+                continue
+            elif isinstance(event, BlockStored):
+                salt = str((event.extra_keys or [None])[0] and event.extra_keys[0][-1])
+                self._rehash.stored(event.block_hashes, event.parent_block_hash, salt, event.token_ids)
+            elif isinstance(event, BlockRemoved):
+                self._rehash.removed(event.block_hashes)
+
+    def get_publisher_config(self) -> None:
+        # No endpoint to which anybody could subscribe.
+        ...
+
+    def shutdown(self) -> None:
+        # Nothing is open.
+        ...
+
+
+def whole_context_group(groups: Sequence[Any]) -> int:
+    """Return the first group whose layers attend to all tokens, or 0. Windows drop blocks that others can reuse."""
+    return next((index for index, group in enumerate(groups) if isinstance(group.kv_cache_spec, FullAttentionSpec)), 0)

@@ -1,0 +1,266 @@
+"""Composition of vLLM's next step by the rules of our own core (libs/policy/worker/pace.py). Pure, without vLLM."""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from libs.policy.step_time import StepTimeModel, StepWork
+from libs.policy.worker.pace import Pace, TokenLine
+from libs.policy.worker.saturation import trial_prompts
+
+
+class PacedRequest:
+    """A vLLM request in the form that the pace reads."""
+
+    # vLLM itself finds room, or preempts.
+    has_room = True
+
+    def __init__(
+        self,
+        request: Any,
+        *,
+        transferred: bool = False,
+        yields: bool = False,
+        tpot_target_ns: int = 0,
+        first_token_due_ns: int = 0,
+        stored: bool = False,
+        kind: str = "",
+        tokens_a_step: int = 1,
+    ) -> None:
+        """Wrap a request, which decodes at most `tokens_a_step` tokens in a step, drafts included."""
+        self.request = request
+        self._tokens_a_step = tokens_a_step
+        self.transferred = transferred
+        self.stored = stored
+        """Whether its KV is in a store. It computes what is missing there, like a preempted request."""
+        self.yields = yields
+        self.kind = kind
+        self.tpot_target_ns = tpot_target_ns
+        self._first_token_due_ns = first_token_due_ns
+        self.joined = False
+        self.held_since_ns = 0
+        self.first_token_ns = 0
+        """Time at which its first token was sampled; 0 if it has none yet."""
+
+    @property
+    def length(self) -> int:
+        """Number of tokens, including those of steps in flight."""
+        return int(self.request.num_tokens + self.request.num_output_placeholders)
+
+    @property
+    def computed(self) -> int:
+        """Number of those tokens that have KV."""
+        return int(self.request.num_computed_tokens)
+
+    @property
+    def needs(self) -> int:
+        """Number of tokens still to compute, drafts included."""
+        request = self.request
+        wanted = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
+        return max(int(wanted), 0)
+
+    @property
+    def line(self) -> TokenLine | None:
+        """Deadlines of its tokens; None without a TPOT target, or before its first token."""
+        if not self.tpot_target_ns or not self.first_token_ns:
+            return None
+        # Which drafts will be accepted is unknown, so a step in flight counts as one token.
+        under_way = -(-self.request.num_output_placeholders // self._tokens_a_step)
+        return TokenLine(self.first_token_ns, self.tpot_target_ns, int(self.request.num_output_tokens + under_way) - 1)
+
+    @property
+    def output_tokens(self) -> int:
+        """Number of tokens sampled here, including those of steps in flight."""
+        return int(self.request.num_output_tokens + self.request.num_output_placeholders)
+
+    @property
+    def most_left(self) -> int:
+        """Upper bound of the tokens still to be sampled."""
+        return max(int(self.request.max_tokens) - self.output_tokens, 0)
+
+    @property
+    def ends_under_way(self) -> bool:
+        """Whether a step in flight samples its last token, by the arithmetic of vLLM's own scheduler."""
+        request, placeholders = self.request, self.request.num_output_placeholders
+        return bool(
+            placeholders
+            and request.num_computed_tokens + 2 - placeholders >= request.num_prompt_tokens + request.max_tokens
+        )
+
+    @property
+    def first_token_due_ns(self) -> int:
+        """Deadline of its first token in Unix nanoseconds; 0 if it has one already, or no deadline was given."""
+        return 0 if self.first_token_ns else self._first_token_due_ns
+
+    def stepped(self, now_ns: int) -> None:
+        """Record that a step that computed the request has ended now."""
+        if not self.first_token_ns and self.request.num_output_tokens:
+            self.first_token_ns = now_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """The requests that a step can be composed of."""
+
+    decodes: Items[PacedRequest]
+    arrived: Items[PacedRequest]
+    """Transferred requests that have their KV and have not decoded yet."""
+    partly: Items[PacedRequest]
+    """Prompts of which a part is computed, in their order."""
+    prompts: Items[PacedRequest]
+    """Prompts that wait for their first chunk, in their order."""
+    pulls: int
+    """Number of requests whose KV is still to be requested. If it is all here already, they decode at once."""
+    lost: Items[PacedRequest]
+    """Preempted requests that compute what they lost, and stored ones that compute what the store lacks."""
+    preempted: Items[PacedRequest]
+    """Preempted and stored requests that still wait to run, in their order."""
+    free_places: int
+    free_blocks: int
+    """Free blocks of each group of layers, since a sequence takes equally many of every group."""
+    stalled: bool
+    """Whether the previous step computed nothing although requests were held aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class PacedStep:
+    """The bounds within which vLLM composes one step."""
+
+    tokens: int
+    """Upper bound of the tokens that the step computes."""
+    aside: Items[PacedRequest]
+    """Requests that take no part in the step."""
+    each: int = 0
+    """Upper bound of the tokens that one request computes; 0 for none."""
+
+
+def plan_step(pace: Pace, queues: Queues, *, tokens_each: int, block_size_tokens: int, now_ns: int) -> PacedStep:
+    """Plan decodes first, new ones with `tokens_each`, then prompts within running TPOT targets and the budget.
+
+    Recomputation after preemption has a chunk of its own and takes nothing from prompts. It is granted only if
+    used.
+    """
+    for each in queues.decodes:
+        each.joined = True
+    decodes = pace.decodes([*queues.decodes, *queues.arrived], now_ns)
+    decoding = set(map(id, decodes))
+    held = [each for each in queues.arrived if id(each) not in decoding]
+    yielding = _that_yield(queues, block_size_tokens)
+    aside = set(map(id, yielding))
+    partly = [each for each in queues.partly if id(each) not in aside]
+    waiting = [each for each in queues.prompts if id(each) not in aside]
+    prompt_tokens = pace.prompt_tokens(decodes, [*partly, *waiting], now_ns)
+    if not prompt_tokens:
+        held += waiting
+    again = _that_comes_again(queues, len(decodes), block_size_tokens)
+    joining = len(decodes) - len(queues.decodes)
+    parked, most = _beside(queues, partly, prompt_tokens, newcomers=joining + queues.pulls + len(again))
+    tokens = sum(each.needs for each in queues.decodes) + joining * tokens_each + queues.pulls + prompt_tokens
+    tokens += min(sum(each.needs for each in (*queues.lost, *again)), pace.chunk_tokens)
+    return PacedStep(tokens, [*held, *yielding, *parked], most)
+
+
+def _beside(
+    queues: Queues, partly: list[PacedRequest], prompt_tokens: int, *, newcomers: int
+) -> tuple[list[PacedRequest], int]:
+    """Return the partly computed prompts to hold aside for newcomers, and the bound for each of the others.
+
+    vLLM serves running requests before waiting ones, so without a bound they would take the newcomers' tokens.
+    Prompts are not held aside while decodes might come to need their blocks.
+    """
+    if not newcomers or not partly:
+        return [], 0
+    alone = not prompt_tokens or bool(queues.lost)
+    parked = partly if alone else partly[1:]
+    stay = queues.stalled or len(queues.decodes) + newcomers > queues.free_blocks
+    return ([] if stay else parked), (0 if alone else prompt_tokens)
+
+
+def _that_comes_again(queues: Queues, decodes: int, block_size_tokens: int) -> Items[PacedRequest]:
+    """Return the first waiting preempted request if it has room, or if there are no decodes to slow down."""
+    first = queues.preempted[:1]
+    if not first or not decodes:
+        return first
+    fits = queues.free_places and _blocks(first[0], block_size_tokens) + decodes <= queues.free_blocks
+    return first if fits else ()
+
+
+def _that_yield(queues: Queues, block_size_tokens: int) -> list[PacedRequest]:
+    """Return the prompts that yield, if any other can be computed. In one step they would lengthen its wait.
+
+    Another can be computed if all of it has room beside the decodes. Otherwise yielding prompts stay in the step,
+    and vLLM preempts them first. Free room in vLLM is only estimated, so after a step that computed nothing those
+    that hold blocks continue for a step.
+    """
+    others = [each for each in queues.partly if not each.yields]
+    if not others and queues.free_places:
+        others = [each for each in queues.prompts if not each.yields][:1]
+    needed = [_blocks(each, block_size_tokens) for each in others[:1]]
+    if not needed or needed[0] + len(queues.decodes) > queues.free_blocks:
+        return []
+    partly = () if queues.stalled else queues.partly
+    return [each for each in (*partly, *queues.prompts) if each.yields]
+
+
+def _blocks(request: PacedRequest, block_size_tokens: int) -> int:
+    """Return how many blocks it needs beyond those that it has."""
+    return -(-(request.length - request.computed) // block_size_tokens)
+
+
+def begins_ns(model: StepTimeModel | None, in_flight: Items[tuple[StepWork, int]], ended_ns: int, now_ns: int) -> int:
+    """Return when a step decided now begins: after those in flight, given with the times of their decisions."""
+    if model is None or not in_flight:
+        return now_ns
+    start_ns = max(in_flight[0][1], ended_ns)
+    return max(now_ns, start_ns + round(sum(model.step_ns(work) for work, _ in in_flight)))
+
+
+def trial_tokens(tokens: int, vocab_size: int) -> list[list[int]]:
+    """Return whole prompts of random tokens that add up to `tokens`."""
+    random = np.random.default_rng(tokens)
+    return [random.integers(0, vocab_size or 2, length).tolist() for length in trial_prompts(tokens)]
+
+
+class TrialStep:
+    """The scheduler's state of one measurement, from its first prompt to the end of its step."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self._wanted = 0
+        self._tokens = 0
+        self._runs = False
+
+    def add(self, request: Any, prompts: int) -> bool:
+        """Add one of `prompts` prompts, and return whether it was the last."""
+        if not self.requests:
+            self._wanted, self._tokens, self._runs = prompts, 0, False
+        self.requests.append(request)
+        self._tokens += request.num_tokens
+        return self.due
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step is reserved for the measurement."""
+        return bool(self._wanted) and not self._runs and len(self.requests) == self._wanted
+
+    @property
+    def tokens(self) -> int:
+        return self._tokens
+
+    @property
+    def names(self) -> list[str]:
+        return [request.request_id for request in self.requests]
+
+    def begun(self) -> None:
+        """Record that its step has been decided."""
+        self._runs = True
+
+    def is_of(self, scheduled: dict[str, int]) -> bool:
+        """Return whether a step was the measured one, by the requests scheduled in it."""
+        return self._runs and bool(self.requests) and self.requests[0].request_id in scheduled
+
+    def over(self) -> None:
+        """End the measurement, whether it succeeded or not."""
+        self.requests, self._wanted, self._runs = [], 0, False

@@ -1,0 +1,463 @@
+"""vLLM's scheduler with a prompt budget, and with a report of each step. Runs in the EngineCore process.
+
+It is written against vLLM 0.32 (`SUPPORTED`). The scheduler is no public interface of vLLM, so another version is
+refused at the start rather than misread. The overrides, and nothing else, are between the two rules below.
+
+A step lasts from the scheduler's decision until its output is there. With async scheduling the next step is decided
+while one runs. A step therefore begins no earlier than the one before has ended, and steps never overlap.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import llguidance.torch
+from llguidance import LLMatcher, LLTokenizer
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.metrics.stats import KV_FETCH_COMPLETED_WAITING, KV_FETCH_IN_PROGRESS, SchedulerStats
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
+from vllm.v1.structured_output.backend_types import StructuredOutputBackend
+
+from libs.engine.guides import GuideFailed, load_vocabulary
+from libs.engine.kv.blocks import KvWait
+from libs.engine.vllm.kv_groups import Rehasher, whole_context_group, write_kv_facts
+from libs.engine.vllm.pacing import PacedRequest, Queues, TrialStep, begins_ns, plan_step
+from libs.engine.vllm.plugin import BOARD_FILE, DUMMIES_FILE, FOLDER_VARIABLE, KV_FILE
+from libs.engine.vllm.step_reports import (
+    COMMAND_KEY,
+    GENERATED_KEY,
+    PACE_KEY,
+    REPORT_KEY,
+    TRIAL_KEY,
+    Board,
+    Command,
+    DummySteps,
+    EngineReport,
+    PendingBlocks,
+    PendingNews,
+    Pulled,
+    Rehash,
+    Steps,
+    count_in,
+    decode_command,
+    encode,
+    scheduled_work,
+)
+from libs.model.info import load_model_info
+from libs.policy.step_time import StepWork
+from libs.policy.worker.pace import Pace
+
+
+class GuideBackend(StructuredOutputBackend):  # type: ignore[misc]  # vLLM is untyped here
+    """A backend for grammars in llguidance's Lark dialect, as in `SamplingParams.guide`.
+
+    vLLM builds its backends from a tokenizer, which EngineCore does not have here. Guides use the vocabulary that the
+    other engines read.
+    """
+
+    @cached_property
+    def vocabulary(self) -> LLTokenizer:
+        """The model's vocabulary, read for the first guide in tenths of a second. Raises GuideFailed."""
+        return load_vocabulary(load_model_info(self.vllm_config.model_config.model))
+
+    def compile_grammar(
+        self, _request_type: Any, grammar_spec: str, stop_token_ids: set[int] | None = None
+    ) -> GuidanceGrammar:
+        """Compile a guide. Raise GuideFailed if it is not a valid grammar."""
+        matcher = LLMatcher(self.vocabulary, grammar_spec, log_level=0)
+        if matcher.is_error():
+            raise GuideFailed(matcher.get_error())
+        return GuidanceGrammar(matcher, self.vocabulary, self.vocabulary.vocab_size)
+
+    def allocate_token_bitmask(self, max_num_seqs: int) -> Any:
+        """Return [sequences, vocab / 32] 2D int32."""
+        return llguidance.torch.allocate_token_bitmask(max_num_seqs, self.vocabulary.vocab_size)
+
+    def destroy(self) -> None:
+        # There is nothing to free.
+        ...
+
+
+def serve_guides(manager: StructuredOutputManager) -> None:
+    """Make vLLM compile guides although EngineCore has no tokenizer."""
+    config = manager.vllm_config
+    manager.backend = GuideBackend(config, tokenizer=None, vocab_size=config.model_config.get_vocab_size())
+    # With one thread, the task that consumes tokens runs after the one that compiles their grammar.
+    manager.executor = ThreadPoolExecutor(1, thread_name_prefix="guides")
+
+
+def follow_generated(request: Request, manager: StructuredOutputManager) -> None:
+    """Make a request's grammar consume the tokens that were generated elsewhere before it constrains the next one.
+
+    vLLM starts a grammar at the prompt's end, and takes tokens of another worker for a part of the prompt.
+    """
+    generated = (request.sampling_params.extra_args or {}).get(GENERATED_KEY, 0)
+    if generated:
+        asked = request.structured_output_request
+        tokens = request.prompt_token_ids[-generated:]
+        asked.grammar = manager.executor.submit(_after, asked._grammar, request.request_id, tokens)
+
+
+def _after(compiled: "Future[GuidanceGrammar]", request_id: str, tokens: list[int]) -> GuidanceGrammar:
+    grammar = compiled.result()
+    if not grammar.accept_tokens(request_id, tokens):
+        raise GuideFailed("the tokens so far do not fit the guide")
+    return grammar
+
+
+SUPPORTED = "0.32."
+# Interval between reports while nothing happens except that the engine polls for KV.
+QUIET_NS = 20_000_000
+# Name in vLLM's additional configuration. That is part of the key of vLLM's compile cache, so it may hold nothing
+# that changes with each start.
+CHUNK_SETTING = "fulcrum_prefill_chunk"
+
+ANSWERED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+
+
+def _count_dummy_steps(path: Path) -> None:
+    # EngineCore, whose process this is, runs dummy steps without its scheduler.
+    from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 - it imports schedulers
+
+    count_in(EngineCore, DummySteps(path))
+
+
+class _Reporting(Scheduler):  # type: ignore[misc]
+    """The common part of both schedulers below."""
+
+    running: list[Request]
+    max_num_active_reqs: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        serve_guides(self.structured_output_manager)
+        settings = self.vllm_config.additional_config
+        self._pace = Pace(settings[CHUNK_SETTING])
+        self._paced: dict[str, PacedRequest] = {}
+        self._kv_wait = KvWait()
+        folder = Path(os.environ[FOLDER_VARIABLE])
+        write_kv_facts(folder / KV_FILE, self.vllm_config, self.kv_cache_config)
+        self._steps = Steps(Board(folder / BOARD_FILE), self._kv_wait)
+        _count_dummy_steps(folder / DUMMIES_FILE)
+        self._trial = TrialStep()
+        self._fetching: dict[str, tuple[int, int]] = {}
+        """(tokens, start) of requests whose KV is on its way; (0, 0) until it is requested."""
+        self._held = PendingBlocks()
+        self._stalled = False
+        """Whether the last step computed nothing although requests were held aside."""
+        self._long_prefill_tokens = self.scheduler_config.long_prefill_token_threshold
+        """Upper bound of one prompt's tokens in a step, as configured by the operator; 0 for none."""
+        self._taken = self._preemptions = self._recomputed = 0
+        self._news = PendingNews()
+        self._reported: tuple[int, ...] = ()
+        self._reported_ns = 0
+        self._rehash = Rehash(self.block_size)
+        self.kv_event_publisher = Rehasher(self._rehash, whole_context_group(self.kv_cache_config.kv_cache_groups))
+
+    # ------------------------------------------------------------------ overrides
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request, or carry out the command that it carries."""
+        extra = request.sampling_params.extra_args or {}
+        if (command := extra.get(COMMAND_KEY)) is not None:
+            self._obey(decode_command(command))
+        elif (prompts := extra.get(TRIAL_KEY)) is not None:
+            if self._trial.add(request, prompts):
+                for each in self._trial.requests:
+                    super().add_request(each)
+        else:
+            self._taken += 1
+            if request.use_structured_output:
+                follow_generated(request, self.structured_output_manager)
+            super().add_request(request)
+            transferred = _transfers(request)
+            paced = PacedRequest(
+                request, transferred=transferred, tokens_a_step=1 + self.num_spec_tokens, **extra[PACE_KEY]
+            )
+            self._paced[request.request_id] = paced
+            self._pace.note_prompt(paced, time.time_ns())
+            if transferred:
+                self._fetching[request.request_id] = (0, 0)
+                self._note_awaiting(time.time_ns())
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        """Compose the next step: every decode, then prompts within the budget and running TPOT targets."""
+        now_ns = time.time_ns()
+        measures = self._trial.due
+        aside = self._measure(now_ns) if measures else self._limit(now_ns)
+        with self._aside(aside):
+            output = super().schedule(throttle_prefills)
+        self._stalled = bool(aside) and not output.total_num_scheduled_tokens
+        if output.total_num_scheduled_tokens:
+            self._steps.decided(self._work(output.num_scheduled_tokens), time.time_ns())
+        if measures and self._trial.requests and output.total_num_scheduled_tokens != self._trial.tokens:
+            self._give_up_trial()
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """End the oldest step in flight, and note its times and those of its requests."""
+        if not scheduler_output.total_num_scheduled_tokens:
+            return super().update_from_output(scheduler_output, model_runner_output)
+        now_ns = time.time_ns()
+        step = self._news.step = self._steps.end(now_ns)
+        if self._trial.is_of(scheduler_output.num_scheduled_tokens):
+            self._news.trial_ns = step.end_ns - step.start_ns
+            self._trial.over()
+        paced = [self._paced.get(name) for name in scheduler_output.num_scheduled_tokens]
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for each in paced:
+            if each is not None:
+                each.stepped(now_ns)
+        return outputs
+
+    def make_stats(self, *_args: Any, **_kwargs: Any) -> SchedulerStats | None:
+        """Return the report in place of vLLM's statistics; None if there is nothing to report."""
+        report = self._report(time.time_ns())
+        return None if report is None else SchedulerStats(kv_connector_stats={REPORT_KEY: encode(report)})
+
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> Any:
+        """End requests, and report aborted ones, which vLLM itself does not."""
+        finished = super().finish_requests(request_ids, finished_status)
+        if finished_status is RequestStatus.FINISHED_ABORTED:
+            self._news.aborted += [request.request_id for request in finished]
+        return finished
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        result = super()._free_request(request, delay_free_blocks)
+        if _is_for_others(request):
+            self._held.prefilled(request.request_id, self._news, kept=request.request_id in self.requests)
+        if request.status in ANSWERED:
+            paced = self._paced.get(request.request_id)
+            self._pace.note_end(request.num_output_tokens, paced.kind if paced else "")
+        self._paced.pop(request.request_id, None)
+        self._fetched(request.request_id)
+        return result
+
+    def _free_blocks(self, request: Request) -> None:
+        super()._free_blocks(request)
+        self._held.freed(request.request_id, self._news)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        self._preemptions += 1
+        self._recomputed += request.num_computed_tokens
+        super()._preempt_request(request, *args, **kwargs)
+
+    def _set_kv_fetch_stage(self, request: Request, stage: str | None) -> None:
+        super()._set_kv_fetch_stage(request, stage)
+        now_ns = time.time_ns()
+        if stage == KV_FETCH_IN_PROGRESS:
+            self._fetching[request.request_id] = (external_tokens(request), now_ns)
+            self._news.pulling.append(request.request_id)
+        elif stage == KV_FETCH_COMPLETED_WAITING:
+            tokens, since_ns = self._fetching.get(request.request_id, (0, now_ns))
+            self._news.pulled.append(Pulled(request.request_id, tokens, since_ns, now_ns))
+            self._fetched(request.request_id)
+
+    def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None:
+        # Requests that were let go before are left out, since their blocks are already free.
+        sent = kv_connector_output.finished_sending
+        if sent:
+            kv_connector_output.finished_sending = self._held.still_there(sent)
+        super()._update_from_kv_xfer_finished(kv_connector_output)
+
+    # ------------------------------------------------------------------ inner parts
+
+    def _obey(self, command: Command) -> None:
+        if command.prefill_budget is not None:
+            self._pace.budget_tokens = command.prefill_budget
+        if command.prefill_chunk is not None:
+            self._pace.chunk_tokens = command.prefill_chunk
+        if command.step_time is not None:
+            self._pace.step_time = command.step_time
+        for request_id in command.release:
+            request = self.requests.get(request_id)
+            if request is not None and request_id in self._held:
+                self._held.let_go(request_id)
+                self._free_blocks(request)
+                self.finished_req_ids.add(request_id)  # so that a step, and with it a report, follows
+
+    def _limit(self, now_ns: int) -> set[Request]:
+        """Bound the next step and move decodes to the front. Return the requests that take no part in it."""
+        if any(request.is_prefill_chunk for request in self.running):
+            self.running.sort(key=self._order)
+        tokens_each, begin_ns = 1 + self.num_spec_tokens, self._begins_ns(now_ns)
+        plan = plan_step(
+            self._pace, self._queues(), tokens_each=tokens_each, block_size_tokens=self.block_size, now_ns=begin_ns
+        )
+        self._bound(plan.tokens, plan.each)
+        return {each.request for each in plan.aside}
+
+    def _begins_ns(self, now_ns: int) -> int:
+        return begins_ns(self._pace.step_time, self._steps.in_flight, self._steps.ended_ns, now_ns)
+
+    def _bound(self, tokens: int, each: int = 0) -> None:
+        """Set the upper bounds of the next step's tokens, and of each request's in it; 0 for none."""
+        self.max_num_scheduled_tokens = min(tokens, self.scheduler_config.max_num_batched_tokens)
+        bounds = [bound for bound in (each, self._long_prefill_tokens) if bound]
+        self.scheduler_config.long_prefill_token_threshold = min(bounds, default=0)
+
+    def _queues(self) -> Queues:
+        running = [(request, self._paced[request.request_id]) for request in self.running if self._is_asked(request)]
+        waiting = [request for request in self.waiting if self._is_asked(request)]
+        groups = len(self.kv_cache_config.kv_cache_groups) or 1
+        return Queues(
+            decodes=[each for request, each in running if not request.is_prefill_chunk and not each.ends_under_way],
+            arrived=[self._paced[each.request_id] for each in self.kv_holding_waiting if self._has_come(each)],
+            partly=[each for request, each in running if request.is_prefill_chunk and not self._comes_back(request)],
+            prompts=[self._paced[r.request_id] for r in waiting if not self._comes_back(r) and not _transfers(r)],
+            pulls=sum(_transfers(request) for request in waiting),
+            lost=[each for request, each in running if request.is_prefill_chunk and self._comes_back(request)],
+            preempted=[self._paced[request.request_id] for request in waiting if self._comes_back(request)],
+            free_places=self.max_num_active_reqs - len(self.running),
+            free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks() // groups,
+            stalled=self._stalled,
+        )
+
+    def _comes_back(self, request: Request) -> bool:
+        """Return whether it has had its KV before: preempted here, or left in a store by another engine."""
+        return request.num_preemptions > 0 or self._paced[request.request_id].stored
+
+    def _order(self, request: Request) -> tuple[bool, bool, int]:
+        """Return the sort key that puts decodes first, then recomputation, then prompts."""
+        back = self._is_asked(request) and self._comes_back(request)
+        return request.is_prefill_chunk, not back, request.priority
+
+    def _is_asked(self, request: Request) -> bool:
+        """Return whether the request comes from a client rather than a measurement."""
+        return request.request_id in self._paced
+
+    def _has_come(self, request: Request) -> bool:
+        waits = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
+        return not waits or request.request_id in self.finished_recving_kv_req_ids
+
+    def _measure(self, now_ns: int) -> set[Request]:
+        """Reserve the next step for the measurement, and return all other requests.
+
+        Without room for it, or if decodes cannot wait, give the measurement up and limit the step as usual.
+        """
+        trial, free = self._trial, self.kv_cache_manager.block_pool.get_num_free_blocks()
+        blocks = sum(-(-request.num_tokens // self.block_size) for request in trial.requests)
+        places = self.max_num_active_reqs - len(self.running)
+        most_tokens = self.scheduler_config.max_num_batched_tokens
+        has_time = self._pace.has_time_for_trial(trial.tokens, self._queues().decodes, self._begins_ns(now_ns))
+        if not has_time or blocks > free or len(trial.requests) > places or trial.tokens > most_tokens:
+            self._give_up_trial()
+            return self._limit(now_ns)
+        self._bound(trial.tokens)
+        trial.begun()
+        mine = set(trial.requests)
+        return {each for each in (*self.running, *self.waiting, *self.kv_holding_waiting) if each not in mine}
+
+    def _give_up_trial(self) -> None:
+        """Abort the measurement for lack of room or time."""
+        self.finish_requests(self._trial.names, RequestStatus.FINISHED_ABORTED)
+        self._news.trial_ns = 0
+        self._trial.over()
+
+    @contextlib.contextmanager
+    def _aside(self, requests: set[Request]) -> Iterator[None]:
+        """Hide these requests from the step that is decided in this context. Running ones keep their slots."""
+        if not requests:
+            yield
+            return
+        queues = [(queue, [each for each in queue if each in requests]) for queue in self._waiting_queues]
+        running = [request for request in self.running if request in requests]
+        places = self.max_num_active_reqs
+        for queue, held in queues:
+            queue.remove_requests(held)
+        if running:
+            self.running = [request for request in self.running if request not in requests]
+            self.max_num_active_reqs = places - len(running)
+        try:
+            yield
+        finally:
+            self.max_num_active_reqs = places
+            self.running += running
+            for queue, held in queues:
+                for request in held:
+                    queue.add_request(request)
+
+    @property
+    def _waiting_queues(self) -> tuple[Any, Any]:
+        return self.waiting, self.kv_holding_waiting
+
+    def _work(self, scheduled: dict[str, int]) -> StepWork:
+        """Return the work of a step whose tokens vLLM already counts as computed."""
+        requests = ((self.requests[request_id], tokens) for request_id, tokens in scheduled.items())
+        return scheduled_work(
+            (request.num_computed_tokens - tokens, request.num_computed_tokens, request.num_tokens)
+            for request, tokens in requests
+        )
+
+    def _fetched(self, request_id: str) -> None:
+        if self._fetching.pop(request_id, None) is not None:
+            self._note_awaiting(time.time_ns())
+
+    def _note_awaiting(self, now_ns: int) -> None:
+        self._kv_wait.awaiting(bool(self._fetching), now_ns)
+
+    def _report(self, now_ns: int) -> EngineReport | None:
+        prompts = [each for each in self.waiting if each.request_id not in self._fetching and self._is_asked(each)]
+        partly = [request for request in self.running if request.is_prefill_chunk]
+        depths = (
+            self._taken,
+            len(self.running),
+            len(prompts),
+            sum(request.num_tokens - request.num_computed_tokens for request in (*prompts, *partly)),
+            sum(request.num_tokens**2 - request.num_computed_tokens**2 for request in (*prompts, *partly)),
+            len(self._fetching),
+            self.kv_cache_manager.block_pool.get_num_free_blocks(),
+            self._preemptions,
+            self._recomputed,
+        )
+        stored, removed = self._rehash.take()
+        news, waits = self._news, self._kv_wait.take_ended()
+        changes = (news.step, waits, news.pulling, news.pulled, news.aborted, news.released, stored, removed)
+        quiet = depths == self._reported and now_ns - self._reported_ns < QUIET_NS
+        if not any(changes) and news.trial_ns is None and quiet:
+            return None
+        self._news, self._reported, self._reported_ns = PendingNews(), depths, now_ns
+        return EngineReport(
+            now_ns,
+            *depths,
+            self._kv_wait.since_ns,
+            self._steps.running_since_ns,
+            self._steps.ended,
+            news.step,
+            list(waits),
+            *changes[2:],
+            news.trial_ns,
+        )
+
+
+class StepScheduler(_Reporting):
+    """A scheduler that decides a step once the one before has ended."""
+
+
+class AsyncStepScheduler(_Reporting, AsyncScheduler):  # type: ignore[misc]
+    """A scheduler that decides a step while the one before runs."""
+
+
+def _transfers(request: Request) -> bool:
+    """Return whether the request's KV comes from another engine."""
+    params = request.kv_transfer_params
+    return bool(params and (params.get("do_remote_prefill") or params.get("_remote_blocks_processed")))
+
+
+def _is_for_others(request: Request) -> bool:
+    """Return whether the request's blocks wait for another engine."""
+    params = request.kv_transfer_params
+    return bool(params and params.get("do_remote_decode"))
+
+
+def external_tokens(request: Request) -> int:
+    """Return the tokens whose KV is requested from elsewhere. vLLM counts those cached here as computed too."""
+    return int(request.prefill_stats.num_external_cached_tokens if request.prefill_stats else 0)

@@ -1,0 +1,285 @@
+"""KvService over gRPC: one stream for each receiver, and one frame for all pending output when it can be written."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from libs.contracts.errors import FulcrumError, InvalidRequest, KvLost, KvMismatch, QueueFull
+from libs.contracts.packing import pack_u32
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.kv_port import KvChunk, KvExport
+from libs.runtime.net.rpc import abort_with, read_message
+from libs.runtime.tasks import until_first
+from libs.worker import kv_wire
+from libs.worker.host import WorkerHost
+from libs.worker.wire import numbers
+
+log = structlog.get_logger()
+
+# Interval of keep-alives for a pull without ready blocks, so that a slow prompt is not taken for a dead sender.
+TICK_S = 1.0
+# Ticks that a receiver may leave sent blocks unconfirmed before the pull fails.
+MAX_SILENT_TICKS = 30
+_NOTHING = KvChunk(first_block=0, blocks=0)
+
+
+@dataclass(eq=False, slots=True)
+class _Pull:
+    number: int
+    handle: bytes
+    export: KvExport
+    in_place: bool
+    ahead_bytes: int = 0
+    """Bytes sent that the receiver has not reported as taken in."""
+    sent_lately: bool = True
+    """Whether anything was sent since the last tick."""
+    drained: bool = True
+    """Whether all blocks that the receiver knows to be ready have been sent."""
+    silent_ticks: int = 0
+    """Ticks since the receiver last confirmed sent blocks."""
+
+    @property
+    def may_send(self) -> bool:
+        return self.ahead_bytes < kv_wire.WINDOW_BYTES
+
+
+class KvOutbox:
+    """The pulls of one receiver. Those with blocks to send take turns, one chunk each."""
+
+    def __init__(self, host: WorkerHost, incarnation: int, *, has_room: Callable[[], bool], wake: Callable[[], None]):
+        """`has_room` returns whether this worker accepts another pull. `wake` is called when a frame may be ready."""
+        self._host = host
+        self._incarnation = incarnation
+        self._has_room = has_room
+        self._wake = wake
+        self._pulls: dict[int, _Pull] = {}
+        self._turns: deque[_Pull] = deque()
+        self._failed: list[pb.PullFailed] = []
+        self._alive: list[int] = []
+        self._carries_data: bool | None = None
+        """Whether chunks that are not read in place carry bytes; None before the first one."""
+
+    def __len__(self) -> int:
+        return len(self._pulls)
+
+    def receive(self, frame: pb.PullFrame) -> None:
+        """Act on a frame. Raise InvalidRequest if it breaks the protocol; an error of one pull fails only that pull."""
+        for number in numbers(frame.acks, "acks"):
+            if pull := self._end(number):
+                self._host.acknowledged(pull.handle)
+        for number in numbers(frame.cancels, "cancels"):
+            self._end(number)
+        for taken in frame.taken:
+            if (pull := self._pulls.get(taken.pull)) is not None:
+                pull.ahead_bytes = max(pull.ahead_bytes - taken.sent_bytes, 0)
+                pull.silent_ticks = 0
+        for asked in frame.opens:
+            if asked.pull in self._pulls:
+                raise InvalidRequest(f"pull {asked.pull} is alive already")
+            try:
+                self._open(asked)
+            except FulcrumError as error:
+                self._fail(asked.pull, error)
+        self._wake()
+
+    def take_frame(self) -> bytes | None:
+        """Return everything that can be sent now and fits one frame, or None if there is nothing."""
+        frame = pb.KvFrame(alive=pack_u32(self._alive) if self._alive else b"")
+        self._alive.clear()
+        data: list[memoryview] = []
+        size_bytes = idle = 0
+        while idle < len(self._turns) and size_bytes < kv_wire.MAX_FRAME_BYTES:
+            pull = self._turns.popleft()
+            chunk = self._next(pull)
+            if not pull.export.done and pull.number in self._pulls:
+                self._turns.append(pull)
+            if chunk is None:
+                idle += 1
+                continue
+            idle = 0
+            size_bytes += chunk.data_bytes
+            message = kv_wire.chunk_message(pull.number, chunk, last=pull.export.done, in_place=pull.in_place)
+            frame.chunks.append(message)
+            if not pull.in_place:
+                self._carries_data = bool(message.sent_bytes)
+            pull.drained = chunk.first_block + chunk.blocks >= chunk.ready_blocks
+            if message.sent_bytes:
+                pull.ahead_bytes += message.sent_bytes
+                data.extend(chunk.data)
+        frame.ready.extend(self._newly_ready())  # of which this frame had no room, or the link no time
+        frame.failed.extend(self._failed)
+        self._failed.clear()
+        return kv_wire.encode(frame, data) if frame.ByteSize() else None
+
+    def _newly_ready(self) -> list[pb.PullReady]:
+        """Return newly ready blocks of pulls whose receiver believes that none are.
+
+        Blocks read in place need no notice: their chunk arrives at once.
+        """
+        found: list[pb.PullReady] = []
+        if self._carries_data is False:
+            return found
+        for pull in list(self._turns):
+            if not (pull.drained and not pull.in_place):
+                continue
+            try:
+                ready = pull.export.ready_blocks
+            except FulcrumError:
+                continue  # `_next` fails it
+            if ready:
+                pull.drained = False
+                found.append(pb.PullReady(pull=pull.number, blocks=ready))
+        return found
+
+    def tick(self) -> None:
+        """Advance time by `TICK_S`: send keep-alives, and fail pulls whose receiver is silent."""
+        for pull in list(self._pulls.values()):
+            if pull.export.done or not pull.may_send:
+                pull.silent_ticks += 1
+            if pull.silent_ticks > MAX_SILENT_TICKS:
+                self._fail(pull.number, KvLost(f"nothing from the receiver within {MAX_SILENT_TICKS * TICK_S:g} s"))
+            elif not pull.sent_lately and not pull.export.done:
+                self._alive.append(pull.number)
+            pull.sent_lately = False
+        self._wake()
+
+    def close(self) -> None:
+        """End every pull of a receiver that has left. Its blocks wait a moment for another receiver."""
+        for number in list(self._pulls):
+            self._end(number)
+
+    def _open(self, asked: pb.PullOpen) -> None:
+        if not self._has_room():
+            raise QueueFull("as many transfers are under way as this worker takes")
+        if asked.incarnation != self._incarnation:
+            raise KvLost("the worker that held the blocks has restarted")
+        engine = self._host.engine
+        in_place = bool(asked.shared_nonce) and asked.shared_nonce == engine.capabilities.kv_nonce
+        export = engine.export(asked.handle, asked.kv_layout, asked.from_block, news=self._wake, in_place=in_place)
+        pull = self._pulls[asked.pull] = _Pull(asked.pull, asked.handle, export, in_place)
+        self._turns.append(pull)
+
+    def _next(self, pull: _Pull) -> KvChunk | None:
+        """Return a pull's next chunk, or None if there is none, its window is full, or it has failed."""
+        if not pull.may_send:
+            return None
+        try:
+            chunk = pull.export.take()
+        except FulcrumError as error:
+            self._fail(pull.number, error)
+            return None
+        if chunk is None:
+            return _NOTHING if pull.export.done else None
+        pull.sent_lately = True
+        pull.silent_ticks = 0
+        return chunk
+
+    def _fail(self, number: int, error: FulcrumError) -> None:
+        mismatch = isinstance(error, KvMismatch)
+        failure = pb.PULL_FAILURE_KV_MISMATCH if mismatch else pb.PULL_FAILURE_KV_LOST
+        self._failed.append(pb.PullFailed(pull=number, failure=failure, detail=error.message))
+        self._end(number)
+
+    def _end(self, number: int) -> _Pull | None:
+        pull = self._pulls.pop(number, None)
+        if pull is None:
+            return None
+        pull.export.close()
+        if not pull.export.done:
+            self._turns = deque(other for other in self._turns if other is not pull)
+        return pull
+
+
+# Concurrent transfers out of this worker. Credits keep them far below; more are refused.
+MAX_PULLS = 512
+# Concurrent streams; more are refused.
+MAX_RECEIVERS = 256
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class KvServicer:
+    """Serves the blocks of prefilled sequences to other workers."""
+
+    def __init__(self, host: WorkerHost, incarnation: int) -> None:
+        self._host = host
+        self._incarnation = incarnation
+        self._outboxes: set[KvOutbox] = set()
+        self._leaving = asyncio.Event()
+        self.refused_pulls = 0
+        """Number of transfers refused because `MAX_PULLS` were running."""
+
+    @property
+    def pulls(self) -> int:
+        return sum(map(len, self._outboxes))
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Add the service to a server. Frames leave as the bytes that `kv_wire` makes."""
+        service = pb.DESCRIPTOR.services_by_name["KvService"].full_name
+        handler: grpc.RpcMethodHandler[pb.PullFrame, bytes] = grpc.stream_stream_rpc_method_handler(
+            self.pull, request_deserializer=pb.PullFrame.FromString, response_serializer=None
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Pull": handler}),))
+
+    def hang_up(self) -> None:
+        self._leaving.set()
+
+    async def pull(self, _frames: Any, context: Context) -> None:
+        """Serve one receiver's pulls until it leaves."""
+        try:
+            # By itself: a first frame that is cut short would leave gRPC unable to send the final status.
+            await context.send_initial_metadata(())
+            await self._carry(context)
+        except FulcrumError as error:
+            await abort_with(context, error)
+
+    async def _carry(self, context: Context) -> None:
+        if len(self._outboxes) >= MAX_RECEIVERS:
+            log.warning("a KV receiver is refused", receivers=MAX_RECEIVERS)
+            raise QueueFull(f"{MAX_RECEIVERS} receivers are attached already")
+        wake = asyncio.Event()
+        outbox = KvOutbox(self._host, self._incarnation, has_room=self._has_room, wake=wake.set)
+        self._outboxes.add(outbox)
+        try:
+            await until_first(
+                read=_read(outbox, context),
+                write=_write(outbox, wake, context),
+                tick=_tick(outbox),
+                leaving=self._leaving.wait(),
+            )
+        finally:
+            self._outboxes.discard(outbox)
+            outbox.close()
+
+    def _has_room(self) -> bool:
+        if self.pulls < MAX_PULLS:
+            return True
+        self.refused_pulls += 1
+        log.warning("a KV transfer is refused", under_way=MAX_PULLS)
+        return False
+
+
+async def _read(outbox: KvOutbox, context: Context) -> None:
+    while (frame := await read_message(context)) is not grpc.aio.EOF:
+        outbox.receive(frame)
+
+
+async def _write(outbox: KvOutbox, wake: asyncio.Event, context: Context) -> None:
+    while True:
+        await wake.wait()
+        wake.clear()
+        # Taken only now that the last write is done: what came meanwhile leaves as one frame.
+        while (frame := outbox.take_frame()) is not None:
+            await context.write(frame)
+
+
+async def _tick(outbox: KvOutbox) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        outbox.tick()

@@ -1,0 +1,402 @@
+"""A worker of a pool, which serves one model after another and keeps earlier ones asleep in host memory.
+
+Each model is served by an ordinary worker that is opened for it under a new incarnation. Epochs of assignments
+continue over all of them. The planner decides; this module only executes.
+"""
+
+import asyncio
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Final
+
+import structlog
+
+from libs.contracts.errors import FulcrumError, InvalidRequest, QueueFull, SleepFailed, StaleRole, StartupError
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.port import DeviceMemory, Engine
+from libs.model.info import ModelInfo, load_model_info
+from libs.policy.worker.assignment import Leaving, leave, too_many
+from libs.runtime.clock import Clock
+from libs.runtime.tasks import TaskOwner
+from libs.runtime.transport import Transport
+from libs.stores.registry import Registry, RegistryDown
+from libs.worker.host import WorkerHost, drain
+from libs.worker.registration import RENEWALS_PER_LEASE
+from libs.worker.run import ModelStay, WorkerPorts, open_worker
+from libs.worker.settings import WorkerSettings
+
+log = structlog.get_logger()
+
+MB: Final = 1024 * 1024
+# Load speed of a device that states none, until one model has been loaded.
+GUESSED_BYTES_PER_S: Final = 1e9
+# Prompt tokens in a step beside decodes, if settings name none.
+DEFAULT_BUDGET_TOKENS: Final = 256
+
+MakeEngine = Callable[[WorkerSettings, str, int], Engine]
+"""Makes an engine from settings, the model's name and the size of its weights."""
+MakePorts = Callable[[WorkerSettings, ModelInfo, Engine, ModelStay], WorkerPorts]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The model to hold; an empty name means none."""
+
+    model: str = ""
+    source: str = ""
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Asleep:
+    engine: Engine
+    host_bytes: int
+    """Bytes of weights in host memory; 0 if they were dropped."""
+
+
+class PoolMember:
+    """A worker of the pool over all the models that it holds in turn."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        registry: Registry,
+        clock: Clock,
+        tasks: TaskOwner,
+        *,
+        make_engine: MakeEngine,
+        make_ports: MakePorts,
+        transport: Transport | None = None,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._clock = clock
+        self._tasks = tasks
+        self._make_engine = make_engine
+        self._make_ports = make_ports
+        self._transport = transport
+        self.address = ""
+        """Address of its admin service; to be set before it runs."""
+        self._incarnation = self._since_ns = clock.now_ns()
+        self._epoch = 1
+        self._goal = self._at = Goal()
+        self._forget = False
+        self._state = common.WORKER_STATE_ASLEEP
+        self._expected_ns = 0
+        self._last = common.ModelMove()
+        self._host: WorkerHost | None = None
+        """The host of the model that it serves, if any."""
+        self._stack: AsyncExitStack | None = None
+        self._serving: tuple[Engine, Goal] | None = None
+        self._leaving = Leaving.CLOSED
+        self._device_bytes = 0
+        """Memory of each of its GPUs, as reported by an engine that slept; 0 if unknown."""
+        self._asleep: OrderedDict[str, _Asleep] = OrderedDict()
+        """Sleeping models by name, the one left longest ago first."""
+        self._changed = asyncio.Event()
+        self._news = asyncio.Event()
+        self.announced = asyncio.Event()
+        """Set once the worker is in the registry."""
+
+    # ------------------------------------------------------------ administration
+
+    @property
+    def epoch(self) -> int:
+        return self._host.assignment.current.epoch if self._host else self._epoch
+
+    def worker(self) -> common.Worker:
+        if self._host is not None:
+            return self._host.worker()
+        worker = common.Worker(
+            id=self._settings.id,
+            incarnation=self._incarnation,
+            node=self._settings.node,
+            pid=os.getpid(),
+            address=self.address,
+            engine=self._settings.engine,
+            gpus=self._settings.gpus,
+            gpu_uuids=self._settings.gpu_uuids,
+            gpu_share=self._settings.gpu_share,
+            nodes=1,
+            state=self._state,
+            version=version("fulcrum"),
+            pool=self._pool(),
+        )
+        role = common.ROLE_MIXED if self._goal.model else common.ROLE_STANDBY
+        worker.assignment.CopyFrom(common.Assignment(model=self._goal.model, role=role, epoch=self._epoch))
+        return worker
+
+    def assign(self, request: pb.AssignModelRequest) -> pb.AssignModelResponse:
+        """Accept another model to hold.
+
+        Raise StaleRole if the caller's view is out of date, and QueueFull while a model is being loaded or left.
+        """
+        held = self.worker()
+        if request.incarnation and request.incarnation != held.incarnation:
+            raise StaleRole("the worker has had another model since: look at what it does by now, then ask again")
+        if request.expected_epoch != self.epoch:
+            raise StaleRole(f"expected epoch {request.expected_epoch}, the worker is at {self.epoch}")
+        if self._goal != self._at:
+            raise QueueFull(
+                f"the worker brings {self._goal.model or 'nothing'} up: ask again when it has", retry_after_s=1
+            )
+        if request.model == self._at.model:
+            raise InvalidRequest(f"the worker holds {request.model or 'no model'} already", param="model")
+        self._epoch = self.epoch + 1
+        self._goal = Goal(request.model, request.source, request.size_bytes)
+        self._forget = request.forget
+        expected_s = self._expected_s(self._goal)
+        log.info("model assigned", model=request.model, epoch=self._epoch, actor=request.actor, reason=request.reason)
+        self._changed.set()
+        role = common.ROLE_MIXED if request.model else common.ROLE_STANDBY
+        assignment = common.Assignment(model=request.model, role=role, epoch=self._epoch)
+        return pb.AssignModelResponse(assignment=assignment, expected_ns=round(expected_s * 1e9))
+
+    # ------------------------------------------------------------ its life
+
+    async def run(self) -> None:
+        """Hold the assigned models until cancelled, then close at once."""
+        announcing = self._tasks.spawn(f"announce {self._settings.id}", self._announce())
+        try:
+            while True:
+                self._changed.clear()
+                if self._goal != self._at:
+                    await self._move(self._goal)
+                await self._changed.wait()
+        finally:
+            announcing.cancel()
+            await self._close()
+
+    async def drain(self) -> None:
+        """Let running sequences end, for as long as the settings allow."""
+        if self._host is not None:
+            await drain(self._host, self._settings.drain_s)
+
+    async def _move(self, goal: Goal) -> None:
+        await self._leave()
+        began_ns = self._clock.now_ns()
+        if goal.model:
+            self._stand(common.WORKER_STATE_LOADING, self._expected_s(goal))
+            try:
+                await self._enter(goal, began_ns)
+            except (FulcrumError, OSError, MemoryError) as error:
+                self._failed(goal, error)
+        else:
+            self._stand(common.WORKER_STATE_ASLEEP, 0.0)
+        self._at = self._goal
+
+    async def _enter(self, goal: Goal, began_ns: int) -> None:
+        settings = self._settings.model_copy(
+            update={
+                "model": goal.model,
+                "model_path": goal.source,
+                "role": "mixed",
+                "budget_tokens": self._settings.budget_tokens or DEFAULT_BUDGET_TOKENS,
+            }
+        )
+        info = await asyncio.to_thread(load_model_info, goal.source, goal.model)
+        slept = self._asleep.pop(goal.model, None)
+        if slept is not None:
+            try:
+                await self._open(settings, info, goal, slept.engine, began_ns, woken=True)
+            except StartupError as error:  # its processes may have died meanwhile
+                log.warning("a model cannot be woken, and is loaded", model=goal.model, error=error.message)
+            else:
+                return
+        # In a thread: an engine's first imports take long, and the registration has to be renewed meanwhile.
+        engine = await asyncio.to_thread(self._make_engine, settings, goal.model, goal.size_bytes)
+        await self._open(settings, info, goal, engine, began_ns, woken=False)
+
+    async def _open(
+        self, settings: WorkerSettings, info: ModelInfo, goal: Goal, engine: Engine, began_ns: int, *, woken: bool
+    ) -> None:
+        def pool() -> common.PoolWorker:
+            # Called once the model is loaded.
+            self._since_ns, self._expected_ns = self._clock.now_ns(), 0
+            took_ns = self._since_ns - began_ns
+            self._last = common.ModelMove(model=goal.model, from_host=woken, took_ns=took_ns, unix_ns=self._since_ns)
+            return self._pool()
+
+        tenancy = ModelStay(self._epoch, woken, self._left, pool)
+        self._serving, self._leaving = (engine, goal), Leaving.CLOSED
+        stack = AsyncExitStack()
+        try:
+            ports = self._make_ports(settings, info, engine, tenancy)
+            opening = open_worker(settings, ports, self._clock, self._tasks, self._transport)
+            running = await stack.enter_async_context(opening)
+        except BaseException:
+            await stack.aclose()
+            self._serving = None
+            raise
+        self._stack, self._host = stack, running.host
+
+    async def _leave(self) -> None:
+        """Drain the model that it serves, then put it to sleep if there is room."""
+        if self._stack is None or self._host is None or self._serving is None:
+            return
+        engine, goal = self._serving
+        await drain(self._host, self._settings.pool_drain_s)
+        self._leaving = leave(
+            goal.size_bytes,
+            host_bytes=self._settings.host_memory_mb * MB,
+            sleeps=engine.capabilities.sleeps and not self._forget,
+            drops_weights=engine.capabilities.drops_weights,
+        )
+        self._spare_next()
+        host_bytes = goal.size_bytes if self._leaving is Leaving.WITH_WEIGHTS else 0
+        if host_bytes:
+            await self._make_room(host_bytes)
+        stack, self._stack, self._host = self._stack, None, None
+        self._stand(common.WORKER_STATE_LOADING, self._expected_s(self._goal))
+        await stack.aclose()
+        self._serving = None
+        if self._leaving is not Leaving.CLOSED:
+            self._asleep[goal.model] = _Asleep(engine, host_bytes)
+            self._spare_next()
+            await self._clear_device(engine)
+
+    async def _left(self) -> None:
+        """Put the engine to sleep in place of closing it, if that was decided."""
+        if self._serving is None:
+            return
+        engine, goal = self._serving
+        if self._leaving is not Leaving.CLOSED:
+            try:
+                await engine.sleep(keep_weights=self._leaving is Leaving.WITH_WEIGHTS)
+            except SleepFailed as error:
+                log.warning("a model is given up in place of sleeping", model=goal.model, error=error.message)
+                self._leaving = Leaving.CLOSED
+            else:
+                return
+        await engine.close()
+
+    def _spare_next(self) -> None:
+        # The model to wake next is given up after all others, including the one just left.
+        if self._goal.model in self._asleep:
+            self._asleep.move_to_end(self._goal.model)
+
+    async def _make_room(self, size_bytes: int) -> None:
+        """Free host memory by giving up the models left longest ago."""
+        held = [each.host_bytes for each in self._asleep.values()]
+        for _ in range(too_many(held, size_bytes, self._settings.host_memory_mb * MB)):
+            await self._give_up_oldest()
+
+    async def _clear_device(self, left: Engine) -> None:
+        """Give up sleeping models until the rest fits the GPU memory reserved for them.
+
+        Nothing else runs on the GPUs now, so all used memory belongs to sleeping models. `left` is the last to fall
+        asleep.
+        """
+        while self._asleep:
+            memory = await self._device_memory(left)
+            if memory is None:
+                return
+            self._device_bytes = memory.total_bytes
+            if memory.used_bytes <= self._settings.asleep_gpu_memory_mb * MB:
+                return
+            await self._give_up_oldest()
+
+    async def _device_memory(self, left: Engine) -> DeviceMemory | None:
+        # The engine that slept last is asked first: the processes of others may have died meanwhile.
+        asleep = [each.engine for each in self._asleep.values()]
+        for engine in sorted(asleep, key=lambda each: each is not left):
+            if (memory := await engine.device_memory()) is not None:
+                return memory
+        return None
+
+    async def _give_up_oldest(self) -> None:
+        name, oldest = self._asleep.popitem(last=False)
+        log.info("a model that slept is given up", model=name)
+        await oldest.engine.close()
+
+    def _failed(self, goal: Goal, error: Exception) -> None:
+        message = error.message if isinstance(error, FulcrumError) else str(error) or type(error).__name__
+        log.warning("a model cannot be brought up", model=goal.model, error=message)
+        now_ns = self._clock.now_ns()
+        self._last = common.ModelMove(model=goal.model, error=message, unix_ns=now_ns)
+        self._goal = Goal()
+        self._stand(common.WORKER_STATE_ASLEEP, 0.0)
+
+    async def _close(self) -> None:
+        self._leaving = Leaving.CLOSED
+        if self._stack is not None:
+            await self._stack.aclose()
+        for each in self._asleep.values():
+            await each.engine.close()
+        self._asleep.clear()
+        try:
+            await self._registry.withdraw(self._settings.id, self._clock.now_ns())
+        except RegistryDown as error:
+            log.info("its registration runs out by itself", error=str(error))
+
+    # ------------------------------------------------------------ what is said of it
+
+    def _stand(self, state: "common.WorkerState", expected_s: float) -> None:
+        """Change the state that the worker registers for itself, under a new incarnation."""
+        self._incarnation = self._since_ns = self._clock.now_ns()
+        self._state, self._expected_ns = state, round(expected_s * 1e9)
+        self._news.set()
+
+    def _expected_s(self, goal: Goal) -> float:
+        """Return the expected time until it serves, by the device's stated speeds."""
+        if not goal.model:
+            return 0.0
+        load_per_s, wake_per_s, overhead_s = self._speeds()
+        per_s = wake_per_s if goal.model in self._asleep else load_per_s
+        leaving = self._serving[1].size_bytes / (wake_per_s or GUESSED_BYTES_PER_S) if self._serving else 0.0
+        return goal.size_bytes / (per_s or GUESSED_BYTES_PER_S) + overhead_s + leaving
+
+    def _speeds(self) -> tuple[float, float, float]:
+        """Return bytes a second from the source and from host memory, and the overhead in seconds; 0 if not stated."""
+        settings = self._settings
+        if settings.engine != "sim":
+            return 0.0, 0.0, 0.0
+        speed = settings.sim_speedup * 1e9
+        overhead_s = settings.sim_load_overhead_s / settings.sim_speedup
+        return settings.sim_load_gb_per_s * speed, settings.sim_wake_gb_per_s * speed, overhead_s
+
+    def _pool(self) -> common.PoolWorker:
+        load_per_s, wake_per_s, overhead_s = self._speeds()
+        settings = self._settings
+        return common.PoolWorker(
+            address=self.address,
+            since_unix_ns=self._since_ns,
+            asleep=[common.HeldModel(model=name, size_bytes=each.host_bytes) for name, each in self._asleep.items()],
+            memory_bytes=self._memory_bytes(),
+            host_memory_bytes=settings.host_memory_mb * MB,
+            load_bytes_per_s=load_per_s,
+            wake_bytes_per_s=wake_per_s,
+            overhead_s=overhead_s,
+            expected_ns=self._expected_ns,
+            last=self._last if self._last.unix_ns else None,
+        )
+
+    def _memory_bytes(self) -> int:
+        """Return the memory that its share of its GPUs has for a model; 0 if unknown."""
+        settings = self._settings
+        if self._device_bytes:
+            part = self._device_bytes * settings.gpu_share - settings.asleep_gpu_memory_mb * MB
+            return max(round(part), 0) * settings.gpus
+        return round(settings.sim_memory_gb * 1e9 * settings.gpu_share) if settings.engine == "sim" else 0
+
+    async def _announce(self) -> None:
+        """Keep the worker registered while it serves no model: the worker of a model registers itself."""
+        lease_ms = self._settings.lease_ms
+        while True:
+            self._news.clear()
+            if self._host is None:
+                try:
+                    await self._registry.announce(self.worker(), lease_ms=lease_ms)
+                    self.announced.set()
+                except RegistryDown as error:
+                    log.info("registry is away", error=str(error))
+            try:
+                async with asyncio.timeout(lease_ms / 1000 / RENEWALS_PER_LEASE):
+                    await self._news.wait()
+            except TimeoutError:
+                continue

@@ -1,0 +1,393 @@
+"""Step telemetry: learned step times, and contiguous covers of a worker's time with all that happened in them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Final, NamedTuple
+
+import structlog
+
+from libs.bus.port import Bus
+from libs.contracts import topics
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load, StepTime
+from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2 as pb
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import DummySteps, Interval, KvTransfer, StepBatch
+from libs.contracts.step_row import StepRow, step_columns
+from libs.counters import GpuReading, GpuSampler
+from libs.engine.port import Engine
+from libs.engine.reports import EngineEvent, EngineLoad, KvTransferReport, StepReport
+from libs.model.info import ModelInfo
+from libs.perfmodel.fit import MIN_STEPS
+from libs.perfmodel.learner import FittedModel, StepKind, StepTimeLearner, combine
+from libs.perfmodel.utilisation import Compute
+from libs.perfmodel.wire import compute_message, step_time_message, step_work
+from libs.policy.step_time import StepTimeModel, StepWork
+from libs.policy.worker.saturation import PrefillCurve
+from libs.runtime.clock import Clock
+from libs.stores.steps import StepTimeKey, StepTimeStore
+from libs.worker.host import WorkerHost
+from libs.worker.kv_server import KvServicer
+from libs.worker.wire import load_message
+
+log = structlog.get_logger()
+
+REFIT_S: Final = 2.0
+# Leading characters of a model's revision in the keys of stored step times.
+REVISION_CHARS: Final = 16
+# Interval at which learned step times are stored; they are stored at the end too.
+SAVE_S: Final = 30.0
+
+
+class StepTimes:
+    """Learns from every step, refits periodically, stores the fits, and notifies observers of changes."""
+
+    def __init__(self, store: StepTimeStore, key: StepTimeKey, prior: StepTimeModel) -> None:
+        self._store = store
+        self._key = key
+        self._learner = StepTimeLearner(prior)
+        self._observers: list[Callable[[StepTimeModel], None]] = []
+        self.fitted: FittedModel = self._learner.fitted()
+        self.known: frozenset[StepKind] = frozenset()
+        """Kinds of steps that earlier workers have learned."""
+
+    def on_change(self, observer: Callable[[StepTimeModel], None]) -> None:
+        """Call `observer` with the model now, and whenever it has changed noticeably."""
+        self._observers.append(observer)
+        observer(self.fitted.model)
+
+    def on_event(self, event: EngineEvent) -> None:
+        step = event.step
+        if step is not None and step.end_unix_ns:
+            self._learner.add(work_of(step), step.end_unix_ns - step.start_unix_ns)
+
+    async def restore(self) -> None:
+        """Start from what earlier workers of this kind have learned."""
+        found = await self._store.load(self._key)
+        if found:
+            self.known = frozenset(found)
+            self._learner = StepTimeLearner(combine(self._learner.model, found))
+            self.fitted = self._learner.fitted()
+            log.info("step times known", kinds=sorted(kind.value for kind in found))
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        saved_s = loop.time()
+        while True:
+            await asyncio.sleep(REFIT_S)
+            await self.refit()
+            if loop.time() >= saved_s + SAVE_S:
+                saved_s = loop.time()
+                await self.save()
+
+    async def refit(self) -> None:
+        """Refit if there are new steps, on a thread so that the event loop never waits for it."""
+        rows = self._learner.news()
+        changed = rows is not None and self._learner.take(await asyncio.to_thread(self._learner.fit, rows), rows)
+        self.fitted = self._learner.fitted()
+        if changed:
+            for observer in self._observers:
+                observer(self.fitted.model)
+
+    async def save(self) -> None:
+        """Store the fits of those kinds of steps that this worker has seen often enough."""
+        fits = {kind: self.fitted for kind in StepKind if self.fitted.of(kind).steps >= MIN_STEPS}
+        await self._store.save(self._key, fits)
+
+    async def kept_curve(self) -> PrefillCurve | None:
+        """Return the last prefill measurement by a worker of this kind."""
+        return await self._store.load_curve(self._key)
+
+    async def keep_curve(self, curve: PrefillCurve) -> None:
+        """Store a prefill measurement for other workers of this kind."""
+        await self._store.save_curve(self._key, curve)
+
+    @asynccontextmanager
+    async def claim(self, lease_s: float) -> AsyncIterator[bool]:
+        """Yield whether this worker alone of its kind may measure prefill while the context is open."""
+        mine = await self._store.claim(self._key, lease_s=lease_s)
+        try:
+            yield mine
+        finally:
+            if mine:
+                await self._store.release(self._key)
+
+
+def step_time_key(engine: Engine, model: ModelInfo) -> StepTimeKey:
+    """Return the key of all that a started engine's step times, and so its prefill curve, depend on."""
+    name = f"{model.name}@{model.revision[:REVISION_CHARS]}"
+    return StepTimeKey(engine.name, name, engine.device, engine.capabilities.variant)
+
+
+def work_of(step: StepReport) -> StepWork:
+    return step_work(_step(step, epoch=0))
+
+
+# Dummy steps that await their batch; beyond it the oldest are counted without their time.
+MAX_DUMMIES: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySource:
+    worker_id: str
+    incarnation: int
+    node: str
+    gpus: int
+    engine: str
+    compute: Compute | None = None
+    """The figures that utilisation is computed from; None if unknown."""
+    kv_blocks: int = 0
+    """KV blocks of the engine's pool; 0 if unknown."""
+    max_sequences: int = 0
+    """Most sequences that run at once; 0 if unknown."""
+    block_size_tokens: int = 0
+    chunk_tokens: int = 0
+    """Most prompt tokens in one step; 0 if unknown."""
+    group: str = ""
+    """Data-parallel group of which the worker is a rank; empty for none."""
+
+
+class StepBatchBuilder:
+    """Gathers engine events and cuts them into batches. Covers touch, and no interval is in two batches."""
+
+    def __init__(self, source: TelemetrySource, start_unix_ns: int) -> None:
+        self._source = source
+        self._covered_to_ns = start_unix_ns
+        self._sequence = 0
+        self._steps: list[StepRow] = []
+        self._waits: list[tuple[int, int]] = []
+        self._starved: list[tuple[int, int]] = []
+        self._dummies: list[tuple[int, int]] = []
+        self._dummy_steps = 0
+        self._transfers: list[KvTransfer] = []
+
+    @property
+    def empty(self) -> bool:
+        return not (self._steps or self._waits or self._starved or self._dummies or self._transfers)
+
+    def add(self, event: EngineEvent, epoch: int) -> None:
+        if event.step is not None:
+            self._add_step(_step(event.step, epoch))
+        self._waits.extend(event.kv_waits)
+        self._starved.extend(event.starved)
+        self._take_dummies(event.dummy_steps)
+        self._transfers.extend(map(_transfer, event.kv_transfers))
+
+    def cut(
+        self,
+        now_ns: int,
+        load: EngineLoad,
+        assignment: Assignment,
+        *,
+        dropped_batches: int = 0,
+        step_time: StepTime | None = None,
+        gpu_readings: Iterable[GpuReading] = (),
+        last: bool = False,
+    ) -> StepBatch | None:
+        """Return the batch from the end of the last one to now, or to where the engine's reports are complete.
+
+        Return None if that is no time at all; gathered events then stay for the next batch. `last` marks the final
+        one.
+        """
+        covered_from = self._covered_to_ns
+        covered_to = min(now_ns, load.reported_to_unix_ns or now_ns)
+        if covered_to <= covered_from:
+            return None
+        self._covered_to_ns = covered_to
+        self._sequence += 1
+        source = self._source
+        batch = StepBatch(
+            worker_id=source.worker_id,
+            incarnation=source.incarnation,
+            sequence=self._sequence,
+            node=source.node,
+            gpus=source.gpus,
+            engine=source.engine,
+            compute=compute_message(source.compute) if source.compute else None,
+            assignment=assignment,
+            covered_from_unix_ns=covered_from,
+            covered_to_unix_ns=covered_to,
+            steps=step_columns(step for step in self._steps if step.start_unix_ns < covered_to),
+            kv_waits=_between(self._waits, covered_from, covered_to, load.kv_wait_since_unix_ns),
+            starved=_between(self._starved, covered_from, covered_to, load.starved_since_unix_ns),
+            kv_transfers=self._transfers,
+            load=load_message(load),
+            dropped_batches=dropped_batches,
+            step_time=step_time,
+            gpu_readings=map(_gpu_reading, gpu_readings),
+            kv_blocks=source.kv_blocks,
+            max_sequences=source.max_sequences,
+            block_size_tokens=source.block_size_tokens,
+            chunk_tokens=source.chunk_tokens,
+            group=source.group,
+            dummy_steps=self._cut_dummies(covered_to),
+            last=last,
+        )
+        self._steps = [step for step in self._steps if step.start_unix_ns >= covered_to]
+        self._waits = [wait for wait in self._waits if wait[1] > covered_to]
+        self._starved = [span for span in self._starved if span[1] > covered_to]
+        self._transfers = []
+        return batch
+
+    def _take_dummies(self, steps: Iterable[tuple[int, int]]) -> None:
+        # An empty interval means that the time of a step is unknown: it is only counted.
+        for start, end in steps:
+            self._dummy_steps += 1
+            if start < end:
+                self._dummies.append((start, end))
+        del self._dummies[:-MAX_DUMMIES]
+
+    def _cut_dummies(self, covered_to: int) -> DummySteps | None:
+        """Return each dummy step whole and once, in the batch that covers its end, or later if reported late."""
+        if not self._dummy_steps:
+            return None
+        ended = [Interval(start_unix_ns=start, end_unix_ns=end) for start, end in self._dummies if end <= covered_to]
+        self._dummies = [step for step in self._dummies if step[1] > covered_to]
+        return DummySteps(steps=self._dummy_steps, spans=ended)
+
+    def _add_step(self, step: StepRow) -> None:
+        # The end of an announced step replaces its announcement if that has not been sent.
+        last = self._steps[-1] if self._steps else None
+        if last is not None and not last.end_unix_ns and last.start_unix_ns == step.start_unix_ns:
+            self._steps.pop()
+        self._steps.append(step)
+
+
+def _between(ended: list[tuple[int, int]], covered_from: int, covered_to: int, ongoing_since: int) -> list[Interval]:
+    """Cut spans at the edges of the cover. The rest of a span belongs to the neighbouring batch."""
+    spans = [*ended, (ongoing_since, covered_to)] if ongoing_since else ended
+    cut = ((max(start, covered_from), min(end, covered_to)) for start, end in spans)
+    return [Interval(start_unix_ns=start, end_unix_ns=end) for start, end in cut if start < end]
+
+
+def _step(report: StepReport, epoch: int) -> StepRow:
+    return StepRow(
+        start_unix_ns=report.start_unix_ns,
+        end_unix_ns=report.end_unix_ns,
+        prefill_tokens=report.prefill_tokens,
+        prefill_sequences=report.prefill_sequences,
+        prefill_context_tokens=report.prefill_context_tokens,
+        decode_sequences=report.decode_sequences,
+        decode_kv_tokens=report.decode_kv_tokens,
+        epoch=epoch,
+        waiting=report.waiting,
+        waiting_prefill_tokens=report.waiting_prefill_tokens,
+        prefill_squared_tokens=report.prefill_squared_tokens,
+    )
+
+
+def _gpu_reading(reading: GpuReading) -> pb.GpuReading:
+    return pb.GpuReading(**asdict(reading))
+
+
+def _transfer(report: KvTransferReport) -> KvTransfer:
+    return KvTransfer(
+        request_id=report.request_id,
+        from_worker_id=report.from_worker_id,
+        blocks=report.blocks,
+        bytes=report.data_bytes,
+        start_unix_ns=report.start_unix_ns,
+        end_unix_ns=report.end_unix_ns,
+        prompt_tokens=report.prompt_tokens,
+        prompt_tokens_computed=report.prompt_tokens_computed,
+        shared_memory=report.shared,
+    )
+
+
+# Periods that one batch of a worker at rest covers. They must end before windows are read, which end
+# `FULCRUM_METRICS_LAG_MS` ago.
+REST_PERIODS: Final = 3
+# Upper bound on that cover, unless a single period is longer.
+MAX_REST_S: Final = 0.3
+
+
+class _ReportedState(NamedTuple):
+    """The state in a batch beyond its events. A worker at rest has nothing else to report."""
+
+    load: Load
+    assignment: Assignment
+    dropped_batches: int
+    kv_pulls: int
+    refused_kv_pulls: int
+
+
+class TelemetryPublisher:
+    """Cuts and publishes batches, and sends changed loads to gateways at the same pace."""
+
+    def __init__(
+        self,
+        builder: StepBatchBuilder,
+        host: WorkerHost,
+        step_times: StepTimes,
+        bus: Bus,
+        clock: Clock,
+        *,
+        kv: KvServicer,
+        gpus: GpuSampler,
+        period_ms: int,
+    ) -> None:
+        self._builder = builder
+        self._host = host
+        self._step_times = step_times
+        self._bus = bus
+        self._clock = clock
+        self._kv = kv
+        self._gpus = gpus
+        self._period_s = period_ms / 1000
+        self._rest_s = max(self._period_s, min(REST_PERIODS * self._period_s, MAX_REST_S))
+        self._reported: _ReportedState | None = None
+        """The state that the last batch carried."""
+        self._reported_s = 0.0
+
+    def on_event(self, event: EngineEvent) -> None:
+        """Add an engine event. A step belongs to the epoch it began in, however late it is reported."""
+        epoch = self._host.assignment.current.epoch
+        if event.step is not None:
+            epoch = self._host.last_change.epoch_at(event.step.start_unix_ns, epoch)
+        self._builder.add(event, epoch)
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._period_s)
+            # At rest batches come on a beat of periods too: half of one is what a period may be off.
+            if not self._at_rest() or loop.time() - self._reported_s > self._rest_s - self._period_s / 2:
+                self.publish()
+                self._reported_s = loop.time()
+            self._host.refresh_load()
+
+    def publish(self, *, last: bool = False) -> None:
+        """Publish the gathered events. `last` says that the worker leaves."""
+        load = self._host.engine.load()
+        said = self._say(load)
+        step_time = step_time_message(self._step_times.fitted)
+        step_time.kv_token_ns = self._host.speed.speed.kv_token_ns
+        batch = self._builder.cut(
+            self._clock.now_ns(),
+            load,
+            said.assignment,
+            dropped_batches=said.dropped_batches,
+            step_time=step_time,
+            gpu_readings=self._gpus.take(),
+            last=last,
+        )
+        if batch is not None:
+            batch.load.kv_pulls, batch.load.refused_kv_pulls = said.kv_pulls, said.refused_kv_pulls
+            self._bus.publish(topics.STEPS, batch)
+            self._reported = said
+
+    def _at_rest(self) -> bool:
+        """Return whether nothing has happened since the last batch, no work is present, and its state still holds."""
+        load = self._host.engine.load()
+        return (
+            not (load.running or load.waiting or load.awaiting_kv)
+            and self._builder.empty
+            and not self._gpus.fresh
+            and self._say(load) == self._reported
+        )
+
+    def _say(self, load: EngineLoad) -> _ReportedState:
+        kv = self._kv
+        return _ReportedState(
+            load_message(load), self._host.assignment.message, self._bus.stats().dropped, kv.pulls, kv.refused_pulls
+        )
