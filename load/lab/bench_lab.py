@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from libs.cli.lab.asked import parse_wrong
+from libs.cli.lab.runs import parse_wrong
 from libs.lab.bound import fluid_rate
 from libs.lab.experiment import Experiment
 from libs.lab.hardware import resolve

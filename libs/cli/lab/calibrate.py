@@ -15,7 +15,7 @@ import structlog
 from libs.bus.clients import quiet_client_log
 from libs.bus.port import Bus
 from libs.cli.find import find_one_suite, get_json
-from libs.cli.lab.progress import noting
+from libs.cli.lab.runs import noting
 from libs.contracts.errors import FulcrumError, InvalidRequest, StartupError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from libs.bus.clients import CONNECTION_ERRORS, quiet_client_log
 from libs.bus.port import LiveBus
 from libs.cli.find import find_one_suite
-from libs.cli.lab.progress import noting
+from libs.cli.lab.runs import noting
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import REQUESTS

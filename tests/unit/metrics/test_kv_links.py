@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from libs.cli.status.links import Link, links_table
+from libs.cli.status.show import Link, links_table
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer
 from libs.policy.alerts.pools import SOUND, link_conditions
 from libs.policy.grade import Grade

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from libs.cli.main import app
-from libs.cli.models.generate import pairwise_correlation
+from libs.cli.models.backtest import pairwise_correlation
 from libs.contracts.errors import InvalidRequest
 from libs.lab.models import backtest as backtest_module
 from libs.lab.models.backtest import BacktestSettings, backtest

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from libs.cli.console import make_console, plain_table
 from libs.cli.find import find_suite, get_json
-from libs.cli.status.gauge import span
+from libs.cli.status.show import span
 
 BAR_CELLS = 24
 # Older data are shown with their age.

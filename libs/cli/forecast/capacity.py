@@ -13,9 +13,8 @@ from libs.capacity.planning import PlanAsked, check_plan, plan_capacity, plan_js
 from libs.cli.console import make_console
 from libs.cli.find import find_suite, get_json
 from libs.cli.forecast.live import clock_time
-from libs.cli.lab.asked import trace_of
 from libs.cli.lab.commands import MODEL
-from libs.cli.lab.progress import noting
+from libs.cli.lab.runs import noting, trace_of
 from libs.contracts.errors import InvalidRequest
 from libs.forecast.demand_file import COLUMNS, read_demand
 from libs.lab.hardware import Hardware, resolve

@@ -1,14 +1,17 @@
-"""One streamed chat request over HTTP."""
+"""The command `fulcrum chat`: one streamed request over HTTP."""
 
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from libs.cli.find import error_text, key_headers, no_suite
+from libs.cli.console import make_console
+from libs.cli.find import error_text, find_suite, get_json, key_headers, no_suite
 from libs.contracts.errors import StartupError
+from libs.contracts.foreign_text import plain
 
 CONNECT_TIMEOUT_S = 5.0
 # A long prompt on a busy laptop takes its time.
@@ -93,3 +96,39 @@ def take_line(line: str, answer: ChatAnswer) -> str:
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
     answer.text += text
     return text
+
+
+async def answer_once(
+    prompt: str,
+    max_tokens: int,
+    temperature: float | None,
+    model: str | None,
+    *,
+    ready_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Ask a question and print the answer. Raises StartupError."""
+    suite = find_suite(ready_file)
+    body: dict[str, Any] = {
+        "model": model or suite.model or _first_model(suite.gateway),
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+    }
+    if temperature is not None:
+        body["temperature"] = temperature
+    answer = ChatAnswer()
+    async for piece in ask(suite.gateway, body, answer):
+        if not as_json:
+            print(plain(piece, lines=True), end="", flush=True)
+    if as_json:
+        print(json.dumps(answer.to_json()))
+        return
+    print(flush=True)
+    make_console(stderr=True, soft_wrap=True).print(plain(answer.served_by()), style="dim")
+
+
+def _first_model(gateway: str) -> str:
+    models = get_json(gateway, "/v1/models", exact=True)["data"]
+    if not models:
+        raise StartupError(f"{gateway} serves no model")
+    return str(models[0]["id"])
