@@ -27,11 +27,10 @@ from typing import Any, Final
 from rich.table import Table
 
 from libs.cli.lab.runs import parse_wrong
-from libs.lab.bound import fluid_rate
 from libs.lab.experiment import Experiment
 from libs.lab.hardware import resolve
 from libs.lab.policies import OFFLINE
-from libs.lab.search import Found, Measure
+from libs.lab.search import Found, Measure, fluid_rate
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet, search_measures
 from libs.lab.traces.generate import generate

@@ -17,9 +17,8 @@ from libs.cli.lab.commands import MODEL
 from libs.cli.lab.runs import noting, trace_of
 from libs.contracts.errors import InvalidRequest
 from libs.forecast.demand_file import COLUMNS, read_demand
-from libs.lab.hardware import Hardware, resolve
+from libs.lab.hardware import Hardware, profile_named, resolve
 from libs.lab.policies import split_of
-from libs.lab.profile_file import profile_named
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet
 from libs.policy.capacity.plan import PHASES

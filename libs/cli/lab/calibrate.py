@@ -21,9 +21,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import TunePrefillRequest
 from libs.contracts.topics import STEPS
-from libs.lab.calibration import Learned, calibrated
-from libs.lab.hardware import Hardware
-from libs.lab.profile_file import write_profile
+from libs.lab.hardware import Hardware, Learned, calibrated, write_profile
 from libs.launch.ready import Ready
 from libs.perfmodel.learner import FittedModel
 from libs.perfmodel.wire import fitted_model

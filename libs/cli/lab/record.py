@@ -19,8 +19,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import REQUESTS
 from libs.lab.study import Note
 from libs.lab.traces.lines import MAX_REQUESTS
-from libs.lab.traces.recorded import recorded_trace
-from libs.lab.traces.recording import write_trace
+from libs.lab.traces.recording import recorded_trace, write_trace
 from libs.lab.traces.request import Trace
 
 # Events between two lines of progress.

@@ -15,12 +15,11 @@ from rich.text import Text
 
 from libs.cli.console import make_console, plain_table
 from libs.contracts.errors import InvalidRequest
+from libs.lab.cluster.host.shape import Wrong
 from libs.lab.cluster.run import PlannedLoss
-from libs.lab.cluster.wrong import Wrong
 from libs.lab.experiment import HOP_MS, LINK_GBPS, MAX_SEQUENCES, Experiment, LabReport
-from libs.lab.hardware import resolve
+from libs.lab.hardware import profile_named, resolve
 from libs.lab.policies import has_hindsight, policy_named
-from libs.lab.profile_file import profile_named
 from libs.lab.search import Found
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet, run_named, scaled, search_named

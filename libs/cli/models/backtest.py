@@ -17,8 +17,7 @@ from libs.cli.page import html_page, make_folder
 from libs.contracts.errors import InvalidRequest, quoted
 from libs.lab.models.backtest import Backtest, BacktestSettings, backtest
 from libs.lab.models.generate import KINDS, generate_usage
-from libs.lab.models.read import read_usage, write_usage
-from libs.lab.models.usage import Floats, UsageLog, use_by_window
+from libs.lab.models.usage import Floats, UsageLog, read_usage, use_by_window, write_usage
 
 WIDTH, HEIGHT, LEFT = 1000, 300, 40
 # Points of a line. A longer one shows the largest value of each stretch of windows.

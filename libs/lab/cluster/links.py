@@ -9,8 +9,7 @@ from libs.dispatch.ports import LinkListener, QueuedDemand, Work
 from libs.dispatch.worker_news import Prefilled, Tokens, WorkerNews
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase
-from libs.lab.cluster.frames import Coasted, ToGateway, ToWorker
-from libs.lab.cluster.sequence import GREEDY, CountedRequest, CountedTokens
+from libs.lab.cluster.sequence import GREEDY, Coasted, CountedRequest, CountedTokens, ToGateway, ToWorker
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
 from libs.policy.gateway.credit_balance import CreditBalance

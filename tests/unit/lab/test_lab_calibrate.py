@@ -14,9 +14,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Capabilities, Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
 from libs.contracts.topics import STEPS
-from libs.lab.calibration import Learned, calibrated
-from libs.lab.hardware import Hardware, by_name
-from libs.lab.profile_file import profile_named, read_profile, write_profile
+from libs.lab.hardware import Hardware, Learned, by_name, calibrated, profile_named, read_profile, write_profile
 from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.profiles import PROFILES, Profile
 from libs.perfmodel.wire import step_time_message
