@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from libs.launch.settings import LaunchSettings
+from libs.launch.options import LaunchSettings
 from libs.testing.engines.real_model import real_model_folder, write_random_llama
 from libs.testing.suites.role_moves import HeldMove, RoleChanger, SteadyTraffic, request_bodies, suite_admins
 from libs.testing.suites.suite import RunningSuite, running_suite

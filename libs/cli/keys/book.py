@@ -19,8 +19,8 @@ from libs.contracts.foreign_text import plain
 from libs.keys.book import ApiKey, KeyBook, KeyChange, Role, TenantLimits, check_tenant, draw_key, shown_key
 from libs.keys.place import open_keys
 from libs.keys.port import KeyStore
+from libs.launch.options import LaunchSettings
 from libs.launch.ready import Ready
-from libs.launch.settings import LaunchSettings
 from libs.runtime.settings import load_settings
 
 

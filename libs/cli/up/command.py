@@ -190,8 +190,7 @@ def doctor(
     from rich.table import Table  # noqa: PLC0415
 
     from libs.contracts.errors import InvalidRequest  # noqa: PLC0415
-    from libs.launch.doctor.findings import Level, findings  # noqa: PLC0415
-    from libs.launch.doctor.machine import look  # noqa: PLC0415
+    from libs.launch.doctor import Level, findings, look  # noqa: PLC0415
 
     if engine not in ENGINES:
         raise InvalidRequest(f"--engine {engine!r} is not one of {', '.join(ENGINES)}", param="engine")

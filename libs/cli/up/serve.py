@@ -27,11 +27,10 @@ from libs.cli.find import remember
 from libs.cli.suite.chat import ChatAnswer, ask
 from libs.contracts.errors import StartupError
 from libs.contracts.foreign_text import plain
-from libs.launch.options import SuiteOptions
+from libs.launch.options import LaunchSettings, SuiteOptions
+from libs.launch.processes.port import Reporter
 from libs.launch.profile import load_profile
 from libs.launch.ready import DEFAULT_GATEWAY_PORT, Ready, default_ready_file, logs_folder
-from libs.launch.report import Reporter
-from libs.launch.settings import LaunchSettings
 from libs.launch.up import Up
 from libs.runtime.service import configure_logging
 from libs.runtime.settings import load_settings
