@@ -37,7 +37,7 @@ from libs.lab.traces.generate import generate
 from libs.lab.traces.read import read_trace
 from libs.lab.traces.request import Trace
 from load.lab.compile_lab import run_compiled
-from load.report import show, titled_table
+from load.measure import show, titled_table
 
 MOONCAKE, AZURE = "mooncake_conversation.jsonl", "azure_code_2023.csv"
 EIGHT: Final = {

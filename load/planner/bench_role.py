@@ -32,7 +32,7 @@ from libs.testing.engines.real_model import real_model_folder, write_random_llam
 from libs.testing.suites.role_moves import HeldMove, RoleChanger, SteadyTraffic, request_bodies, suite_admins
 from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
-from load.processes import processes_below, waited_s
+from load.measure import processes_below, waited_s
 
 # Aim for a move's effect at p99: shown as met or missed, and never a fault, since a busy machine can miss it.
 AIM_S = 0.1
