@@ -5,6 +5,10 @@
 Each row is a series and phase: the error (WAPE) over that of the best baseline *in hindsight*, and how often the 90
 % band held, ten minutes to 24 hours ahead. Then follow geometric means, coverage after a change, and CPU time.
 Speed is measured on drawn series (days, weeks, bursts, level shifts, seeded): it depends on their length alone.
+
+The suite has real services and made series in each of two halves. Choices in `libs.policy.forecast` are made on the
+tuning half alone; the reporting half is for figures. Real series come from the folder in `FULCRUM_DATA`; missing files
+are left out.
 """
 
 import argparse

@@ -31,8 +31,7 @@ from libs.perfmodel.learner import StepKind
 from libs.policy.step_time import StepWork, split_step_ns
 from libs.runtime.clock import SystemClock
 from libs.telemetry.worker.phase_time import PhaseTime
-from libs.testing.engines.engine import DirectFetcher, EventReader
-from libs.testing.engines.phase_account import PhaseAccount
+from libs.testing.engines.engine import DirectFetcher, EventReader, PhaseAccount
 from libs.testing.engines.real_model import real_model_folder
 
 MAX_KEPT_BATCHES: Final = 64

@@ -5,6 +5,11 @@ the planner's turn and window. Network, processes and the planner's other period
 comes back after Retry-After. Two predictions are checked. The wait in each answer's header is compared with the
 time until its first token, less the time of the model's answers that had no wait. Retry-After is compared with the
 second try.
+
+A replay in virtual time is the prediction that the run is held against. The planner's own keeper decides, as often as
+live, over workers that only take their time: one that gets another model lets its answers end, puts the old one away
+and brings the new one up, each as long as a simulated device states. Requests wait for their model and then run side
+by side.
 """
 
 import argparse

@@ -1,4 +1,8 @@
-"""Replay of a usage log under the forecaster, window by window, and the score of its reservations."""
+"""Replay of a usage log under the forecaster, window by window, and the score of its reservations.
+
+A score is how often demand exceeded the reservation, how certain that is, and its cost against hindsight. The baselines
+are a fixed Poisson rate per model, keep-alives, and one GPU per model.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

@@ -22,7 +22,6 @@ from libs.runtime.redis import make_redis
 from libs.runtime.settings import CommonSettings
 from libs.stores.limits.port import LedgerDown
 from libs.stores.limits.redis import RedisLedger
-from libs.testing.servers.kafka_install import KafkaUnavailable
 from libs.testing.servers.secured import (
     BROKER,
     STRANGER,
@@ -32,7 +31,7 @@ from libs.testing.servers.secured import (
     secured_kafka,
     secured_redis,
 )
-from libs.testing.servers.stores import RedisUnavailable
+from libs.testing.servers.stores import KafkaUnavailable, RedisUnavailable
 from tests.conftest import _unavailable
 
 SETTLE_S = 40.0

@@ -26,8 +26,7 @@ from libs.contracts.http_errors import UnsupportedMediaType
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_SUBMIT, Topic
 from libs.runtime.clock import SystemClock
-from libs.testing.batch.lanes import created, job_events, running, store
-from libs.testing.batch.work import MemoryWork
+from libs.testing.batch.work import MemoryWork, created, job_events, running, store
 from libs.testing.wait import until
 from services.gateway.batch.api.replies import show_batch, show_page
 from services.gateway.batch.api.routes import make_batch_router

@@ -20,8 +20,7 @@ from libs.model.builtin import BUILTIN_SIM
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
 from libs.stores.responses.memory import MemoryResponses
-from libs.testing.batch.lanes import running, store
-from libs.testing.batch.work import MemoryWork
+from libs.testing.batch.work import MemoryWork, running, store
 from libs.testing.wait import until
 from services.gateway.batch.api.routes import make_batch_router
 from services.gateway.batch.jobs.order import AllowedTopics
