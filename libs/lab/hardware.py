@@ -178,7 +178,7 @@ def _count(
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedWorker:
     """What one worker has measured and published about itself."""
 
     worker_id: str
@@ -203,7 +203,7 @@ class Learned:
         return self.engine, self.model, self.device, self.gpus
 
 
-def calibrated(name: str, workers: Sequence[Learned]) -> tuple[Hardware, tuple[str, ...]]:
+def calibrated(name: str, workers: Sequence[LearnedWorker]) -> tuple[Hardware, tuple[str, ...]]:
     """Return the hardware of workers of one kind, and notes on the parts that were not measured.
 
     Each kind of step is taken from the worker that has seen most of them, since prefill workers know little of
@@ -245,5 +245,5 @@ def calibrated(name: str, workers: Sequence[Learned]) -> tuple[Hardware, tuple[s
     return hardware, tuple(notes)
 
 
-def _knows_most(workers: Sequence[Learned], kind: StepKind) -> Learned:
+def _knows_most(workers: Sequence[LearnedWorker], kind: StepKind) -> LearnedWorker:
     return max(workers, key=lambda each: each.fitted.of(kind).steps)

@@ -64,7 +64,7 @@ def planner_decisions(limit: int, *, follow: bool, keeps: bool, ready_file: Path
     """Print the last decisions, and with `follow` new ones until interrupted."""
     base_url, console = find_suite(ready_file).planner, make_console()
     first = _wanted(get_json(base_url, "/v1/decisions", exact=as_json, limit=str(MOST)), keeps=keeps)[:limit]
-    shown = _Shown(as_json=as_json)
+    shown = _PrintedDecisions(as_json=as_json)
     for each in reversed(first):
         _print(console, each, as_json=as_json)
         shown.is_news(each)
@@ -81,7 +81,7 @@ def planner_decisions(limit: int, *, follow: bool, keeps: bool, ready_file: Path
                 _print(console, each, as_json=as_json)
 
 
-class _Shown:
+class _PrintedDecisions:
     """The decisions already printed: the newest one, and those whose measured effect is still to come."""
 
     def __init__(self, *, as_json: bool) -> None:
