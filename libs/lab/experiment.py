@@ -18,8 +18,7 @@ from libs.lab.cluster.run import LabResult, LabSetup, MakeGateway, PlannedLoss, 
 from libs.lab.hardware import Hardware
 from libs.lab.policies import Policy
 from libs.lab.rivals.port import RivalSetting, Slo
-from libs.lab.score import IdealWork, Score, score
-from libs.lab.slo import SloSpec
+from libs.lab.slo import IdealWork, Score, SloSpec, score
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.gateway.routing import POLICIES
 from libs.policy.queue.expiry import WaitBounds

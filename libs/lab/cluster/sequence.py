@@ -14,7 +14,7 @@ from libs.engine.port import EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import EngineLoad, FinishReason
 from libs.engine.runner import Chunk
 from libs.engine.sequence import Sequence
-from libs.lab.cluster.cost import Coast
+from libs.lab.cluster.time import Coast
 from libs.policy.roles import Assignment
 from libs.policy.speed import Speed
 

@@ -15,13 +15,12 @@ from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.reports import EngineLoad, StepReport
 from libs.lab.cluster.core import LabCore
-from libs.lab.cluster.cost import Coast, StepDurations
 from libs.lab.cluster.host.device import Device, RecentDecodes, Rest
 from libs.lab.cluster.host.duties import GATEWAY, Duties, LabOutbox
 from libs.lab.cluster.host.fetching import Fetching
 from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.sequence import ANY_TOKEN, Coasted, CountedSequence, ToGateway, ToWorker
-from libs.lab.cluster.time import PS_PER_NS, START_PS, VirtualTime
+from libs.lab.cluster.time import PS_PER_NS, START_PS, Coast, StepDurations, VirtualTime
 from libs.policy.roles import Assignment, Role
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepWork

@@ -9,10 +9,9 @@ from typing import Final, Protocol
 from libs.engine.reports import EngineLoad, StepReport
 from libs.engine.runner import Batch, Sampled
 from libs.lab.cluster.core import DecodeSteps, LabCore
-from libs.lab.cluster.cost import Coast, StepDurations
 from libs.lab.cluster.host.shape import RunCounts, WorkerShape
 from libs.lab.cluster.sequence import ANY_TOKEN, CountedSequence
-from libs.lab.cluster.time import PS_PER_NS, VirtualTime
+from libs.lab.cluster.time import PS_PER_NS, Coast, StepDurations, VirtualTime
 from libs.policy.step_time import StepTimeModel, StepWork, split_step_ns
 from libs.policy.worker.handing_over import Staying
 
