@@ -186,9 +186,7 @@ soak-planner: setup-dev ## random spikes while workers, planner, gateway, Redis 
 	@$(BIN)/python -m load.planner.soak_planner $(ARGS)
 
 bench-forecast: setup-dev ## forecasts of a suite of series beside baselines: error, bands, CPU time; JSON last
-	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m load.forecast.bench_forecast $(ARGS)
-bench-forecast-worth: setup-dev ## what a forecast is worth in GPU-hours: beside reactive, Dynamo's planner and a clairvoyant one
-	@$(BIN)/python -m load.forecast.bench_forecast_worth $(ARGS)
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m load.bench_forecast $(ARGS)
 bench-models-live: setup-dev ## 40 models on 8 simulated GPUs under 30 generated minutes, compressed: lost, 404, waits as predicted
 	@$(BIN)/python -m load.planner.bench_models_live $(ARGS)
 

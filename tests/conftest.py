@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from libs.testing.servers.kafka_install import KafkaUnavailable
 from libs.testing.servers.stores import (
     KafkaServer,
+    KafkaUnavailable,
     RedisServer,
     RedisUnavailable,
     embedded_kafka,

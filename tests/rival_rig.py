@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from libs.lab.rivals.port import Interval, Move, RivalSetting, SeenCluster, SeenRequest, SeenWorker, Slo
+from libs.lab.rivals.port import Move, RecentRequests, RivalSetting, SeenCluster, SeenRequest, SeenWorker, Slo
 from libs.policy.roles import Role
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
@@ -72,8 +72,8 @@ def request(input_tokens: int = 1000, *, workers: int = 8, cached: dict[int, int
 
 
 def seen(workers: Sequence[SeenWorker], now_ns: int = 0, **interval: Any) -> SeenCluster:
-    """A look; interval: of `Interval`."""
-    return SeenCluster(now_ns, workers, Interval(**interval), SLO)
+    """A look; interval: of `RecentRequests`."""
+    return SeenCluster(now_ns, workers, RecentRequests(**interval), SLO)
 
 
 def after(workers: Sequence[SeenWorker], moves: Sequence[Move]) -> list[SeenWorker]:

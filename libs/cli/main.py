@@ -1,56 +1,126 @@
-"""The `fulcrum` command, with one module for each subcommand.
+"""The `fulcrum` command, with one module for the subcommands of one subject.
 
 A subcommand imports what it needs only when it runs. Typer itself is imported only if a command line is not plain
-(see `quick`).
+(see `QUICK`): it and pydantic take longer to import than a frequent command takes to run. Help, abbreviations and
+mistakes are left to typer; a test checks that both have the same signatures.
 """
 
+import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-from libs.cli.quick import plain_call
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     import typer
+
+READY_VARIABLE: Final = "FULCRUM_READY"
+# A move names at least a worker and its role.
+MOVE_WORDS: Final = 2
+
+
+class Quick(NamedTuple):
+    """A function below `libs.cli` that takes a ready file and keyword arguments."""
+
+    module: str
+    function: str
+    flags: Mapping[str, str] = {}
+    """The keyword that each flag sets, beside `--json` and `--ready`."""
+    more: Mapping[str, Any] = {}
+    """The keyword arguments that keep their default."""
+    words: int = 0
+    """The least number of arguments, passed as the keyword `words`; 0 means that none are taken."""
+
+
+QUICK: Final[Mapping[str, Quick]] = {  # by one word or two
+    "status": Quick("status.show", "show_status", {"--watch": "watch", "-w": "watch"}),
+    "advice": Quick("status.alerts", "show_advice", {}, {"apply": False, "yes": False}),
+    "alerts": Quick("status.alerts", "show_alerts", {"--all": "over", "-a": "over"}),
+    "events": Quick("status.events", "show_events", {"--follow": "follow", "-f": "follow"}, {"limit": 30}),
+    "workers": Quick("status.tables", "show_workers"),
+    "occupancy": Quick("status.tables", "show_occupancy", {}, {"window": "2s"}),
+    "top": Quick("top.screen", "show_top", {"--once": "once", "--light": "light"}, {"metrics": None}),
+    "tune decode": Quick("planner.tune", "tune_decode", {}, {"worker": None, "tpot_ms": 50.0, "context": 1024}),
+    "role": Quick(
+        "suite.role",
+        "change",
+        {"--force": "force"},
+        {"epoch": None, "reason": "by hand", "first_step_s": 2.0},
+        words=MOVE_WORDS,
+    ),
+}
+
+
+def plain_call(arguments: Sequence[str]) -> Callable[[], None] | None:
+    """Return the call that a command line stands for, or None if it is not plain."""
+    named_by = next((count for count in (2, 1) if " ".join(arguments[:count]) in QUICK), 0)
+    quick = QUICK[" ".join(arguments[:named_by])] if named_by else None
+    if quick is None or any(name.startswith("_FULCRUM_COMPLETE") for name in os.environ):
+        return None
+    flags = {**quick.flags, "--json": "as_json"}
+    keywords: dict[str, Any] = {**quick.more, **dict.fromkeys(flags.values(), False)}
+    named = os.environ.get(READY_VARIABLE, "")
+    plain: list[str] = []
+    words = iter(arguments[named_by:])
+    for word in words:
+        if word in flags:
+            keywords[flags[word]] = True
+        elif word == "--ready":
+            named = next(words, "")
+            if not named or named.startswith("-"):
+                return None
+        elif quick.words and not word.startswith("-"):
+            plain.append(word)
+        else:
+            return None
+    if len(plain) < quick.words:
+        return None
+    if quick.words:
+        keywords["words"] = plain
+    ready = Path(named) if named else None
+    return lambda: getattr(import_module(f"libs.cli.{quick.module}"), quick.function)(ready, **keywords)
 
 
 class _Command(NamedTuple):
     """The module of a command or of a command group."""
 
     module: str
-    # None for a group, or for a command that has its own.
+    # None for a group.
     epilog: str | None = None
 
 
 COMMANDS: Final[Mapping[str, _Command]] = {
     "up": _Command("up.command", "Example: fulcrum up --engine sim --prefill 2 --decode 2 --gateway-port 9000"),
     "chat": _Command(
-        "chat.command", 'Example: fulcrum chat "What is the capital of France?" --max-tokens 32 --temperature 0'
+        "suite.commands", 'Example: fulcrum chat "What is the capital of France?" --max-tokens 32 --temperature 0'
     ),
-    "doctor": _Command("doctor", "Example: fulcrum doctor --engine vllm"),
+    "doctor": _Command("up.command", "Example: fulcrum doctor --engine vllm"),
     "status": _Command("status.commands", "Example: fulcrum status --watch"),
     "advice": _Command("status.commands", "Example: fulcrum advice --apply"),
     "events": _Command("status.commands", "Example: fulcrum events --follow --json"),
-    "workers": _Command("show", "Example: fulcrum workers --json"),
-    "occupancy": _Command("show", "Example: fulcrum occupancy --window 500ms"),
-    "top": _Command("top.command"),
-    "observe": _Command("observe.commands", "Example: fulcrum observe --vllm http://10.0.0.5:8000"),
-    "role": _Command("role.command", "Example: fulcrum role gpu-4 gpu-5 prefill"),
+    "workers": _Command("status.commands", "Example: fulcrum workers --json"),
+    "occupancy": _Command("status.commands", "Example: fulcrum occupancy --window 500ms"),
+    "top": _Command(
+        "top.command",
+        "Example: fulcrum top --metrics http://HOST:8002, or for pipes: fulcrum top --json | jq .ratio",
+    ),
+    "observe": _Command("status.commands", "Example: fulcrum observe --vllm http://10.0.0.5:8000"),
+    "role": _Command("suite.commands", "Example: fulcrum role gpu-4 gpu-5 prefill"),
     "logs": _Command("suite.commands", "Example: fulcrum logs gpu-0 --follow"),
     "audit": _Command("suite.commands", "Example: fulcrum audit --follow --json"),
     "down": _Command("suite.commands", "Example: fulcrum down"),
-    "profile": _Command("profile", "Example: fulcrum profile gpt-oss-120b-8xh100"),
+    "profile": _Command("up.command", "Example: fulcrum profile gpt-oss-120b-8xh100"),
     "alerts": _Command("status.commands"),
     "planner": _Command("planner.commands"),
     "batch": _Command("batch.commands"),
-    "tune": _Command("tune.commands"),
+    "tune": _Command("planner.commands"),
     "lab": _Command("lab.commands"),
     "forecast": _Command("forecast.commands"),
-    "capacity": _Command("capacity.commands"),
+    "capacity": _Command("forecast.commands"),
     "models": _Command("models.commands"),
     "keys": _Command("keys.commands"),
-    "tls": _Command("tls.commands"),
+    "tls": _Command("keys.commands"),
 }
 """The commands by name, in the order of the help."""
 
@@ -76,7 +146,7 @@ def make_app(names: Iterable[str] = COMMANDS) -> "typer.Typer":
         if isinstance(found, typer.Typer):
             made.add_typer(found, name=name)
         else:
-            made.command(epilog=COMMANDS[name].epilog or module.EPILOG)(found)
+            made.command(epilog=COMMANDS[name].epilog)(found)
     return made
 
 

@@ -13,7 +13,7 @@ from libs.lab.cluster.books import LabAnswer, LabOutcome
 from libs.lab.cluster.run import PlannedMove
 from libs.lab.experiment import Experiment, run
 from libs.lab.policies import Policy
-from libs.lab.score import is_good, quantiles
+from libs.lab.slo import is_good, quantiles
 from libs.lab.traces.request import Trace
 from libs.policy.roles import Role
 

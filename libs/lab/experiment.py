@@ -12,15 +12,13 @@ from libs.contracts.errors import InvalidRequest
 from libs.dispatch.ports import Tenancy
 from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.gateway import Borrowed, LabGateway
-from libs.lab.cluster.host.shape import WorkerShape
+from libs.lab.cluster.host.shape import WorkerShape, Wrong
 from libs.lab.cluster.push import PushGateway
 from libs.lab.cluster.run import LabResult, LabSetup, MakeGateway, PlannedLoss, PlannedMove, Run, check
-from libs.lab.cluster.wrong import Wrong
 from libs.lab.hardware import Hardware
 from libs.lab.policies import Policy
 from libs.lab.rivals.port import RivalSetting, Slo
-from libs.lab.score import IdealWork, Score, score
-from libs.lab.slo import SloSpec
+from libs.lab.slo import IdealWork, Score, SloSpec, score
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.gateway.binding import POLICIES
 from libs.policy.gateway.order import WaitBounds

@@ -1,10 +1,19 @@
-"""Lookup of step-time profiles by model and device."""
+"""Step-time profiles by model and device: shipped ones, those in files, and those that a running suite has learned."""
 
+import json
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
 
 from libs.contracts.errors import InvalidRequest, StartupError
+from libs.perfmodel.learner import FittedModel, StepKind, combine
 from libs.perfmodel.profiles import PROFILES, Profile, profile, shipped_entries
+from libs.perfmodel.wire import MAX_COEFFICIENT_NS
+from libs.policy.step_time import StepTimeModel
 
 _TP = re.compile(r"-tp(\d+)")
 
@@ -70,3 +79,171 @@ def _pairs() -> dict[str, tuple[str, str, int]]:
 
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+MAX_FILE_BYTES: Final = 65_536
+MAX_BYTES: Final = 1 << 50
+MAX_COUNT: Final = 1 << 20
+_OPTIONAL_STEP_TIMES: Final = ("prefill_floor_ns", "decode_matrix_ns")
+
+
+def profile_named(text: str) -> Hardware:
+    """Return the hardware of the file with this name, else the shipped profile. Raises InvalidRequest."""
+    path = Path(text)
+    if path.is_file():
+        return read_profile(path)
+    if path.suffix == ".json" or path.parent != Path():
+        raise InvalidRequest(f"there is no profile file {text}: `fulcrum lab calibrate --from-live` writes one")
+    return by_name(text)
+
+
+def write_profile(hardware: Hardware, path: Path, *, source: str, notes: Sequence[str] = ()) -> None:
+    """Write a file from which `read_profile` rebuilds equal hardware. Raises InvalidRequest."""
+    profile = hardware.profile
+    row = {
+        **asdict(profile),
+        "mixed_measured": hardware.mixed_measured,
+        "chunk_tokens": hardware.chunk_tokens,
+        "hop_ms": hardware.hop_ms,
+        "link_gbps": hardware.link_gbps,
+        "max_sequences": hardware.max_sequences,
+        "source": source,
+        "notes": list(notes),
+    }
+    try:
+        path.write_text(json.dumps({name: value for name, value in row.items() if value is not None}, indent=1) + "\n")
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def read_profile(path: Path) -> Hardware:
+    """Read a profile file; raise InvalidRequest that names the missing or malformed key."""
+    try:
+        row = json.loads(path.read_bytes()[: MAX_FILE_BYTES + 1])
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"{path} is not JSON of at most {MAX_FILE_BYTES} bytes") from None
+    if not isinstance(row, dict) or not isinstance(row.get("step_time"), dict):
+        raise InvalidRequest(f"{path} is no profile: it has no step_time")
+    times = row["step_time"]
+    step_time = {
+        each.name: _number(
+            path,
+            times,
+            each.name,
+            most=1 if each.name == "interference" else MAX_COEFFICIENT_NS,
+            default=0 if each.name in _OPTIONAL_STEP_TIMES else None,
+        )
+        for each in fields(StepTimeModel)
+    }
+    name = row.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"{path}: name is no text")
+    profile = Profile(
+        name=name,
+        step_time=StepTimeModel(**step_time),
+        kv_bytes_per_token=_count(path, row, "kv_bytes_per_token", most=MAX_BYTES),
+        kv_memory_bytes=_count(path, row, "kv_memory_bytes", most=MAX_BYTES),
+        gpus=_count(path, row, "gpus", default=1),
+    )
+    return Hardware(
+        profile,
+        mixed_measured=row.get("mixed_measured") is True,
+        chunk_tokens=_count(path, row, "chunk_tokens", least=0, default=0),
+        hop_ms=_number(path, row, "hop_ms", most=60_000) if "hop_ms" in row else None,
+        link_gbps=_number(path, row, "link_gbps", least=1e-6, most=1e6) if "link_gbps" in row else None,
+        max_sequences=_count(path, row, "max_sequences") if "max_sequences" in row else None,
+    )
+
+
+def _number(
+    path: Path, row: dict[str, Any], name: str, *, least: float = 0, most: float, default: float | None = None
+) -> float:
+    value = row.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequest(f"{path}: {name} is no number" if name in row else f"{path}: {name} is missing")
+    if not least <= value <= most:
+        raise InvalidRequest(f"{path}: {name} is {value:g}: it has to be {least:g} to {most:g}")
+    return value
+
+
+def _count(
+    path: Path, row: dict[str, Any], name: str, *, least: int = 1, most: int = MAX_COUNT, default: int | None = None
+) -> int:
+    value = _number(path, row, name, least=least, most=most, default=default)
+    if value != int(value):
+        raise InvalidRequest(f"{path}: {name} is {value:g}, no whole number")
+    return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedWorker:
+    """What one worker has measured and published about itself."""
+
+    worker_id: str
+    engine: str
+    model: str
+    device: str
+    gpus: int
+    fitted: FittedModel
+    chunk_tokens: int
+    kv_blocks: int
+    kv_block_bytes: int
+    block_tokens: int
+    max_sequences: int
+    kv_token_ns: float = 0.0
+    """Time to receive the KV of one token; 0 if none was received."""
+    round_trip_ms: float = 0.0
+    """Network round trip to the worker; 0 if it was not measured."""
+
+    @property
+    def kind(self) -> tuple[str, str, str, int]:
+        """The key of workers that take the same time for equal steps."""
+        return self.engine, self.model, self.device, self.gpus
+
+
+def calibrated(name: str, workers: Sequence[LearnedWorker]) -> tuple[Hardware, tuple[str, ...]]:
+    """Return the hardware of workers of one kind, and notes on the parts that were not measured.
+
+    Each kind of step is taken from the worker that has seen most of them, since prefill workers know little of
+    decode. Raises InvalidRequest without workers, and for workers of several kinds.
+    """
+    if not workers:
+        raise InvalidRequest("no worker has published a learned step-time model")
+    kinds = {each.kind: each.worker_id for each in workers}
+    if len(kinds) > 1:
+        found = "; ".join(f"{model} on {device} ({example})" for (_, model, device, _), example in kinds.items())
+        raise InvalidRequest(f"workers of {len(kinds)} kinds run: {found}; name a worker of one kind with --worker")
+    best = {kind: _knows_most(workers, kind) for kind in StepKind}
+    fits = {kind: each.fitted for kind, each in best.items()}
+    unseen = [kind.value for kind, fit in fits.items() if not fit.of(kind).steps]
+    prompts = best[StepKind.PREFILL]
+    kv_bytes_per_token = prompts.kv_block_bytes // prompts.block_tokens
+    profile = Profile(
+        name=name,
+        step_time=combine(workers[0].fitted.model, fits),
+        kv_bytes_per_token=kv_bytes_per_token,
+        kv_memory_bytes=min(each.kv_blocks for each in workers) * prompts.kv_block_bytes,
+        gpus=prompts.gpus,
+    )
+    links = [each.kv_token_ns for each in workers if each.kv_token_ns]
+    trips = [each.round_trip_ms for each in workers if each.round_trip_ms]
+    hardware = Hardware(
+        profile,
+        mixed_measured=StepKind.MIXED.value not in unseen,
+        chunk_tokens=prompts.chunk_tokens,
+        hop_ms=median(trips) / 2 if trips else None,
+        link_gbps=kv_bytes_per_token * 8 / median(links) if links else None,
+        max_sequences=min(each.max_sequences for each in workers),
+    )
+    notes = []
+    if unseen:
+        notes.append(f"No {' or '.join(unseen)} step was seen since these workers began: what is kept, or a guess.")
+    if not links:
+        notes.append("No KV was transferred lately: the lab's own link is taken.")
+    return hardware, tuple(notes)
+
+
+def _knows_most(workers: Sequence[LearnedWorker], kind: StepKind) -> LearnedWorker:
+    return max(workers, key=lambda each: each.fitted.of(kind).steps)

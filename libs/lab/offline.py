@@ -15,8 +15,8 @@ from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.run import PlannedMove
 from libs.lab.experiment import Experiment, LabReport, run
 from libs.lab.policies import AUTO, MIXED, OFFLINE, policy_named
-from libs.lab.score import is_good
 from libs.lab.search import WANTED, merit, passes
+from libs.lab.slo import is_good
 from libs.policy.roles import Role
 
 RUNS: Final = 40

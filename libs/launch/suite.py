@@ -1,16 +1,106 @@
-"""A suite's processes as one unit: up when all are up, and stopped in the order that lets requests finish."""
+"""A suite's processes as one unit: up when all are up, stopped in the order that lets requests finish, and spares."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+import hmac
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Annotated, Any, Final, TypeVar
 
-from libs.contracts.errors import StartupError
+import msgspec
+from fastapi import FastAPI, Header, Request, Response
+
+from libs.actuators.port import to_end
+from libs.actuators.process import SpareState, SpareWish
+from libs.contracts.errors import StartupError, Unauthenticated
 from libs.launch.plan import SuitePlan
-from libs.launch.processes.port import ChildSpec, Launcher
+from libs.launch.processes.port import ChildSpec, Launcher, Reporter, StatusLine
 from libs.launch.processes.supervisor import Supervisor
-from libs.launch.report import Reporter, StatusLine
-from libs.launch.spares.spares import Spares
+from libs.runtime.backoff import Backoff
+from libs.runtime.http.semantics import HttpSemantics
 from libs.runtime.tasks import TaskOwner
+
+FIRST_WAIT_S: Final = 2.0
+# The pause before a spare worker that could not start is tried again, however often it is requested.
+MAX_WAIT_S: Final = 60.0
+
+
+class Spares:
+    """Supervises the requested number of spare workers, the first ones of the plan."""
+
+    def __init__(
+        self,
+        specs: Sequence[ChildSpec],
+        supervise: Callable[[ChildSpec], Supervisor],
+        reporter: Reporter,
+        tasks: TaskOwner,
+        *,
+        model: str,
+        grace_s: float,
+    ) -> None:
+        self._specs = {spec.name: spec for spec in specs}
+        self._supervise = supervise
+        self._reporter = reporter
+        self._tasks = tasks
+        self._model = model
+        self._grace_s = grace_s
+        self._running: dict[str, Supervisor] = {}
+        """The running workers, including those that are ending."""
+        self._ending: set[str] = set()
+        self._backoff = Backoff(first_s=FIRST_WAIT_S, max_s=MAX_WAIT_S)
+        self._not_before_s = 0.0
+
+    @property
+    def state(self) -> SpareState:
+        """Return the present state."""
+        return SpareState(list(self._running), len(self._specs), self._model)
+
+    def have(self, count: int, first_to_end: Sequence[str] = ()) -> None:
+        """Run this many from now on. Starting and ending happens in tasks."""
+        staying = [name for name in self._running if name not in self._ending]
+        for name in to_end(staying, count, first_to_end):
+            self._ending.add(name)
+            self._tasks.spawn(f"end {name}", self._end(name))
+        # While others end their places are taken: there are never more than the plan has room for.
+        free = [name for name in self._specs if name not in self._running]
+        wanted = max(min(count, len(self._specs)) - len(staying), 0)
+        if asyncio.get_running_loop().time() < self._not_before_s:
+            return
+        for name in free[:wanted]:
+            supervisor = self._running[name] = self._supervise(self._specs[name])
+            supervisor.start(self._tasks)
+            self._tasks.spawn(f"await {name}", self._await(name, supervisor))
+
+    async def stop(self, grace_s: float) -> None:
+        await asyncio.gather(*(supervisor.stop(grace_s) for supervisor in list(self._running.values())))
+        self._running.clear()
+
+    def kill(self) -> None:
+        for supervisor in self._running.values():
+            supervisor.kill()
+
+    async def _end(self, name: str) -> None:
+        try:
+            await self._running[name].stop(self._grace_s)
+        finally:
+            self._running.pop(name, None)
+            self._ending.discard(name)
+        self._reporter.note(f"{name} has ended: the planner wishes fewer workers")
+
+    async def _await(self, name: str, supervisor: Supervisor) -> None:
+        """Wait for a worker's start. One that cannot start costs the suite only the pause before the next try."""
+        try:
+            await supervisor.first_ready
+        except (StartupError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and not supervisor.first_ready.cancelled():
+                raise  # this task was, not the start
+            if self._running.get(name) is supervisor and name not in self._ending:
+                wait_s = self._backoff.next_s()
+                self._not_before_s = asyncio.get_running_loop().time() + wait_s
+                del self._running[name]
+                self._reporter.note(f"{error}: it may be tried again in {wait_s:g} s")
+            return
+        self._backoff.reset()
+        self._reporter.note(f"{name} has been started: the planner wishes more workers")
+
 
 # A big model takes minutes to load; after this the start has failed.
 START_TIMEOUT_S = 900.0
@@ -123,3 +213,44 @@ async def _all_ready(supervisors: Sequence[Supervisor]) -> list[StatusLine]:
     except TimeoutError:
         late = ", ".join(supervisor.name for supervisor in supervisors if not supervisor.first_ready.done())
         raise StartupError(f"not ready after {START_TIMEOUT_S:g} s: {late}") from None
+
+
+MAX_BODY_BYTES: Final = 64 * 1024
+
+
+def make_spares_app(spares: Spares, token: str) -> FastAPI:
+    """Return an app with GET and PUT /v1/spares, for holders of the suite's token."""
+    app = FastAPI(title="Fulcrum launcher", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(HttpSemantics)
+
+    @app.exception_handler(Unauthenticated)
+    async def refused(_request: Request, error: Unauthenticated) -> Response:
+        return Response(str(error), status_code=401)
+
+    @app.get("/v1/spares")
+    async def look(authorization: Annotated[str, Header()] = "") -> Response:
+        _check(token, authorization)
+        return _answer(spares.state)
+
+    @app.put("/v1/spares")
+    async def have(request: Request, authorization: Annotated[str, Header()] = "") -> Response:
+        _check(token, authorization)
+        if int(request.headers.get("content-length") or MAX_BODY_BYTES + 1) > MAX_BODY_BYTES:
+            return Response("a wish is short", status_code=413)
+        try:
+            wish = msgspec.json.decode(await request.body(), type=SpareWish)
+        except msgspec.MsgspecError as error:
+            return Response(str(error), status_code=400)
+        spares.have(wish.count, wish.first_to_end)
+        return _answer(spares.state)
+
+    return app
+
+
+def _check(token: str, authorization: str) -> None:
+    if not hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
+        raise Unauthenticated("spare workers are the planner's")
+
+
+def _answer(state: SpareState) -> Response:
+    return Response(msgspec.json.encode(state), media_type="application/json")

@@ -21,14 +21,11 @@ from libs.bus.embedded import broker_command, embedded_broker
 from libs.contracts.errors import StartupError
 from libs.keys.store import keys_place
 from libs.launch import preflight
-from libs.launch.gpus import visible_gpus
-from libs.launch.options import SuiteOptions
-from libs.launch.plan import PoolModel, SuitePlace, SuitePlan, make_plan
+from libs.launch.options import LaunchSettings, SuiteOptions
+from libs.launch.plan import PoolModel, SuitePlace, SuitePlan, make_plan, visible_gpus
 from libs.launch.processes.local import ProcessLauncher
-from libs.launch.processes.port import ChildSpec, Launcher
+from libs.launch.processes.port import ChildSpec, Launcher, Reporter, StatusLine
 from libs.launch.ready import Ready, default_ready_file, logs_folder, write_ready
-from libs.launch.report import Reporter, StatusLine
-from libs.launch.settings import LaunchSettings
 from libs.launch.suite import Suite
 from libs.model.fetch import Helper, Model, resolve_model, size_bytes
 from libs.runtime.http.serve import bind
@@ -142,7 +139,7 @@ class Up:
 
 def _spares_route(suite: Suite, sock: socket.socket, token: str) -> AbstractAsyncContextManager[str]:
     """Serve the planner's requests for spare workers."""
-    from libs.launch.spares.route import make_spares_app  # noqa: PLC0415 (half a second, for suites with spares alone)
+    from libs.launch.suite import make_spares_app  # noqa: PLC0415 (half a second, for suites with spares alone)
     from libs.runtime.http import serve_http  # noqa: PLC0415
 
     return serve_http(make_spares_app(suite.spares, token), sock, tasks=suite.tasks, drain_s=1)

@@ -1,4 +1,7 @@
-"""Gateways, workers, planner and metrics as they run for real, each wired to the simulated network and stores."""
+"""Gateways, workers, planner and metrics as they run for real, each wired to the simulated network and stores.
+
+Redis and the broker of a run are stores in memory, reached over a network whose delays a seed draws.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -7,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any, TypeVar
+from zlib import crc32
 
 from google.protobuf.message import Message
 
@@ -17,24 +21,25 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_from_name
-from libs.contracts.topics import Topic
+from libs.contracts.topics import ALL, Topic
 from libs.engine.local import make_engine
 from libs.keys.table import KeyTable
 from libs.model.info import load_model_info
 from libs.runtime.net.access import bearer
 from libs.runtime.tasks import TaskOwner
 from libs.stores.limits import Ledger
+from libs.testing.memory.broker import RETAINED_RECORDS, MemoryBroker
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.memory.kvindex import MemoryKvIndex
 from libs.testing.memory.registry import MemoryRegistry
 from libs.testing.memory.steptimes import MemoryStepTimes
+from libs.testing.memory.store import MemoryStore
 from libs.worker.host import drain
 from libs.worker.run import RunningWorker, WorkerPorts, open_worker
 from libs.worker.settings import WorkerSettings
 from load.chaos.loop import Node, SimLoop, Stuck
 from load.chaos.net import Net
 from load.chaos.rpc import SimTransport
-from load.chaos.stores import CLUSTER, Stores
 from services.gateway.batch.run import BatchPorts
 from services.gateway.request.prompt import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
@@ -43,6 +48,61 @@ from services.metrics.run import MetricsPorts, RunningMetrics, open_metrics
 from services.metrics.settings import MetricsSettings
 from services.planner.run import PlannerPorts, RunningPlanner, open_planner
 from services.planner.settings import PlannerSettings
+
+CLUSTER = "simulated"
+# The least travel time; a message takes up to twice as long.
+ONE_WAY_S = 0.00025
+
+
+class Stores:
+    """The stores that all nodes of a run share."""
+
+    def __init__(self, loop: SimLoop, random: Random, *, retained_records: int = RETAINED_RECORDS) -> None:
+        """`retained_records` is how many a partition of a topic keeps."""
+        self._loop = loop
+        self._random = random
+        self.late_s = 0.0
+        """The longest delay with which the registry publishes changes."""
+        self.redis = MemoryStore(travel=self._travel, news_travel=self._travel_late)
+        self.broker = MemoryBroker(travel=self._travel, retained_records=retained_records)
+
+    def records(self, topic: Topic, *, since_unix_ns: int = 0) -> list[Message]:
+        """Return all records that the broker has taken of a topic; each key's are in order."""
+        return self.broker.values(topic, CLUSTER, since_unix_ns=since_unix_ns)
+
+    def digest(self) -> int:
+        """Return a digest of every record: equal histories have equal ones."""
+        digest = 0
+        for topic in ALL:
+            for value in self.records(topic):
+                # Maps are written in any order otherwise.
+                digest = crc32(value.SerializeToString(deterministic=True), digest)
+        return digest
+
+    def heal(self) -> None:
+        """Make both stores answer at once again."""
+        self.late_s = 0.0
+        for server in (self.redis, self.broker):
+            server.start()
+            server.thaw()
+
+    async def _travel(self) -> None:
+        await self._pass(ONE_WAY_S * (1 + self._random.random()))
+
+    async def _travel_late(self) -> None:
+        await self._pass(ONE_WAY_S + self.late_s * self._random.random())
+
+    async def _pass(self, delay_s: float) -> None:
+        # The network's own time, not a timer of the process that waits.
+        arrived = self._loop.create_future()
+        self._loop.after(delay_s, _arrive, arrived)
+        await arrived
+
+
+def _arrive(arrived: "asyncio.Future[None]") -> None:
+    if not arrived.done():
+        arrived.set_result(None)
+
 
 T = TypeVar("T")
 EPOCH_NS = 1_700_000_000_000_000_000

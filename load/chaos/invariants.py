@@ -10,9 +10,8 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.topics import DECISIONS
 from libs.stores.registry import read_worker
 from libs.worker.run import RunningWorker
-from load.chaos.cluster import Cluster, Process
+from load.chaos.cluster import CLUSTER, Cluster, Process, Stores
 from load.chaos.loop import Node
-from load.chaos.stores import CLUSTER, Stores
 from services.gateway.run import RunningGateway
 from services.metrics.accounting.answer import ClusterOccupancy, GpuTime
 from services.metrics.accounting.occupancy import cluster_occupancy

@@ -18,7 +18,7 @@ import structlog
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent
 from libs.contracts.topics import DECISIONS, REQUESTS
 from load.chaos.clients import Ask, Outcome, check, draw, send
-from load.chaos.cluster import Cluster
+from load.chaos.cluster import CLUSTER, Cluster, Stores
 from load.chaos.faults import CONTROL_WEIGHTS, WEIGHTS, Fault, FaultInjector, draw_schedule
 from load.chaos.invariants import (
     METRICS,
@@ -32,7 +32,6 @@ from load.chaos.invariants import (
 )
 from load.chaos.loop import Node, SimLoop, current_node
 from load.chaos.net import Log, Net
-from load.chaos.stores import CLUSTER, Stores
 
 START_S = 3.0
 _EVENTS = REQUESTS.name(CLUSTER)

@@ -21,11 +21,10 @@ import structlog
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import REQUESTS
 from load.chaos.clients import Ask, send
-from load.chaos.cluster import Cluster
+from load.chaos.cluster import Cluster, Stores
 from load.chaos.invariants import METRICS, PLANNER
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
-from load.chaos.stores import Stores
 from services.gateway.batch.run import BatchPorts
 from services.metrics.status.report import status_now
 

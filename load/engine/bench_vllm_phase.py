@@ -28,8 +28,7 @@ from libs.engine.vllm.engine import VllmEngine
 from libs.perfmodel.learner import StepKind
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import SystemClock
-from libs.testing.engines.engine import DirectFetcher, EventReader
-from libs.testing.engines.phase_account import PhaseAccount
+from libs.testing.engines.engine import DirectFetcher, EventReader, PhaseAccount
 from libs.testing.engines.real_model import real_model_folder
 from libs.worker.telemetry import work_of
 from load.engine.bench_phase import SHAPES, WINDOW_NS, serve

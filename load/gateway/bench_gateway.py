@@ -23,7 +23,7 @@ from libs.testing.engines.real_model import real_model_folder
 from load.gateway import targets
 from load.gateway.http_load import Requests, Shape, Tally, run_load
 from load.gateway.targets import DECODE, GATEWAY, PREFILL, Target
-from load.processes import LOAD, OTHERS, usage
+from load.measure import LOAD, OTHERS, usage
 
 SHAPES = tuple(Shape(tokens, stream) for tokens in (2, 64) for stream in (False, True))
 CONNECTIONS = (1, 32, 128)

@@ -19,8 +19,8 @@ from redis import Redis
 
 from libs.testing.suites.suite import running_suite
 from load.gateway.http_load import PATH, Requests, Shape
+from load.measure import OTHERS, Kinds, processes_below
 from load.peers.dynamo_suite import LOOPBACK, running_dynamo
-from load.processes import OTHERS, Kinds, processes_below
 
 GATEWAY, PREFILL, DECODE = "gateway", "prefill", "decode"
 _SERVICES = {f"services.{kind}": kind for kind in (GATEWAY, PREFILL, DECODE)}

@@ -24,8 +24,8 @@ from libs.testing.suites.suite import RunningSuite, running_suite
 from load.gpu.shapes import add_model_options, vllm_arguments, write_model
 from load.lab.fidelity import prompt_ids
 from load.lab.fidelity_live import play
+from load.measure import percentiles
 from load.planner.bench_role import spread_ms
-from load.report import percentiles
 
 START_S: Final = 240.0
 LOOK_S: Final = 0.25

@@ -26,19 +26,18 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from libs.cli.lab.asked import parse_wrong
-from libs.lab.bound import fluid_rate
+from libs.cli.lab.runs import parse_wrong
 from libs.lab.experiment import Experiment
 from libs.lab.hardware import resolve
 from libs.lab.policies import OFFLINE
-from libs.lab.search import Found, Measure
+from libs.lab.search import Found, Measure, fluid_rate
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet, search_measures
 from libs.lab.traces.generate import generate
 from libs.lab.traces.read import read_trace
 from libs.lab.traces.request import Trace
 from load.lab.compile_lab import run_compiled
-from load.report import show, titled_table
+from load.measure import show, titled_table
 
 MOONCAKE, AZURE = "mooncake_conversation.jsonl", "azure_code_2023.csv"
 EIGHT: Final = {

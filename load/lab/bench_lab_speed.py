@@ -29,8 +29,8 @@ from libs.lab.study import quiet, scaled
 from libs.lab.traces.read import read_trace
 from libs.policy.step_time import StepTimeModel
 from load.lab.compile_lab import ROOT, build, missing
+from load.measure import show, titled_table
 from load.peers.dynamo_suite import python as peer_python
-from load.report import show, titled_table
 
 TRACE: Final = "mooncake_conversation.jsonl"
 BLOCK_TOKENS: Final = 512

@@ -33,6 +33,7 @@ from rich.console import Console
 from libs.testing.suites.processes import name_of
 from libs.testing.suites.suite import RunningSuite, running_suite
 from load.gateway.http_load import PacedLoad, Requests, Shape
+from load.measure import Reading, cpu_points, listener_on, machine_busy_s, read_named
 from load.metrics.first_hour_figures import (
     IDLE,
     LOADED,
@@ -45,7 +46,6 @@ from load.metrics.first_hour_figures import (
     verdicts,
 )
 from load.metrics.freshness import Ages, messages
-from load.processes import Reading, cpu_points, listener_on, machine_busy_s, read_named
 
 EXAMPLES = """examples:
   python -m load.metrics.bench_first_hour --idle-minutes 3 --load-minutes 3 --shapes 1+1     a quick look

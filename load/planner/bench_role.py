@@ -27,12 +27,12 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from libs.launch.settings import LaunchSettings
+from libs.launch.options import LaunchSettings
 from libs.testing.engines.real_model import real_model_folder, write_random_llama
 from libs.testing.suites.role_moves import HeldMove, RoleChanger, SteadyTraffic, request_bodies, suite_admins
 from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
-from load.processes import processes_below, waited_s
+from load.measure import processes_below, waited_s
 
 # Aim for a move's effect at p99: shown as met or missed, and never a fault, since a busy machine can miss it.
 AIM_S = 0.1

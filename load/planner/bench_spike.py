@@ -34,10 +34,10 @@ from libs.policy.roles import Role
 from libs.testing.suites.suite import RunningSuite, running_suite
 from load.lab.fidelity import prompt_ids
 from load.lab.fidelity_live import Answer, play
+from load.measure import percentiles
 from load.planner.dynamo_live import DynamoLive
 from load.planner.live_kinds import SIM, TORCH_TINY, TPOT_MS, TTFT_MS, LiveKind
 from load.planner.stories import SIZED_FOR, STORIES, Story, made, torch_bursts
-from load.report import percentiles
 
 # The first decisions of a run are judged: each takes two runs of the lab.
 MOST_JUDGED: Final = 64

@@ -20,7 +20,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.step_row import StepRow, step_rows
 from libs.contracts.topics import STEPS
 from libs.lab.rivals.dynamo import START_S, DynamoMover
-from libs.lab.rivals.port import Interval, Move, RivalSetting, SeenCluster, SeenWorker
+from libs.lab.rivals.port import Move, RecentRequests, RivalSetting, SeenCluster, SeenWorker
 from libs.policy.roles import Role
 from libs.policy.step_time import StepWork
 from libs.testing.suites.suite import RunningSuite
@@ -84,7 +84,7 @@ class DynamoLive:
         if any(worker is None for worker in workers):
             return ()  # one has sent nothing yet
         seen = SeenCluster(
-            time.time_ns(), [each for each in workers if each is not None], Interval(), self._cluster.slo
+            time.time_ns(), [each for each in workers if each is not None], RecentRequests(), self._cluster.slo
         )
         return self._mover.moves(seen)
 

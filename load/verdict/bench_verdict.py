@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from load.verdict.judge import Outcome
 from load.verdict.situations import KV_NAMES, NAMES, Planted, Situations, draw_suite
-from load.verdict.virtual import LASTS_S, run_lasting, run_trial
+from load.verdict.virtual import LASTS_S, Outcome, run_lasting, run_trial
 
 
 def run_suite(names: Sequence[str], *, seed: int, little_kv: bool) -> list[Outcome]:

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from libs.testing.suites.compose import ROOT, ComposeCluster, eventually, running_cluster
-from libs.testing.suites.compose_load import ComposeLoad, running_load
+from libs.testing.suites.compose import ROOT, ComposeCluster, ComposeLoad, eventually, running_cluster, running_load
 
 PROFILE = os.environ.get("FULCRUM_TEST_COMPOSE", "")
 SOME = 20

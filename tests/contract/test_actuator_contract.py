@@ -19,11 +19,9 @@ from libs.actuators.kubernetes_api import CALL_S
 from libs.actuators.port import Actuator, ActuatorDown, Started
 from libs.actuators.process import ProcessActuator
 from libs.contracts.errors import StartupError
-from libs.launch.processes.port import Child, ChildSpec
+from libs.launch.processes.port import Child, ChildSpec, StatusLine
 from libs.launch.processes.supervisor import Supervisor
-from libs.launch.report import StatusLine
-from libs.launch.spares.route import make_spares_app
-from libs.launch.spares.spares import Spares
+from libs.launch.suite import Spares, make_spares_app
 from libs.runtime.tasks import TaskOwner
 from libs.testing.kube.namespace import installed
 from libs.testing.memory.actuator import MemoryActuator

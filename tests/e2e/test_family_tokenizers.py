@@ -16,7 +16,7 @@ from libs.engine.guides import Guides
 from libs.engine.port import SamplingParams
 from libs.engine.runner import Chunk
 from libs.model.tokenizer import Tokenizer
-from libs.testing.engines.family_tokenizers import FAMILIES, TokenizerUnavailable, family_tokenizer
+from libs.testing.engines.real_model import FAMILIES, TokenizerUnavailable, family_tokenizer
 from services.gateway.answers.families import AnswerFormat, answer_format
 from services.gateway.answers.guide import guide_of
 from tests.answer_rig import STREAMS, Stream, shown

@@ -17,10 +17,9 @@ from libs.model.info import SIM_NAME
 from libs.policy.capacity import CapacityPlan, PoolHour
 from libs.testing.memory.actuator import MemoryActuator
 from load.chaos.clients import Ask, check, send
-from load.chaos.cluster import Cluster
+from load.chaos.cluster import Cluster, Stores
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
-from load.chaos.stores import Stores
 
 SETTLE_S = 8.0
 STARTED_S = 20.0

@@ -14,10 +14,9 @@ import pytest
 import structlog
 
 from load.chaos.clients import Ask, Outcome, check, send
-from load.chaos.cluster import Cluster
+from load.chaos.cluster import Cluster, Stores
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
-from load.chaos.stores import Stores
 
 NOTICED_S = 0.5
 """A worker that stands still is routed round within this time, and clients wait no longer for it."""

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from libs.testing.suites.processes import gateway_metrics, integrity, kill, until_whole, workers
-from libs.testing.suites.streams import Streamed, joined_logprobs, stream
+from libs.testing.suites.steady_load import Streamed, joined_logprobs, stream
 from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
 

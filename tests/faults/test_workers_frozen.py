@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from libs.testing.suites.processes import frozen, gateway_metrics, until_whole, workers
-from libs.testing.suites.streams import Streamed, stream
+from libs.testing.suites.steady_load import Streamed, stream
 from libs.testing.suites.suite import RunningSuite
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite]

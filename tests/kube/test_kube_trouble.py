@@ -17,10 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
-from libs.testing.kube.api_server import killed
 from libs.testing.kube.clients import KubeLoad, KubeService, running_load
 from libs.testing.kube.kubelet import TOLERATION, Kubelet, running_kubelet
-from libs.testing.kube.namespace import STARTED_S, CommandFailed, Namespace, namespace, run
+from libs.testing.kube.namespace import STARTED_S, CommandFailed, Namespace, killed, namespace, run
 from libs.testing.servers.proxy import VanishingProxy, vanishing_proxy
 from libs.testing.servers.stores import KafkaServer, RedisServer
 

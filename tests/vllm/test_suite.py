@@ -13,11 +13,10 @@ import pytest
 
 from libs.runtime.service import EXIT_CANNOT_START
 from libs.testing.engines.real_model import real_model_folder
-from libs.testing.suites.joining import joining
 from libs.testing.suites.processes import is_whole, pid_of
 from libs.testing.suites.role_moves import SteadyTraffic, request_bodies, role_changer
-from libs.testing.suites.streams import Streamed, stream
-from libs.testing.suites.suite import RunningSuite, kv_transfers, running_suite
+from libs.testing.suites.steady_load import Streamed, stream
+from libs.testing.suites.suite import RunningSuite, joining, kv_transfers, running_suite
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

@@ -1,25 +1,212 @@
-"""The commands of `fulcrum batch`, over the gateway's Files and Batch API."""
+"""The commands of `fulcrum batch`, over the gateway's Files and Batch API, and how far a job is."""
 
 import json
+import secrets
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from time import monotonic, sleep
+from typing import Any, BinaryIO
 
 import httpx
+import rich.progress
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from libs.cli.batch.files import MAX_OUTAGE_S, check_targets, content, fetch, requests_file, upload
-from libs.cli.batch.progress import ENDED, Batch, figures, tell, tell_list
-from libs.cli.console import make_console
+from libs.cli.console import make_console, plain_table
 from libs.cli.find import checked, error_text, find_suite, key_headers, no_suite
 from libs.contracts.classes import check_endpoint, window_s
 from libs.contracts.errors import StartupError
-from libs.contracts.foreign_text import plain
+from libs.contracts.foreign_text import plain, plain_values
+
+STDIN = Path("-")
+STDIN_NAME = "stdin.jsonl"
+# How long a download may go without a new byte while its gateway is away.
+MAX_OUTAGE_S = 60.0
+RETRY_S = 0.2
+
+
+def check_targets(asked: Path | None, output: Path | None, errors: Path | None) -> None:
+    """Raise StartupError if a file cannot be written or would overwrite another. Called before anything is sent."""
+    for path in (output, errors):
+        if path is not None and not path.parent.is_dir():
+            raise StartupError(f"{path} cannot be written: there is no folder {path.parent}")
+        if path is not None and path.is_dir():
+            raise StartupError(f"{path} cannot be written: it is a folder")
+    if _same(output, errors):
+        raise StartupError("--output and --errors name the same file, of which one would write over the other")
+    for option, path in (("--output", output), ("--errors", errors)):
+        if _same(asked, path):
+            raise StartupError(f"{option} names the file of requests, which would be written over")
+
+
+def _same(one: Path | None, other: Path | None) -> bool:
+    """Return whether two paths name one regular file. A device such as /dev/null may be named twice."""
+    if one is None or other is None or (one.exists() and not one.is_file()):
+        return False
+    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
+
+
+@contextmanager
+def requests_file(file: Path) -> Iterator[Path]:
+    """Yield the file itself, or a copy of stdin or of a pipe, because it is read more than once."""
+    if file.is_file() and file != STDIN:
+        yield file
+        return
+    with tempfile.TemporaryDirectory(prefix="fulcrum-") as folder:
+        copy = Path(folder) / STDIN_NAME
+        with sys.stdin.buffer if file == STDIN else file.open("rb") as lines, copy.open("wb") as copied:
+            shutil.copyfileobj(lines, copied)
+        yield copy
+
+
+def upload(http: httpx.Client, file: Path) -> str:
+    """Upload a file and return the id that the gateway gives it."""
+    console = make_console(stderr=True)
+    opened = (
+        rich.progress.open(file, "rb", description="uploading", console=console, transient=True)
+        if console.is_terminal
+        else file.open("rb")
+    )
+    with opened as content:
+        form = {"purpose": "batch"}
+        return str(checked(http.post("/v1/files", data=form, files={"file": (file.name, content)}))["id"])
+
+
+def fetch(http: httpx.Client, file_id: str | None, path: Path | None) -> None:
+    """Download a file to `path`, which appears once it is whole; an empty one if there is nothing to fetch.
+
+    Starts again from the first byte if the gateway went away. Raises StartupError, or httpx.TransportError after a
+    long outage.
+    """
+    if path is None:
+        return
+    try:
+        with _whole(path) as file:
+            _download(http, file_id, file)
+    except OSError as error:
+        raise StartupError(f"{path} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[BinaryIO]:
+    """Yield a temporary file that replaces `path` once it is whole. A device is written as it is."""
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    target = path.resolve()
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        with part.open("xb") as file:
+            yield file
+        if target.exists():
+            part.chmod(target.stat().st_mode & 0o7777)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _download(http: httpx.Client, file_id: str | None, file: BinaryIO) -> None:
+    deadline_s, furthest = monotonic() + MAX_OUTAGE_S, 0
+    while file_id:
+        try:
+            got = 0
+            for part in content(http, file_id):
+                file.write(part)
+                got += len(part)
+                if got > furthest:
+                    deadline_s, furthest = monotonic() + MAX_OUTAGE_S, got
+        except httpx.TransportError:
+            if monotonic() > deadline_s or not file.seekable():
+                raise
+            sleep(RETRY_S)
+            file.seek(0)
+            with suppress(OSError):  # a device has no length
+                file.truncate()
+        else:
+            return
+
+
+def content(http: httpx.Client, file_id: str) -> Iterator[bytes]:
+    """Yield the content of one of the gateway's files, part by part."""
+    with http.stream("GET", f"/v1/files/{file_id}/content") as answer:
+        if not answer.is_success:
+            answer.read()
+            raise StartupError(f"the gateway refused: {error_text(answer)}")
+        yield from answer.iter_bytes()
+
+
+ENDED = ("completed", "failed", "cancelled", "expired")
+
+Batch = dict[str, Any]
+
+
+def figures(batch: Batch, took_s: float | None = None) -> dict[str, Any]:
+    """Return the JSON form of a job. `took_s`: from submission to end, if that was waited for."""
+    counts = batch["request_counts"]
+    found = {"id": batch["id"], "status": batch["status"], **counts}
+    own = batch.get("fulcrum") or {}
+    if batch["status"] in ENDED:
+        found |= {name: batch[name] for name in ("output_file_id", "error_file_id")}
+    elif own.get("late") is not None:
+        found |= {"expected_end_at": own["expected_end_at"], "late": own["late"]}
+    if own.get("waits_for"):
+        found["waits_for"] = own["waits_for"]
+    if reasons := _reasons(batch):
+        found["errors"] = reasons
+    if took_s is not None:
+        answered = counts["completed"] + counts["failed"]
+        found["lines_per_s"] = round(answered / took_s, 2) if took_s else None
+    return found
+
+
+def tell(batch: Batch, took_s: float | None = None, *, as_json: bool) -> None:
+    found = figures(batch, took_s)
+    if as_json:
+        print(json.dumps(found))
+        return
+    found, batch = plain_values(found), plain_values(batch)
+    rate = f", {found['lines_per_s']:g} lines/s" if took_s else ""
+    counts = f"{found['completed']} of {found['total']} lines completed, {found['failed']} failed"
+    print(f"{batch['id']}: {batch['status']}, {counts}{rate}{_outlook(found)}")
+    if "waits_for" in found:
+        print(f"  waits: {found['waits_for']}", file=sys.stderr)
+    for error in _reasons(batch):
+        print(f"  {error['code']}: {error['message']}", file=sys.stderr)
+
+
+def tell_list(batches: Sequence[Batch]) -> None:
+    titles = ("job", "status", "lines", "completed", "failed", "created")
+    table = plain_table(*titles, left=("job", "status", "created"), gap=1)
+    for batch in plain_values(batches):
+        counts = batch["request_counts"]
+        created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(batch["created_at"]))
+        table.add_row(
+            batch["id"], batch["status"], *(str(counts[name]) for name in ("total", "completed", "failed")), created
+        )
+    console = make_console()
+    console.print(table if batches else "There is no job.")
+
+
+def _reasons(batch: Batch) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (batch["errors"] or {}).get("data", [])
+    return found
+
+
+def _outlook(found: dict[str, Any]) -> str:
+    """Return when the job is expected to end, if that is predicted."""
+    if "late" not in found:
+        return ""
+    end_at = found["expected_end_at"]
+    end = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(end_at)) if end_at else "not in sight"
+    return f", expected end {end}" + (": later than its window" if found["late"] else "")
+
 
 DEFAULT_ENDPOINT = "/v1/chat/completions"
 TENANT_HEADER = "x-fulcrum-tenant"

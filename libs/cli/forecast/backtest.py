@@ -1,10 +1,11 @@
-"""The command `fulcrum forecast backtest`: forecasts compared with what came, as table, JSON and page."""
+"""The commands `fulcrum forecast backtest` and `explain`: forecasts against what came, and what carries them."""
 
 import json
 import re
 from collections.abc import Sequence
 from functools import partial
-from math import exp, isfinite, log
+from html import escape
+from math import exp, isfinite, isnan, log
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,21 +13,131 @@ import numpy as np
 from rich.table import Table
 
 from libs.cli.console import make_console, plain_table
-from libs.cli.forecast.page import spell, write_page
-from libs.cli.lab.progress import Notes, noting
-from libs.cli.report.page import check_plots, make_folder
+from libs.cli.find import find_suite, get_json
+from libs.cli.forecast.live import UNIX_S, clock_time
+from libs.cli.lab.runs import Notes, noting
+from libs.cli.page import check_plots, draw_svg, html_page, make_folder
+from libs.cli.top.draw import sparkline
 from libs.contracts.errors import InvalidRequest
+from libs.demand.report import make_outlook
 from libs.forecast.backtest import BacktestForecasts, BacktestPlan, make_plan, run, score
 from libs.forecast.baselines import Baseline, heavy_baselines, heavy_names, light_baselines
 from libs.forecast.demand_file import read_demand
 from libs.policy.forecast.bands import LEVELS
-from libs.policy.forecast.history import DemandHistory, Floats
+from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName
 from libs.policy.forecast.model import DemandForecaster
+
+OURS, THEIRS, CAME = "#0b6e4f", "#94a3b8", "#334155"
+BANDS: Final = ((0.05, 0.95, 0.15), (0.1, 0.9, 0.2), (0.25, 0.75, 0.3))
+"""The lower quantile, upper quantile and opacity of each drawn band."""
+UNITS: Final = {"requests": "requests/s", "prefill": "prompt tokens/s", "decode": "output tokens/s"}
+
+Tested = Sequence[tuple[str, BacktestForecasts, list[dict[str, Any]]]]
+
+
+def spell(seconds: float) -> str:
+    """Return a length of time as "10 min" or "3 h"."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"
+
+
+def write_page(path: Path, tested: Tested) -> None:
+    """Write a table and plots for each file. Raises InvalidRequest without matplotlib."""
+    parts = [_part(name, found, records) for name, found, records in tested]
+    path.write_text(
+        html_page(
+            "Forecasts against what came",
+            f"""<h1>Forecasts against what came</h1>
+<p class="dim">Each forecast is made from earlier bins alone; models are fitted anew each day. Bands hold 50, 80
+and 90 % by their own account. The best baseline is the one with the least WAPE on the training
+days.</p>{"".join(parts)}""",
+        ),
+        encoding="utf-8",
+    )
+
+
+def _part(name: str, found: BacktestForecasts, records: Sequence[dict[str, Any]]) -> str:
+    plots = [f"<h2>WAPE, ours and the best baseline's</h2>{draw_svg(lambda axes: _wapes(axes, records))}"]
+    plots.append(f"<h2>How often the 90 % band held</h2>{draw_svg(lambda axes: _coverage(axes, records))}")
+    wanted = sorted({0, min(1, len(found.plan.horizons) - 1), len(found.plan.horizons) - 1})
+    for series in SERIES:
+        for place in wanted:
+            ahead = spell(found.plan.horizons[place] * found.history.step_s)
+            plots.append(f"<h2>{series}, predicted {ahead} before</h2>{draw_svg(partial(_fan, found, series, place))}")
+    notes = "".join(f'<p class="dim">{escape(note)}</p>' for note in found.history.notes)
+    return f'<h1>{escape(name)}</h1>{notes}<div class="scroll">{_page_table(records)}</div>{"".join(plots)}'
+
+
+def _page_table(records: Sequence[dict[str, Any]]) -> str:
+    titles = ("series", "ahead", "WAPE", "MASE", "pinball", "WIS", "90 % band holds", "best baseline", "its WAPE")
+    rows = []
+    for each in records:
+        cells = [
+            each["series"], spell(each["horizon_s"]), _figure(each["wape"]), _figure(each["mase"]),
+            _figure(each["pinball"]), _figure(each["wis"]),
+            f"{each['coverage90']:.1%} ± {1.96 * (each['coverage90_error'] or 0):.1%}", each["best_baseline"] or "–",
+            _figure(each["best_baseline_wape"]),
+        ]  # fmt: skip
+        rows.append(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
+    head = "".join(f"<th>{title}</th>" for title in titles)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _fan(found: BacktestForecasts, series: SeriesName, place: int, axes: Any) -> None:
+    history, horizon = found.history, found.plan.horizons[place]
+    came = np.arange(found.plan.test_from, len(history))
+    said = found.ours[series][came - horizon, place]
+    made = np.isfinite(said[:, 0])
+    days = came * history.step_s / 86_400
+    for lower, upper, dark in BANDS:
+        axes.fill_between(days[made], said[made, LEVELS.index(lower)], said[made, LEVELS.index(upper)], color=OURS,
+                          alpha=dark, linewidth=0, label=f"{upper - lower:.0%}")  # fmt: skip
+    axes.plot(days[made], said[made, LEVELS.index(0.5)], color=OURS, linewidth=1, label="median")
+    axes.plot(days, history.series(series)[came], color=CAME, linewidth=0.8, label="came")
+    axes.set(xlabel="day", ylabel=UNITS[series], ylim=(0, None))
+    axes.legend(loc="upper left", ncols=5, fontsize=8)
+
+
+def _names(records: Sequence[dict[str, Any]]) -> list[str]:
+    return [f"{each['series']}\n{spell(each['horizon_s'])}" for each in records]
+
+
+def _wapes(axes: Any, records: Sequence[dict[str, Any]]) -> None:
+    places = np.arange(len(records))
+    axes.bar(places - 0.2, [100 * (each["wape"] or 0) for each in records], 0.4, color=OURS, label="ours")
+    axes.bar(places + 0.2, [100 * (each["best_baseline_wape"] or 0) for each in records], 0.4, color=THEIRS,
+             label="best baseline")  # fmt: skip
+    axes.set_xticks(places, _names(records), fontsize=7)
+    axes.set_ylabel("WAPE, %")
+    axes.legend(loc="upper left")
+
+
+def _coverage(axes: Any, records: Sequence[dict[str, Any]]) -> None:
+    places = np.arange(len(records))
+    axes.errorbar(places, [100 * each["coverage90"] for each in records],
+                  yerr=[196 * (each["coverage90_error"] or 0) for each in records], fmt="o", color=OURS,
+                  label="of all bins, with 95 % of its block-bootstrap error")  # fmt: skip
+    for key, mark, words in (
+        ("coverage90_by_hour", "_", "by hours of the day"),
+        ("coverage90_by_level", "x", "by level"),
+    ):
+        dots = [(place, 100 * part["coverage90"]) for place, each in enumerate(records) for part in each[key]]
+        axes.plot([at for at, _ in dots], [value for _, value in dots], mark, color=THEIRS, label=words)
+    axes.axhline(90, color="#888", linewidth=0.8, linestyle="--")
+    axes.set_xticks(places, _names(records), fontsize=7)
+    axes.set_ylabel("% in the band")
+    axes.legend(loc="lower left", fontsize=8)
+
 
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 MOST_HORIZONS: Final = 16
 PICTURE_COLUMNS: Final = 96
-BARS: Final = "▁▂▃▄▅▆▇█"
 
 
 def backtest_all(
@@ -64,7 +175,7 @@ def backtest_all(
     console = make_console()
     for name, found, found_records in tested:
         console.print(f"\n{name}")
-        console.print(_table(found_records))
+        console.print(_printed_table(found_records))
         for line in picture(found):
             console.print(line)
         for line in summary(found_records):
@@ -138,7 +249,7 @@ def _clean(value: Any) -> Any:
     return [_clean(each) for each in value] if isinstance(value, list) else value
 
 
-def _table(records: Sequence[dict[str, Any]]) -> Table:
+def _printed_table(records: Sequence[dict[str, Any]]) -> Table:
     titles = ("ahead", "WAPE", "MASE", "WIS", "90 % band holds", "best baseline", "its WAPE", "ratio", "in hindsight")
     table = plain_table("series", *titles, left=("series",))
     for each in records:
@@ -168,7 +279,7 @@ def picture(found: BacktestForecasts) -> list[str]:
     if most <= 0:
         return []
     ahead = spell(plan.horizons[place] * history.step_s)
-    bars = ["".join(_bar(value / most) for value in row.tolist()) for row in rows]
+    bars = [sparkline([None if isnan(value) else value for value in row.tolist()], most) for row in rows]
     missed = "".join("*" if outside[group].any() else " " for group in groups)
     titles = ("requests that came", f"predicted {ahead} before", "outside of 90 %")
     return [f"{title:24}{row}" for title, row in zip(titles, (*bars, missed), strict=True)]
@@ -176,10 +287,6 @@ def picture(found: BacktestForecasts) -> list[str]:
 
 def _mean(values: Floats) -> float:
     return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
-
-
-def _bar(share: float) -> str:
-    return " " if share != share else BARS[min(int(share * len(BARS)), len(BARS) - 1)]  # noqa: PLR0124 (nan)
 
 
 def ratio(ours: float | None, theirs: float | None) -> float | None:
@@ -226,3 +333,62 @@ def mean_ratio(ratios: Any) -> float | None:
     """Return the geometric mean of the ratios that exist and are above 0."""
     found = [log(each) for each in ratios if each]
     return exp(sum(found) / len(found)) if found else None
+
+
+MOST_CANDIDATES: Final = 4
+
+
+def show_explanation(ready_file: Path | None, file: Path | None, model: str, horizon: str, *, as_json: bool) -> None:
+    """Print candidates, weights and errors. Raises StartupError without a suite, InvalidRequest for a bad file."""
+    if file is None:
+        found: dict[str, Any] = get_json(find_suite(ready_file).metrics, "/v1/forecast", model=model, horizon=horizon)
+        rows, notes, title = found["carried"], found["notes"], found["model"]
+    else:
+        rows, notes = explain_file(file, horizon)
+        title = file.name
+    if as_json:
+        print(json.dumps(rows))
+        return
+    console = make_console()
+    console.print(title)
+    if rows:
+        table = plain_table(
+            "series", "ahead", "carried by", "since", "mean error", left=("series", "carried by", "since")
+        )
+        for row in rows:
+            named = list(row["weights"].items())[:MOST_CANDIDATES]
+            errors = [row["errors"].get(name) for name, _ in named]
+            table.add_row(
+                row["series"], spell(round(row["horizon_s"])),
+                ", ".join(f"{name} {weight:.0%}" for name, weight in named), _moment(row["since_unix_s"]),
+                ", ".join("–" if error is None else f"{error:.3g}" for error in errors),
+            )  # fmt: skip
+        console.print(table)
+    for note in notes:
+        console.print(f"[dim]{note}[/]")
+
+
+def explain_file(file: Path, horizon: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return (rows in the form of `/v1/forecast`, notes). Raises InvalidRequest."""
+    (horizon_s,) = parse_horizons(horizon)[:1]
+    history = read_demand(file)
+    try:
+        outlook = make_outlook(history, horizon_s)
+    except ValueError as error:
+        raise InvalidRequest(f"{file}: {error}") from None
+    rows = [
+        {
+            "series": name,
+            "horizon_s": each.horizon * outlook.step_s,
+            "since_unix_s": each.since_s,
+            "weights": each.weights,
+            "errors": {candidate: None if isnan(error) else error for candidate, error in each.errors.items()},
+        }
+        for name in SERIES
+        for each in outlook.carried[name]
+    ]
+    return rows, list(outlook.notes)
+
+
+def _moment(at_s: float) -> str:
+    return clock_time(at_s) if at_s >= UNIX_S else f"day {at_s / 86_400:.2f}"

@@ -10,6 +10,7 @@ from typing import Any, Final
 import httpx
 
 from libs.cli.find import error_text, find_one_suite, key_headers, no_suite
+from libs.cli.forecast.live import UNIX_S
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.forecast.demand_file import read_demand
 from libs.policy.forecast.history import SERIES, DemandHistory, history_from_rates
@@ -18,8 +19,6 @@ TIMEOUT_S: Final = 60.0
 STEP_S: Final = 600.0
 # Points of one query_range; Prometheus returns at most 11,000.
 MOST_POINTS: Final = 10_000
-# Times of a file from here on are Unix seconds; earlier ones count from the file's beginning.
-UNIX_S: Final = 1e9
 QUERIES: Final = {
     "vllm": (
         "sum(rate(vllm:request_success_total[10m]))",

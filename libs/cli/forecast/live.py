@@ -12,6 +12,8 @@ from libs.cli.find import find_suite, get_json
 
 MOST_ROWS: Final = 12
 WEEK_S: Final = 6 * 86_400.0
+# Times of a file from here on are Unix seconds; earlier ones count from the file's beginning.
+UNIX_S: Final = 1e9
 UNITS: Final = {"requests": "requests/s", "prefill": "prefill", "decode": "decode"}
 
 

@@ -1,18 +1,65 @@
-"""The commands `fulcrum keys create`, `list` and `revoke`, which edit the store that the suite's services read."""
+"""The commands of `fulcrum keys`, which edit the store that the suite's services read."""
 
+import asyncio
 import json
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
+import msgspec
+import typer
+
 from libs.cli.console import make_console, plain_table
-from libs.cli.keys.store import change_book, change_by, load_book
+from libs.cli.find import find_one_suite, find_suite, local_user
 from libs.contracts.errors import InvalidRequest, quoted
 from libs.contracts.foreign_text import plain
-from libs.keys.book import ApiKey, KeyBook, Role, draw_key, shown_key
+from libs.keys.book import ApiKey, KeyBook, KeyChange, KeyStore, Role, TenantLimits, check_tenant, draw_key, shown_key
+from libs.keys.store import open_keys
+from libs.launch.options import LaunchSettings
+from libs.launch.ready import Ready
+from libs.runtime.settings import load_settings
+
+
+def change_book(ready_file: Path | None, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
+    """Store the key book as `edit` returns it. Raises StoreUnavailable."""
+
+    async def change() -> KeyBook:
+        store = _open(find_one_suite(ready_file))
+        try:
+            return await store.change(edit)
+        finally:
+            await store.close()
+
+    return asyncio.run(change())
+
+
+def change_by(action: str, subject: str, tenant: str, detail: str = "") -> KeyChange:
+    """Return the record of a change made now by this machine's user."""
+    return KeyChange(time.time_ns(), local_user(), action, subject, tenant, detail)
+
+
+def load_book(ready_file: Path | None) -> KeyBook:
+    async def load() -> KeyBook:
+        store = _open(find_suite(ready_file))
+        try:
+            found = await store.load()
+            assert found is not None
+            return found.book
+        finally:
+            await store.close()
+
+    return asyncio.run(load())
+
+
+def _open(suite: Ready) -> KeyStore:
+    """Open the store of a running suite, else the one that the environment names."""
+    settings = load_settings(LaunchSettings)
+    place, redis = suite.keys or settings.keys, suite.redis or settings.redis
+    return open_keys(place, redis=redis, cluster=suite.cluster or settings.cluster)
+
 
 _TIME: Final = re.compile(r"([1-9][0-9]{0,7})([smhd])", re.ASCII)
 MAX_DETAIL: Final = 500
@@ -99,3 +146,85 @@ def _row(key: Mapping[str, Any]) -> tuple[str, ...]:
     ends = "never" if ends_s is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ends_s))
     models = plain(", ".join(key["models"])) or "all"
     return key["id"], key["tenant"], key["role"], key["status"], key["service_class"], models, ends
+
+
+def set_limits(
+    tenant: str, wanted: Mapping[str, int | None], *, off: bool, ready_file: Path | None, as_json: bool
+) -> None:
+    """Change the limits that are named, or remove all of them. Raises InvalidRequest, StoreUnavailable."""
+    named = {name: value for name, value in wanted.items() if value is not None}
+    if off and named:
+        raise InvalidRequest("--off removes all limits: name none beside it")
+
+    def edit(book: KeyBook) -> KeyBook:
+        before = TenantLimits() if off else book.limits.get(tenant, TenantLimits())
+        after = book.with_limits(tenant, msgspec.structs.replace(before, **named))
+        said = "off" if off else ", ".join(f"{name} {value}" for name, value in named.items())
+        return after.noted(change_by("limit", tenant, tenant, said))
+
+    book = change_book(ready_file, edit) if off or named else load_book(ready_file)
+    _show({tenant: book.limits.get(tenant, TenantLimits())}, as_json=as_json)
+
+
+def show_limits(ready_file: Path | None, *, as_json: bool) -> None:
+    """Print every tenant that has limits. Raises StoreUnavailable."""
+    _show(load_book(ready_file).limits, as_json=as_json)
+
+
+def _show(limits: Mapping[str, TenantLimits], *, as_json: bool) -> None:
+    found = {tenant: msgspec.structs.asdict(each) for tenant, each in sorted(limits.items())}
+    if as_json:
+        print(json.dumps(found))
+        return
+    if not found:
+        print("No tenant has limits: `fulcrum keys limits TENANT --requests 600` sets some.")
+        return
+    titles = (
+        "requests/min",
+        "tokens/min",
+        "at once",
+        "GPU s/day",
+        "bytes",
+        "file days",
+        "batch lines",
+        "weight",
+        "files",
+    )
+    table = plain_table("tenant", *titles, left=("tenant",))
+    for tenant, each in found.items():
+        table.add_row(tenant, *("–" if value is None else str(value) for value in each.values()))
+    make_console().print(table)
+
+
+def delete_tenant(tenant: str, *, yes: bool, ready_file: Path | None, as_json: bool) -> None:
+    """Revoke a tenant's keys, remove its limits and mark all of its data for deletion.
+
+    Raises InvalidRequest, StoreUnavailable.
+    """
+    check_tenant(tenant)
+    if not yes:
+        if as_json:
+            raise InvalidRequest("--json asks nobody: say --yes too")
+        typer.confirm(f"Delete tenant {tenant}, its keys, files, batches and responses?", abort=True, err=True)
+    revoked: list[str] = []
+
+    def edit(before: KeyBook) -> KeyBook:
+        now_ns = time.time_ns()
+        revoked[:] = [each.id for each in before.keys if each.tenant == tenant and not each.ended(now_ns / 1e9)]
+        return before.without_tenant(tenant, now_ns).noted(
+            change_by("delete-tenant", tenant, tenant, f"{len(revoked)} keys revoked")
+        )
+
+    book = change_book(ready_file, edit)
+    if as_json:
+        print(json.dumps({"tenant": tenant, "deleted_unix_ns": book.deleted[tenant], "revoked": revoked}))
+        return
+    print(f"Tenant {tenant} is deleted, {len(revoked)} keys are revoked: its files go within a minute.")
+
+
+def rotate_cache_secret(*, ready_file: Path | None, as_json: bool) -> None:
+    change_book(
+        ready_file,
+        lambda before: before.with_cache_secret(anew=True).noted(change_by("rotate-salt", "cache", "")),
+    )
+    print(json.dumps({"rotated": True}) if as_json else "Tenants' KV blocks have new salts: caches begin cold.")

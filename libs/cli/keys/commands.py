@@ -1,5 +1,6 @@
-"""The command group `fulcrum keys`: who may call the suite, and how much they may use."""
+"""The command groups `fulcrum keys`, who may call the suite and how much, and `fulcrum tls`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -95,7 +96,7 @@ def limits(
     json: Json = False,
 ) -> None:
     """Limit what a tenant may use, or show its limits. Options left out keep their value."""
-    from libs.cli.keys.limits import set_limits, show_limits  # noqa: PLC0415
+    from libs.cli.keys.book import set_limits, show_limits  # noqa: PLC0415
 
     if tenant is None:
         show_limits(ready, as_json=json)
@@ -117,7 +118,7 @@ def delete_tenant(
     json: Json = False,
 ) -> None:
     """Delete a tenant: its keys, limits, files, batches and responses. This cannot be undone."""
-    from libs.cli.keys.tenants import delete_tenant as delete  # noqa: PLC0415
+    from libs.cli.keys.book import delete_tenant as delete  # noqa: PLC0415
 
     delete(tenant, yes=yes, ready_file=ready, as_json=json)
 
@@ -125,7 +126,7 @@ def delete_tenant(
 @keys.command(name="rotate-salt", epilog="Example: fulcrum keys rotate-salt")
 def rotate_salt(ready: ReadyFile = None, json: Json = False) -> None:
     """Draw a new secret for the salts that separate tenants' KV blocks: each prompt is computed once more."""
-    from libs.cli.keys.tenants import rotate_cache_secret  # noqa: PLC0415
+    from libs.cli.keys.book import rotate_cache_secret  # noqa: PLC0415
 
     rotate_cache_secret(ready_file=ready, as_json=json)
 
@@ -140,3 +141,64 @@ def revoke(
     from libs.cli.keys.book import revoke_key  # noqa: PLC0415
 
     revoke_key(key, ready_file=ready, as_json=json)
+
+
+tls = typer.Typer(
+    help="Make, rotate and show the certificates that services present to each other, one for each role.",
+    no_args_is_help=True,
+)
+Folder = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Folder of the certificates. Default: tls/CLUSTER in the cache folder."),
+]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        metavar="NAME",
+        help="Name or address by which services are reached, beside loopback's. May be repeated.",
+    ),
+]
+Days = Annotated[int, typer.Option(min=1, max=825, metavar="N", help="Days for which certificates are valid.")]
+
+
+@tls.callback()
+def tls_options() -> None:
+    """Make, rotate and show the certificates that services present to each other, one for each role."""
+
+
+@tls.command(epilog="Example: fulcrum tls init --host gpu-1.example --host 10.0.0.7")
+def init(folder: Folder = None, host: Hosts = None, days: Days = 90, json: Json = False) -> None:
+    """Make an authority and a certificate for each role, and print the settings. Existing ones are never replaced."""
+    from libs.cli.keys.certificates import make_certificates  # noqa: PLC0415 (what only this command needs)
+
+    make_certificates(folder, host or [], days=days, as_json=json)
+
+
+@tls.command(epilog="Example: fulcrum tls rotate, from cron each month; services take the new ones by themselves")
+def rotate(
+    folder: Folder = None,
+    host: Hosts = None,
+    days: Days = 90,
+    authority: Annotated[
+        bool,
+        typer.Option(
+            "--authority",
+            metavar="",
+            help="Make a new authority too; the previous one stays trusted until the next rotation.",
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Renew all certificates for the names that they have. No service needs a restart."""
+    from libs.cli.keys.certificates import rotate_certificates  # noqa: PLC0415
+
+    rotate_certificates(folder, host or [], days=days, authority=authority, as_json=json)
+
+
+@tls.command(epilog="Example: fulcrum tls show --json")
+def show(folder: Folder = None, json: Json = False) -> None:
+    """Show role, names and end of each certificate."""
+    from libs.cli.keys.certificates import show_certificates  # noqa: PLC0415
+
+    show_certificates(folder, as_json=json)

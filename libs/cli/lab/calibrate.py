@@ -15,15 +15,13 @@ import structlog
 from libs.bus.clients import quiet_client_log
 from libs.bus.port import Bus
 from libs.cli.find import find_one_suite, get_json
-from libs.cli.lab.progress import noting
+from libs.cli.lab.runs import noting
 from libs.contracts.errors import FulcrumError, InvalidRequest, StartupError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import TunePrefillRequest
 from libs.contracts.topics import STEPS
-from libs.lab.calibration import Learned, calibrated
-from libs.lab.hardware import Hardware
-from libs.lab.profile_file import write_profile
+from libs.lab.hardware import Hardware, LearnedWorker, calibrated, write_profile
 from libs.launch.ready import Ready
 from libs.perfmodel.learner import FittedModel
 from libs.perfmodel.wire import fitted_model
@@ -88,7 +86,7 @@ def calibrate(*, ready_file: Path | None, worker: str | None, out: Path | None, 
         print(_words(hardware, workers, notes, path))
 
 
-def learned_of_suite(suite: Ready) -> list[Learned]:
+def learned_of_suite(suite: Ready) -> list[LearnedWorker]:
     """Return what each worker that answers has learned. Raises StartupError if none does."""
     listed: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
     return asyncio.run(_learned(suite, listed))
@@ -129,7 +127,7 @@ def _take(found: dict[str, Reported], batch: StepBatch) -> None:
     reported.covered_to_ns = max(reported.covered_to_ns, batch.covered_to_unix_ns)
 
 
-async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[Learned]:
+async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[LearnedWorker]:
     """Return what workers have learned that both answer and send telemetry; neither suffices alone."""
     from libs.bus.kafka import KafkaBus  # noqa: PLC0415 (a client of Kafka, which no test needs)
 
@@ -156,11 +154,11 @@ async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[Lea
     return [learned_of(described[worker_id], each) for worker_id, each in reported.items()]
 
 
-def learned_of(described: WorkerDescription, reported: Reported) -> Learned:
+def learned_of(described: WorkerDescription, reported: Reported) -> LearnedWorker:
     """Combine one worker's own answer with its telemetry."""
     worker, can = described.worker, described.worker.capabilities
     assert reported.fitted is not None
-    return Learned(
+    return LearnedWorker(
         worker_id=worker.id,
         engine=worker.engine,
         model=worker.assignment.model,
@@ -194,7 +192,7 @@ async def _describe(suite: Ready, listed: dict[str, Any]) -> WorkerDescription:
     return WorkerDescription(worker, chunk_tokens, trips_ms)
 
 
-def _words(hardware: Hardware, workers: Collection[Learned], notes: Collection[str], path: Path) -> str:
+def _words(hardware: Hardware, workers: Collection[LearnedWorker], notes: Collection[str], path: Path) -> str:
     model = hardware.profile.step_time
     link = f"{hardware.link_gbps:,.1f} Gbit/s" if hardware.link_gbps else "not seen"
     hop = f"{hardware.hop_ms:.2f} ms" if hardware.hop_ms else "not measured"

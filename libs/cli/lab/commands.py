@@ -102,8 +102,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Run one policy on one trace: how many requests were served in time, and where GPU time went."""
-    from libs.cli.lab.asked import RunOptions  # noqa: PLC0415 (what only this command needs)
-    from libs.cli.lab.runs import run_one  # noqa: PLC0415
+    from libs.cli.lab.runs import RunOptions, run_one  # noqa: PLC0415 (what only this command needs)
 
     asked = RunOptions(
         trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
@@ -142,8 +141,8 @@ def compare(
     json: Json = False,
 ) -> None:
     """Run several policies on one trace, side by side."""
-    from libs.cli.lab.asked import RunOptions  # noqa: PLC0415
     from libs.cli.lab.compare import compare_all  # noqa: PLC0415
+    from libs.cli.lab.runs import RunOptions  # noqa: PLC0415
 
     asked = RunOptions(
         trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
@@ -180,8 +179,7 @@ def search(
     json: Json = False,
 ) -> None:
     """Find the highest rate, as a multiple of the trace's, at which 90 % of requests and of work are in time."""
-    from libs.cli.lab.asked import RunOptions  # noqa: PLC0415
-    from libs.cli.lab.runs import search_all  # noqa: PLC0415
+    from libs.cli.lab.runs import RunOptions, search_all  # noqa: PLC0415 (what only this command needs)
 
     asked = RunOptions(
         trace, workers, device, model, tp, slo, 1.0, scaling, start, seconds, seed, interference,
@@ -204,7 +202,7 @@ def traces(
     json: Json = False,
 ) -> None:
     """Describe a trace, or list the formats that can be read and the kinds that can be made."""
-    from libs.cli.lab.traces import show_traces  # noqa: PLC0415
+    from libs.cli.lab.runs import show_traces  # noqa: PLC0415
 
     show_traces(trace, start_s=start, seconds=seconds, seed=seed, write=write, as_json=json)
 

@@ -13,14 +13,13 @@ from typing import Any, Final, cast
 from libs.bus.clients import CONNECTION_ERRORS, quiet_client_log
 from libs.bus.port import LiveBus
 from libs.cli.find import find_one_suite
-from libs.cli.lab.progress import noting
+from libs.cli.lab.runs import noting
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import REQUESTS
 from libs.lab.study import Note
 from libs.lab.traces.lines import MAX_REQUESTS
-from libs.lab.traces.recorded import recorded_trace
-from libs.lab.traces.recording import write_trace
+from libs.lab.traces.recording import recorded_trace, write_trace
 from libs.lab.traces.request import Trace
 
 # Events between two lines of progress.

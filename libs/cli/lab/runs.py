@@ -1,21 +1,199 @@
-"""The commands `fulcrum lab run` and `fulcrum lab search`."""
+"""The commands `fulcrum lab run`, `search` and `traces`, and the options and progress lines of the lab's commands."""
 
 import json
 import sys
-from typing import Any, Final
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
 
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
 from libs.cli.console import make_console, plain_table
-from libs.cli.lab.asked import RunOptions
-from libs.cli.lab.progress import noting
-from libs.lab.experiment import LabReport
+from libs.contracts.errors import InvalidRequest
+from libs.lab.cluster.host.shape import Wrong
+from libs.lab.cluster.run import PlannedLoss
+from libs.lab.experiment import HOP_MS, LINK_GBPS, MAX_SEQUENCES, Experiment, LabReport
+from libs.lab.hardware import profile_named, resolve
 from libs.lab.policies import has_hindsight, policy_named
 from libs.lab.search import Found
-from libs.lab.study import quiet, run_named, search_named
+from libs.lab.slo import parse_slo
+from libs.lab.study import quiet, run_named, scaled, search_named
 from libs.lab.traces.describe import describe
+from libs.lab.traces.generate import KINDS, generate
+from libs.lab.traces.read import KNOWN_FORMATS, read_trace
+from libs.lab.traces.recording import write_trace
 from libs.lab.traces.request import Trace
+from libs.lab.traces.scaling import ScaleMethod, cut
+
+# The largest accepted time: further than any trace goes.
+MOST_S: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options that all runs of the lab share."""
+
+    trace: str
+    workers: int
+    device: str
+    model: str
+    tp: int
+    slo: str
+    rate_scale: float
+    scaling: ScaleMethod
+    start_s: float
+    seconds: float
+    seed: int
+    interference: float
+    profile: str = ""
+    """The file or name of a profile, in place of model, device and tp."""
+    closed_loop: bool = False
+    losses: Sequence[str] = ()
+    """Losses of workers, each written as AT:WORKER:BACK in seconds."""
+    wrong: Sequence[str] = ()
+    allowed_tokens: int = 0
+
+    def experiment(self) -> Experiment:
+        """Return the experiment. Raises InvalidRequest that says what to do about an option that cannot be run."""
+        hardware = profile_named(self.profile) if self.profile else resolve(self.model, self.device, self.tp)
+        slo = parse_slo(self.slo)
+        experiment = Experiment(
+            trace=trace_of(self.trace, self.start_s, self.seconds, self.seed),
+            hardware=hardware,
+            workers=self.workers,
+            slo=slo,
+            seed=self.seed,
+            interference=None if self.interference < 0 else self.interference,
+            link_gbps=LINK_GBPS if hardware.link_gbps is None else hardware.link_gbps / hardware.profile.gpus,
+            hop_ms=HOP_MS if hardware.hop_ms is None else hardware.hop_ms,
+            max_sequences=hardware.max_sequences or MAX_SEQUENCES,
+            chunk_tokens=hardware.chunk_tokens,
+            closed_loop=self.closed_loop,
+            losses=tuple(map(parse_loss, self.losses)),
+            wrong=parse_wrong(self.wrong),
+            allowed_tokens=self.allowed_tokens,
+        )
+        return scaled(experiment, self.rate_scale, self.scaling)
+
+
+def parse_loss(text: str) -> PlannedLoss:
+    """Return the loss of `120:3:60`: worker 3 dies at 120 s and is back 60 s later. Raises InvalidRequest."""
+    parts = text.split(":")
+    try:
+        at_s, worker, back_after_s = float(parts[0]), int(parts[1]), float(parts[2])
+        sane = len(parts) == 3 and 0 <= at_s <= MOST_S and worker >= 0 and 0 < back_after_s <= MOST_S
+    except (ValueError, IndexError):
+        sane = False
+    if not sane:
+        raise InvalidRequest(
+            f"{text!r} is no loss such as 120:3:60, by which worker 3 dies at 120 s and is back 60 s later"
+        )
+    return PlannedLoss(at_s, worker, back_after_s)
+
+
+def parse_wrong(texts: Sequence[str]) -> Wrong:
+    """Return the errors of `telemetry=500`, `steps=0.2`, `slow=3:2`, `hints=0.05`, combined. Raises InvalidRequest."""
+    found = Wrong()
+    for text in texts:
+        try:
+            found = _also_wrong(found, *text.split("=", 1))
+        except (TypeError, ValueError):
+            raise InvalidRequest(
+                f"{text!r} is nothing to be wrong about: telemetry=500 (ms older), steps=0.2 (share by which step times"
+                " are off), slow=3:2 (worker 3 takes twice as long as it says), hints=0.05 (share of false ones)"
+            ) from None
+    return found
+
+
+def _also_wrong(found: Wrong, name: str, value: str) -> Wrong:
+    """Return the errors with one more added. Raises ValueError."""
+    match name:
+        case "telemetry":
+            return replace(found, telemetry_ms=_between(value, 0.0, 60_000.0))
+        case "steps":
+            return replace(found, step_times=_between(value, 0.0, 0.9))
+        case "hints":
+            return replace(found, hints=_between(value, 0.0, 1.0))
+        case "slow":
+            worker, _, times = value.partition(":")
+            return replace(found, slow={**found.slow, int(worker): _between(times, 0.1, 100.0)})
+    raise ValueError(name)
+
+
+def _between(text: str, least: float, most: float) -> float:
+    value = float(text)
+    if not least <= value <= most:
+        raise ValueError(text)
+    return value
+
+
+def trace_of(text: str, start_s: float, seconds: float, seed: int) -> Trace:
+    """Return the trace of the file with this name, else the made trace that the text describes."""
+    path = Path(text)
+    if path.exists():
+        return read_trace(path, seed=seed, start_s=start_s, seconds=seconds or None)
+    kind = text.partition(":")[0]
+    if kind not in KINDS:
+        raise InvalidRequest(
+            f"there is no file {text!r}, and {kind!r} is no kind of trace that can be made; "
+            f"kinds are {', '.join(KINDS)}: see `fulcrum lab traces`"
+        )
+    made = generate(text, seed=seed)
+    return cut(made, start_s, seconds or float("inf")) if start_s or seconds else made
+
+
+# The pause between two progress lines if stderr is no terminal.
+QUIET_S: Final = 2.0
+
+
+class Notes(Protocol):
+    """A display of what is being done and what has been done."""
+
+    def doing(self, text: str) -> None: ...
+
+    def done(self, text: str) -> None: ...
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._shown_s = time.monotonic()
+
+    def doing(self, text: str) -> None:
+        if time.monotonic() - self._shown_s >= QUIET_S:
+            self.done(text)
+
+    def done(self, text: str) -> None:
+        self._shown_s = time.monotonic()
+        print(text, file=sys.stderr, flush=True)
+
+
+class _Spinner:
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def doing(self, text: str) -> None:
+        self._status.update(Text(text))
+
+    def done(self, text: str) -> None:
+        self._status.update(Text(text))
+        self._status.console.print(text, style="dim")
+
+
+@contextmanager
+def noting() -> Iterator[Notes]:
+    """Yield the display that suits stderr, and clear it at the end."""
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    with console.status("reading") as status:
+        yield _Spinner(status)
+
 
 # The columns that all figures of a run take.
 WIDE: Final = 120
@@ -164,3 +342,52 @@ def rounded(figures: Any) -> Any:
     if isinstance(figures, dict):
         return {name: rounded(value) for name, value in figures.items()}
     return [rounded(each) for each in figures] if isinstance(figures, list) else figures
+
+
+def show_traces(
+    text: str | None, *, start_s: float, seconds: float, seed: int, write: Path | None, as_json: bool
+) -> None:
+    """Describe one trace, or list formats and kinds. Raises InvalidRequest."""
+    if text is None:
+        _list(as_json=as_json)
+        return
+    trace = trace_of(text, start_s, seconds, seed)
+    found = rounded(describe(trace))
+    if write is not None:
+        write_trace(trace, write)
+    if as_json:
+        print(json.dumps(found))
+        return
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    shown.add_column(style="bold", no_wrap=True)
+    shown.add_column()
+    for name, value in found.items():
+        if value:
+            shown.add_row(name.replace("_", " "), _words(value))
+    make_console().print(shown)
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name or 'none'}: {each:,}" for name, each in value.items() if each is not None)
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def _list(*, as_json: bool) -> None:
+    if as_json:
+        kinds = {
+            name: {each.name: {"default": each.default, "meaning": each.says} for each in parameters}
+            for name, parameters in KINDS.items()
+        }
+        print(json.dumps({"formats": {name: list(each) for name, each in KNOWN_FORMATS.items()}, "kinds": kinds}))
+        return
+    console = make_console()
+    console.print(Text.assemble(("Files", "bold"), ", known by their columns or keys:"))
+    for name, columns in KNOWN_FORMATS.items():
+        console.print(Text.assemble(f"  {name}: ", (", ".join(columns), "dim")))
+    console.print(Text.assemble("\n", ("Made", "bold"), ", e.g. poisson:rate=5,isl=1000,osl=200,seconds=600:"))
+    for name, parameters in KINDS.items():
+        named = ", ".join(f"{each.name}={each.default:g}" for each in parameters)
+        console.print(Text.assemble(f"  {name}: ", (named, "dim")))

@@ -65,7 +65,7 @@ def generate(
     json: Json = False,
 ) -> None:
     """Make a log of many models after Aegaeon's recipe. Without a SPEC, list the kinds."""
-    from libs.cli.models.generate import run_generate  # noqa: PLC0415
+    from libs.cli.models.backtest import run_generate  # noqa: PLC0415
 
     run_generate(spec, seed=seed, out=out, as_json=json)
 

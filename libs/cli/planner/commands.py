@@ -1,5 +1,6 @@
-"""The command group `fulcrum planner`: what the planner decides, why, and what it may do."""
+"""The command groups `fulcrum planner`, what is decided and why, and `fulcrum tune`."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -23,7 +24,7 @@ def mode(
     json: Json = False,
 ) -> None:
     """Set the planner's mode, which survives its restart. Without an argument, print it."""
-    from libs.cli.planner.limits import planner_mode  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.planner.decisions import planner_mode  # noqa: PLC0415 (what only this command needs)
 
     planner_mode(mode, ready_file=ready, as_json=json)
 
@@ -80,7 +81,7 @@ def explain(
 @planner.command(epilog="Example: fulcrum planner advice")
 def advice(ready: ReadyFile = None, json: Json = False) -> None:
     """Show advice on what the planner may not do itself, its expected effect, and what came of it."""
-    from libs.cli.planner.hindsight import planner_advice  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.planner.decisions import planner_advice  # noqa: PLC0415 (what only this command needs)
 
     planner_advice(ready_file=ready, as_json=json)
 
@@ -94,7 +95,7 @@ def regret(
     json: Json = False,
 ) -> None:
     """Show the GPU-hours lost against the splits that were best in hindsight, by cause."""
-    from libs.cli.planner.hindsight import planner_regret  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.planner.decisions import planner_regret  # noqa: PLC0415 (what only this command needs)
 
     planner_regret(window, ready_file=ready, as_json=json)
 
@@ -125,6 +126,88 @@ def limits(
     json: Json = False,
 ) -> None:
     """Set what the planner may do, at once and beyond its restart. Without arguments, print the limits."""
-    from libs.cli.planner.limits import planner_limits  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.planner.decisions import planner_limits  # noqa: PLC0415 (what only this command needs)
 
     planner_limits(settings or [], model=model, pin=pin or [], unpin=unpin or [], ready_file=ready, as_json=json)
+
+
+tune = typer.Typer(help="Measure workers and set them accordingly.", no_args_is_help=True)
+
+Target = Annotated[float, typer.Option("--tpot", min=0, metavar="MS", help="TPOT target in milliseconds.")]
+
+
+@tune.callback()
+def options() -> None:
+    """Measure workers and set them accordingly."""
+
+
+@tune.command(epilog="Example: fulcrum tune prefill gpu-0 --json")
+def prefill(
+    worker: Annotated[str | None, typer.Argument(help="Id of the worker. Default: every prefill worker.")] = None,
+    *,
+    most_tokens: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Largest step to measure. Default: the worker's bound.")
+    ] = 0,
+    limit: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Time for measuring. Default: the worker's bound.")
+    ] = 0.0,
+    tpot_ms: Target = 50.0,
+    measure_only: Annotated[
+        bool, typer.Option("--measure-only", metavar="", help="Leave the chunk size as it is.")
+    ] = False,
+    kept: Annotated[
+        bool,
+        typer.Option(
+            "--kept", metavar="", help="Show the last measurement, which may be that of the start, and measure nothing."
+        ),
+    ] = False,
+    set_tokens: Annotated[
+        int,
+        typer.Option(
+            "--set",
+            min=0,
+            metavar="N",
+            help="Use this chunk size until the worker restarts and measure nothing;"
+            " FULCRUM_WORKER_PREFILL_CHUNK_TOKENS is for good.",
+        ),
+    ] = 0,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the curves into an SVG or PNG file; needs matplotlib.")
+    ] = None,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Find the smallest prefill chunk that saturates the device, and use it from now on."""
+    from libs.cli.find import local_user  # noqa: PLC0415
+    from libs.cli.planner.tune import tune_prefill  # noqa: PLC0415 (what only this command needs)
+    from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import TunePrefillRequest  # noqa: PLC0415
+    from libs.keys.table import SUITE_TOKEN, actor_of  # noqa: PLC0415
+
+    request = TunePrefillRequest(
+        most_tokens=most_tokens,
+        limit_ms=round(limit * 1000),
+        measure_only=measure_only,
+        tpot_target_us=round(tpot_ms * 1000),
+        kept=kept,
+        set_tokens=set_tokens,
+        actor=actor_of(SUITE_TOKEN, local_user()),
+    )
+    tune_prefill(ready, worker, request, picture=picture, as_json=json)
+
+
+@tune.command(epilog="Example: fulcrum tune decode --tpot 30 --context 2048")
+def decode(
+    worker: Annotated[str | None, typer.Argument(help="Id of the worker. Default: every worker that decodes.")] = None,
+    *,
+    tpot_ms: Target = 50.0,
+    context: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Context length of each sequence.")] = 1024,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Show the largest decode batch within a TPOT target, by the step times that each worker has learned.
+
+    Requests with a TPOT target are held to theirs at every step, whatever is asked here.
+    """
+    from libs.cli.planner.tune import tune_decode  # noqa: PLC0415 (what only this command needs)
+
+    tune_decode(ready, worker=worker, tpot_ms=tpot_ms, context=context, as_json=json)

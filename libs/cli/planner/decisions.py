@@ -1,8 +1,8 @@
-"""The commands `fulcrum planner status`, `decisions` and `explain`."""
+"""The commands of `fulcrum planner`: its decisions and their reasons, advice, regret, mode and limits."""
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -12,8 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from libs.cli.console import make_console, plain_table
-from libs.cli.find import find_suite, get_json
+from libs.cli.find import find_one_suite, find_suite, get_json, local_user, put_json
 from libs.contracts.errors import StartupError
+from libs.contracts.foreign_text import plain
+from libs.runtime.settings import CommonSettings, load_settings
 
 POLL_S: Final = 0.25
 # Decisions requested at first: as many as the planner keeps.
@@ -62,7 +64,7 @@ def planner_decisions(limit: int, *, follow: bool, keeps: bool, ready_file: Path
     """Print the last decisions, and with `follow` new ones until interrupted."""
     base_url, console = find_suite(ready_file).planner, make_console()
     first = _wanted(get_json(base_url, "/v1/decisions", exact=as_json, limit=str(MOST)), keeps=keeps)[:limit]
-    shown = _Shown(as_json=as_json)
+    shown = _PrintedDecisions(as_json=as_json)
     for each in reversed(first):
         _print(console, each, as_json=as_json)
         shown.is_news(each)
@@ -79,7 +81,7 @@ def planner_decisions(limit: int, *, follow: bool, keeps: bool, ready_file: Path
                 _print(console, each, as_json=as_json)
 
 
-class _Shown:
+class _PrintedDecisions:
     """The decisions already printed: the newest one, and those whose measured effect is still to come."""
 
     def __init__(self, *, as_json: bool) -> None:
@@ -233,3 +235,160 @@ def _in_lab(found: dict[str, Any]) -> Table:
 
 def _pressure(value: float) -> Text:
     return Text(f"{value:.2f}", style="bold red" if value > PRESSES else "")
+
+
+# Decisions requested: as many as the planner keeps.
+
+CAUSES: Final = {
+    "late": "roles followed the work",
+    "held": "workers rested, were pinned, or it was quiet",
+    "limits": "limits",
+    "advisory": "the planner might not act",
+    "best": "the present split was taken for as good",
+    "too_small": "no split of the workers had room",
+}
+
+
+def planner_advice(*, ready_file: Path | None, as_json: bool) -> None:
+    """Print the advice, the newest first. Raises StartupError if there is no suite."""
+    found: list[dict[str, Any]] = get_json(
+        find_suite(ready_file).planner, "/v1/decisions", exact=as_json, limit=str(MOST)
+    )
+    advised = [each for each in found if each["advice"] is not None]
+    if as_json:
+        print(json.dumps(advised))
+        return
+    console = make_console()
+    if not advised:
+        console.print("Nothing is advised.")
+    for each in advised:
+        advice = each["advice"]
+        console.print(f"{each['time'][11:19]}  {each['model']}: {each['reason']}", soft_wrap=True)
+        expected = f"{advice['figure']} by {advice['low']:.3g} to {advice['high']:.3g}"
+        came = f"; it came to {advice['came']:.3g}" if advice["outcome"] == "applied" else ""
+        console.print(f"          expected: {expected}; {advice['outcome']}{came}")
+        console.print(f"          {advice['command']}", style="cyan")
+
+
+def planner_regret(window: str, *, ready_file: Path | None, as_json: bool) -> None:
+    """Print the regret by cause. Raises StartupError if there is no suite."""
+    found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/regret", exact=as_json, window=window)
+    if as_json:
+        print(json.dumps(found))
+        return
+    console = make_console()
+    console.print(
+        f"{found['lost_gpu_hours']:.2f} of {found['gpu_hours']:.2f} GPU-hours would have served more in another split"
+        f" of roles (estimated, {found['method'].replace('_', ' ')}):"
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False)
+    for cause, hours in sorted(found["by_cause"].items(), key=lambda each: -each[1]):
+        table.add_row(f"{hours:.2f}", cause, CAUSES.get(cause, ""))
+    console.print(table)
+
+
+OF_MODELS: Final = {
+    "prefill_min": int, "prefill_max": int, "decode_min": int, "decode_max": int, "workers_min": int,
+    "workers_max": int, "gpu_hours_day": float, "tpot_ms": float,
+}  # fmt: skip
+# The value that `none` stands for, if it is not null.
+WITHOUT: Final = {"prefill_min": 1, "decode_min": 1, "workers_min": 0}
+
+
+def planner_limits(
+    settings: Sequence[str],
+    *,
+    model: str,
+    pin: Sequence[str],
+    unpin: Sequence[str],
+    ready_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Set the limits that are named, and print all of them. Raises StartupError that says what to do."""
+    changes = bool(settings or pin or unpin)
+    suite = find_one_suite(ready_file) if changes else find_suite(ready_file)
+    found: dict[str, Any] = get_json(suite.planner, "/v1/limits", exact=True)
+    if changes:
+        wanted = found["limits"]
+        for setting in settings:
+            set_limit(wanted, setting, model)
+        wanted["pinned"] = sorted((set(wanted["pinned"]) | set(pin)) - set(unpin))
+        token = suite.token or load_settings(CommonSettings).token.get_secret_value()
+        found = put_json(suite.planner, f"/v1/limits?actor={quote(local_user())}", wanted, token=token, exact=True)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for line in _lines(found["limits"]):
+        print(plain(line))
+    if not found["kept"]:
+        print("Redis is away: a restart of the planner forgets them.")
+
+
+def set_limit(limits: dict[str, Any], setting: str, model: str) -> None:
+    """Apply one NAME=VALUE, to one model or to all. Raises StartupError that says what is wrong with it."""
+    if model and setting.lower() == "none":  # its own limits go, those of every model hold again
+        limits["models"].pop(model, None)
+        return
+    name, equals, text = setting.partition("=")
+    none = text.lower() == "none"
+    if not equals or not text:
+        raise StartupError(f"{setting!r} is not NAME=VALUE, such as prefill_min=2")
+    if name == "quiet_hours" and not model:
+        limits["quiet_hours"] = [] if none else text.split(",")
+    elif name == "moves_per_s" and not model:
+        limits["moves_per_s"] = _number(name, text, int)
+    elif name in OF_MODELS:
+        of = limits["models"].setdefault(model, dict(limits["every"])) if model else limits["every"]
+        of[name] = WITHOUT.get(name) if none else _number(name, text, OF_MODELS[name])
+    else:
+        known = ", ".join((*OF_MODELS, *(() if model else ("moves_per_s", "quiet_hours"))))
+        raise StartupError(f"{name!r} is no limit{' of a model' if model else ''}: there are {known}")
+
+
+def _number(name: str, text: str, kind: type[int] | type[float]) -> int | float:
+    try:
+        return kind(text)
+    except ValueError:
+        whole = "a whole number" if kind is int else "a number"
+        raise StartupError(f"{name} is {whole}, not {text!r}") from None
+
+
+def _lines(limits: dict[str, Any]) -> list[str]:
+    lines = [f"Moves a second: {limits['moves_per_s']}"]
+    if limits["quiet_hours"]:
+        lines.append(f"Roles stand still (UTC): {', '.join(limits['quiet_hours'])}")
+    if limits["pinned"]:
+        lines.append(f"Pinned: {', '.join(limits['pinned'])}")
+    lines.append(f"Every model: {_of_model(limits['every'])}")
+    lines += [f"{name}: {_of_model(each)}" for name, each in sorted(limits["models"].items())]
+    return lines
+
+
+def _of_model(each: dict[str, Any]) -> str:
+    def to(role: str) -> str:
+        most = each[f"{role}_max"]
+        return (
+            f"{each[f'{role}_min']} to {most} {role}" if most is not None else f"{each[f'{role}_min']} {role} or more"
+        )
+
+    target = "" if each["tpot_ms"] is None else f", TPOT {each['tpot_ms']:g} ms"
+    most, hours = each.get("workers_max"), each.get("gpu_hours_day")
+    workers = f", {each.get('workers_min') or 0} to {'any number of' if most is None else most} workers"
+    named = workers if most is not None or each.get("workers_min") else ""
+    started = "" if hours is None else f", {hours:g} GPU-hours a day of started ones"
+    return f"{to('prefill')}, {to('decode')}{named}{started}{target}"
+
+
+def planner_mode(mode: str | None, *, ready_file: Path | None, as_json: bool) -> None:
+    """Set the mode if one is given, and print it. Raises StartupError that says what to do."""
+    if mode is None:
+        found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/mode", exact=as_json)
+    else:
+        suite = find_one_suite(ready_file)
+        token = suite.token or load_settings(CommonSettings).token.get_secret_value()
+        found = put_json(suite.planner, "/v1/mode", {"mode": mode, "actor": local_user()}, token=token, exact=as_json)
+    if as_json:
+        print(json.dumps(found))
+        return
+    forgotten = "" if found["kept"] else " (Redis is away: a restart of the planner forgets it)"
+    print(f"The planner is {found['mode']}{forgotten}.")

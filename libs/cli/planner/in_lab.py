@@ -11,11 +11,11 @@ from libs.cli.lab.calibrate import learned_of_suite
 from libs.cli.lab.record import Recording, find_broker, read_all
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.contracts.roles import role_from_name
-from libs.lab.calibration import calibrated
 from libs.lab.counterfactual import AFTER_S, LEAD_S, Standing, counterfactual
 from libs.lab.experiment import HOP_MS, LINK_GBPS, MAX_SEQUENCES, Experiment
+from libs.lab.hardware import calibrated
 from libs.lab.slo import parse_slo
-from libs.lab.traces.recorded import recorded_trace
+from libs.lab.traces.recording import recorded_trace
 from libs.policy.roles import Role
 
 # The gateways' defaults.

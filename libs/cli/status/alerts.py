@@ -1,15 +1,23 @@
-"""The command `fulcrum alerts`: firing alerts, and with `--all` those that are over."""
+"""The commands `fulcrum alerts`, with its silences, and `fulcrum advice`."""
 
+import asyncio
 import json
+import re
+import sys
 import time
 from pathlib import Path
 from typing import Any, Final
 
+import typer
 from rich.text import Text
 
 from libs.cli.console import make_console
-from libs.cli.find import find_suite, get_json
-from libs.cli.status.gauge import span
+from libs.cli.find import ask_json, find_one_suite, find_suite, get_json, local_user
+from libs.cli.status.answer import STATUS_PATH, ActionAnswer, Status, parse_status
+from libs.cli.status.show import commands, span
+from libs.contracts.errors import InvalidRequest, StartupError, quoted
+from libs.launch.ready import Ready
+from libs.runtime.settings import CommonSettings, load_settings
 
 # Changes that `--all` shows.
 RECENT: Final = 50
@@ -86,3 +94,130 @@ def alert_line(alert: dict[str, Any], now_ms: int, *, silent: bool = False) -> T
         (f"({when}): ", "dim"),
         alert["ended_because"] or _reason(alert),
     )
+
+
+_LENGTH: Final = re.compile(r"(\d{1,6}(?:\.\d+)?)([smhd])", re.ASCII)
+_UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+# Every alert's name begins with this; it may be left out.
+PREFIX: Final = "Fulcrum"
+
+
+def make_silence(
+    ready_file: Path | None, name: str, labels: list[str], length: str, *, reason: str, as_json: bool
+) -> None:
+    """Silence alerts. Raises InvalidRequest and StartupError that say what is allowed."""
+    body = {"alert_name": _full(name), "labels": dict(map(_label, labels)), "for_s": seconds_of(length)}
+    _print(
+        [_ask(find_one_suite(ready_file), "POST", "/v1/alerts/silences", body, reason, exact=as_json)], as_json=as_json
+    )
+
+
+def acknowledge(ready_file: Path | None, alert: str, *, reason: str, as_json: bool) -> None:
+    """Acknowledge all alerts of a name, or the one with an id. Raises StartupError if no such alert fires."""
+    suite = find_one_suite(ready_file)
+    firing = get_json(suite.metrics, "/v1/alerts", exact=True, limit="0")["firing"]
+    found = [each["id"] for each in firing if alert in (each["id"], each["name"]) or _full(alert) == each["name"]]
+    if not found:
+        names = ", ".join(sorted({each["id"] for each in firing})) or "none"
+        raise StartupError(f"no alert {quoted(alert)} fires, but: {names}")
+    path = "/v1/alerts/acks"
+    made = [_ask(suite, "POST", path, {"alert_id": each}, reason, exact=as_json) for each in found]
+    _print(made, as_json=as_json)
+
+
+def end_silence(ready_file: Path | None, silence_id: str, *, as_json: bool) -> None:
+    """End a silence. Raises StartupError if none has this id."""
+    if re.fullmatch(r"[0-9a-f]{1,32}", silence_id) is None:
+        raise InvalidRequest(f"{quoted(silence_id)} is no silence's id: `fulcrum alerts` names those that hold")
+    suite = find_one_suite(ready_file)
+    found = ask_json(
+        suite.metrics, "DELETE", f"/v1/alerts/silences/{silence_id}", None, token=_token(suite), exact=as_json
+    )
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print(f"{about(found)} is silent no more." if not found["alert_id"] else f"{about(found)} is open again.")
+
+
+def seconds_of(length: str) -> float:
+    """Return the seconds of a time such as "90m". Raises InvalidRequest."""
+    found = _LENGTH.fullmatch(length.strip())
+    if found is None:
+        raise InvalidRequest(f"--for is {quoted(length)}: it has to be a number and s, m, h or d, such as 2h")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def _full(name: str) -> str:
+    return name if not name or name.startswith(PREFIX) else PREFIX + name
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise InvalidRequest(f"--label is {quoted(text)}: it has to be NAME=VALUE, such as worker=gpu-3")
+    return name, value
+
+
+def _ask(suite: Ready, method: str, path: str, body: dict[str, Any], reason: str, *, exact: bool) -> dict[str, Any]:
+    asked = body | {"actor": local_user(), "reason": reason}
+    answer: dict[str, Any] = ask_json(suite.metrics, method, path, asked, token=_token(suite), exact=exact)
+    return answer
+
+
+def _token(suite: Ready) -> str:
+    return suite.token or load_settings(CommonSettings).token.get_secret_value()
+
+
+def _print(found: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found if len(found) > 1 else found[0]))
+        return
+    console, now_ms = make_console(), time.time_ns() // 1_000_000
+    for each in found:
+        count = len(each["alerts"])
+        firing = "" if each["alert_id"] else f"; {count} such {'fires' if count == 1 else 'fire'} now"
+        console.print(f"{about(each)}: {silence_line(each, now_ms)}{firing}", soft_wrap=True)
+
+
+MIXED = "mixed"
+
+
+def show_advice(ready_file: Path | None, *, apply: bool, yes: bool, as_json: bool) -> None:
+    """Print the advice. Raises StartupError if there is no suite or the data are too old to act on."""
+    suite = find_one_suite(ready_file) if apply else find_suite(ready_file)
+    status = parse_status(get_json(suite.metrics, STATUS_PATH))
+    verdict, advised = status.verdict, commands(status.verdict)
+    if as_json:
+        print(json.dumps({"verdict": verdict.code, "sentence": verdict.sentence, "commands": advised}))
+    elif advised:
+        print("\n".join(advised))
+    else:
+        print(f"Nothing to run: {verdict.sentence}", file=sys.stderr)
+    if apply and verdict.action is not None:
+        _apply(status, verdict.action, ready_file, yes=yes, as_json=as_json)
+
+
+def _apply(status: Status, action: ActionAnswer, ready_file: Path | None, *, yes: bool, as_json: bool) -> None:
+    if not status.live:
+        raise StartupError(f"the data are old ({status.not_live_because}): look again before you act on them")
+    if not yes and not typer.confirm(f"{status.verdict.sentence}\nRun `{action.command}`?", err=True):
+        raise typer.Exit(1)
+    from libs.cli.suite.role import change_roles  # noqa: PLC0415 (gRPC, which the others do without)
+
+    asyncio.run(
+        change_roles(
+            action.workers,
+            role_text(action),
+            epoch=None,
+            reason=f"advice: {status.verdict.code}",
+            force=False,
+            first_step_s=0,
+            ready_file=ready_file,
+            as_json=as_json,
+        )
+    )
+
+
+def role_text(action: ActionAnswer) -> str:
+    """Return the role in the form that `fulcrum role` accepts."""
+    return f"{MIXED}:{action.budget_tokens}" if action.role == MIXED and action.budget_tokens else action.role

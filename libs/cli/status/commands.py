@@ -1,4 +1,4 @@
-"""The commands `fulcrum status`, `advice`, `alerts` and `events`."""
+"""The commands that show a suite: `fulcrum status`, `advice`, `alerts`, `events`, `workers`, `occupancy`, `observe`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,11 +18,11 @@ def status(
 ) -> None:
     """Is the cluster balanced, and what should be done? The verdict first, then the figures behind it."""
     if links:
-        from libs.cli.status.links import show_links  # noqa: PLC0415 (what only this command needs)
+        from libs.cli.status.show import show_links  # noqa: PLC0415 (what only this command needs)
 
         show_links(ready, as_json=json)
         return
-    from libs.cli.status.watch import show_status  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.status.show import show_status  # noqa: PLC0415 (what only this command needs)
 
     show_status(ready, watch=watch, as_json=json)
 
@@ -38,7 +38,7 @@ def advice(
     json: Json = False,
 ) -> None:
     """Print the commands that would bring the cluster into balance, one a line; nothing if it is balanced."""
-    from libs.cli.status.advice import show_advice  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.status.alerts import show_advice  # noqa: PLC0415 (what only this command needs)
 
     show_advice(ready, apply=apply, yes=yes, as_json=json)
 
@@ -93,7 +93,7 @@ def silence(
     json: Json = False,
 ) -> None:
     """Silence alerts for a while: they still fire, but neither webhooks nor Prometheus' rule notify anybody."""
-    from libs.cli.status.silences import make_silence  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.status.alerts import make_silence  # noqa: PLC0415 (what only this command needs)
 
     make_silence(ready, name, label or [], length, reason=reason, as_json=json)
 
@@ -108,7 +108,7 @@ def ack(
     json: Json = False,
 ) -> None:
     """Acknowledge an alert until it is over."""
-    from libs.cli.status.silences import acknowledge  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.status.alerts import acknowledge  # noqa: PLC0415 (what only this command needs)
 
     acknowledge(ready, alert, reason=reason, as_json=json)
 
@@ -120,7 +120,7 @@ def unsilence(
     json: Json = False,
 ) -> None:
     """End a silence or an acknowledgement early."""
-    from libs.cli.status.silences import end_silence  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.status.alerts import end_silence  # noqa: PLC0415 (what only this command needs)
 
     end_silence(ready, silence_id, as_json=json)
 
@@ -141,3 +141,46 @@ def events(
     from libs.cli.status.events import show_events  # noqa: PLC0415 (what only this command needs)
 
     show_events(ready, limit=limit, follow=follow, as_json=json)
+
+
+def workers(ready: ReadyFile = None, json: Json = False) -> None:
+    """List the workers of the suite."""
+    from libs.cli.status.tables import show_workers  # noqa: PLC0415 (what only this command needs)
+
+    show_workers(ready, as_json=json)
+
+
+def occupancy(
+    window: Annotated[str, typer.Option(metavar="TIME", help="How far back: 500ms, 2s, 1m.")] = "2s",
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Show the share of GPU time in prefill, decode, KV wait and idle."""
+    from libs.cli.status.tables import show_occupancy  # noqa: PLC0415 (what only this command needs)
+
+    show_occupancy(ready, window, as_json=json)
+
+
+def observe(
+    vllm: Annotated[
+        list[str] | None,
+        typer.Option("--vllm", metavar="URL", help="A vLLM server, e.g. http://10.0.0.5:8000. May be repeated."),
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Recorded expositions (.scrapes.jsonl, also .gz) instead of servers."),
+    ] = None,
+    lines: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Stop after N lines of each server. Default: at Ctrl-C.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Estimate how servers spend GPU time, from their /metrics alone: nothing is replaced, no request is touched."""
+    from libs.cli.status.observe import replay_file, watch_servers  # noqa: PLC0415 (what only this command needs)
+
+    if (replay is None) == (not vllm):
+        raise typer.BadParameter("give servers by --vllm, or a recording by --replay")
+    if replay is not None:
+        replay_file(replay, as_json=json)
+    else:
+        watch_servers(vllm or [], lines, as_json=json)

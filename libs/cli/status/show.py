@@ -1,12 +1,135 @@
-"""The text of `fulcrum status`: the verdict first, then the figures behind it. This module is pure."""
+"""The output of `fulcrum status`: the verdict first, then the figures behind it; with `--links` the KV links."""
 
-from collections.abc import Iterator
-from typing import Final
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
 
+import msgspec
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
-from libs.cli.status.answer import CauseAnswer, ModelStatusAnswer, SplitAnswer, Status, TrafficAnswer, VerdictAnswer
-from libs.cli.status.gauge import pressure_bar, pressure_text, span, verdict_style
+from libs.cli.console import make_console
+from libs.cli.find import find_suite, get_json
+from libs.cli.status.answer import (
+    CALM_CODES,
+    STATUS_PATH,
+    UNKNOWN_CODE,
+    CauseAnswer,
+    ModelStatusAnswer,
+    SplitAnswer,
+    Status,
+    TrafficAnswer,
+    VerdictAnswer,
+    parse_status,
+)
+from libs.contracts.errors import StartupError
+from libs.contracts.foreign_text import plain
+from libs.policy.kv_links import SLOW_LINK
+
+LINKS_PATH: Final = "/v1/links"
+
+
+class LinkAnswer(msgspec.Struct, frozen=True):
+    """One pair of workers in the metrics service's answer."""
+
+    source: str
+    target: str
+    model: str
+    way: str
+    transfers: int
+    bytes: int
+    gb_per_s: float | None
+    of_fastest: float | None
+    is_floor: bool = False
+
+
+def show_links(ready_file: Path | None, *, as_json: bool) -> None:
+    """Print each pair, the slowest first. Raises StartupError if there is no suite."""
+    answer = get_json(find_suite(ready_file).metrics, LINKS_PATH, exact=as_json)
+    if as_json:
+        print(json.dumps(answer))
+        return
+    links = msgspec.convert(answer, list[LinkAnswer])
+    make_console().print(links_table(links) if links else "No KV has come from one worker to another yet.")
+
+
+def links_table(links: Sequence[LinkAnswer]) -> Table:
+    table = Table("from", "to", "way", "transfers", "GB", "GB/s", "of the fastest", box=None)
+    for each in links:
+        slow = each.of_fastest is not None and each.of_fastest < SLOW_LINK
+        table.add_row(
+            each.source,
+            each.target,
+            each.way.replace("_", " "),
+            f"{each.transfers:,}",
+            f"{each.bytes / 1e9:.2f}",
+            "-" if each.gb_per_s is None else f"{'≥ ' if each.is_floor else ''}{each.gb_per_s:.2f}",
+            "-" if each.of_fastest is None else f"{each.of_fastest:.0%}",
+            style="bold red" if slow else "",
+        )
+    return table
+
+
+# Above this pressure work accumulates in a queue.
+FULL: Final = 1.0
+TIGHT: Final = 0.85
+SCALE: Final = 2.0
+"""The pressure at which a bar is full."""
+EIGHTHS: Final = " ▏▎▍▌▋▊▉"
+UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+CALM, NEAR, OVER = "#3fae6b", "#d9a514", "bold #ff5c6c"
+
+
+def verdict_style(code: str) -> str:
+    """Return green if nothing is to be done, dim if nothing is known, else a striking style."""
+    return CALM if code in CALM_CODES else "dim" if code == UNKNOWN_CODE else OVER
+
+
+def pressure_style(pressure: float | None) -> str:
+    """Return a style by how near a pressure is to `FULL`."""
+    if pressure is None:
+        return "dim"
+    return OVER if pressure > FULL else NEAR if pressure > TIGHT else CALM
+
+
+def pressure_text(pressure: float | None) -> Text:
+    """Return a pressure as "0.42", or a question mark if it is unknown."""
+    shown = "?" if pressure is None else f"{pressure:.2f}" if pressure < 10 else f"{pressure:.0f}"
+    return Text(shown, pressure_style(pressure))
+
+
+def pressure_bar(pressure: float | None, cells: int) -> Text:
+    """Return a bar of `cells` from 0 to `SCALE` in eighths of a cell, with a line at `FULL`.
+
+    Higher pressures end in an arrow.
+    """
+    if pressure is None:
+        return Text("░" * cells, "dim")
+    eighths = round(min(max(pressure, 0.0) / SCALE, 1.0) * cells * 8)
+    whole, part = divmod(eighths, 8)
+    bar = ("█" * whole + (EIGHTHS[part] if part else "")).ljust(cells)
+    if pressure > SCALE:
+        bar = bar[:-1] + "▶"
+    at = round(cells * FULL / SCALE)
+    text = Text(bar, pressure_style(pressure))
+    if at >= whole + bool(part):
+        text = Text.assemble((bar[:at], pressure_style(pressure)), ("│", "dim"), bar[at + 1 :])
+    return text
+
+
+def span(ms: float) -> str:
+    """Return a length of time as "0.4 s", "12 s", "3 min", "2 h" or "4 d", rounded down."""
+    seconds = max(ms, 0) / 1000
+    if seconds < 10:
+        return f"{math.floor(seconds * 10) / 10:.1f} s"
+    unit, size = next((each for each in UNITS if seconds >= each[1]), UNITS[-1])
+    return f"{math.floor(seconds / size)} {unit}"
+
 
 BAR_CELLS: Final = 16
 INDENT: Final = 10
@@ -185,3 +308,34 @@ def percent(share: float | None) -> str:
 
 def _ms(value: float) -> str:
     return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+
+
+PERIOD_S: Final = 1.0
+
+
+def show_status(ready_file: Path | None, *, watch: bool, as_json: bool) -> None:
+    """Print the status. Raises StartupError if there is no suite."""
+    url, console = find_suite(ready_file).metrics, make_console()
+    if not watch or as_json:
+        while True:
+            answer = get_json(url, STATUS_PATH, exact=as_json)
+            if as_json:
+                print(json.dumps(answer), flush=True)
+            else:
+                console.print(_page(answer))
+            if not watch:
+                return
+            time.sleep(PERIOD_S)
+    page = _page(get_json(url, STATUS_PATH))
+    with Live(page, console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        while True:
+            time.sleep(PERIOD_S)
+            try:
+                page = _page(get_json(url, STATUS_PATH))
+            except StartupError as error:
+                page = Group(page, Text.assemble((plain(error.message), "bold red"), "; the figures above are old"))
+            live.update(page, refresh=True)
+
+
+def _page(answer: Any) -> Group:
+    return Group(*lines(parse_status(answer)))

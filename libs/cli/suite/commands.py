@@ -1,10 +1,10 @@
-"""The commands `fulcrum logs`, `audit` and `down`."""
+"""The commands that act on a suite: `fulcrum chat`, `role`, `logs`, `audit` and `down`."""
 
 from typing import Annotated
 
 import typer
 
-from libs.cli.options import Json, ReadyFile, complete_log
+from libs.cli.options import Json, ReadyFile, complete_log, complete_role
 
 
 def logs(
@@ -27,7 +27,7 @@ def logs(
     json: Annotated[bool, typer.Option("--json", metavar="", help="Print lines as they are in the file.")] = False,
 ) -> None:
     """Show the last lines that a process of the suite logged."""
-    from libs.cli.suite.logs import show_logs  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.suite.running import show_logs  # noqa: PLC0415 (what only this command needs)
 
     show_logs(ready, worker, follow=follow, limit=limit, as_json=json)
 
@@ -56,7 +56,7 @@ def audit(
     ] = False,
 ) -> None:
     """List who changed keys, limits, roles, models, modes and silences, and who deleted what, the oldest first."""
-    from libs.cli.suite.audit import AuditQuery, show_audit  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.suite.running import AuditQuery, show_audit  # noqa: PLC0415 (what only this command needs)
 
     wanted = AuditQuery(limit=limit, since=since, actor=actor, tenant=tenant, refused=refused)
     show_audit(ready, wanted, follow=follow, as_json=json)
@@ -68,6 +68,61 @@ def down(
     json: Json = False,
 ) -> None:
     """Stop the suite that `fulcrum up` started on this machine. Running requests may finish first."""
-    from libs.cli.suite.down import stop_suite  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.suite.running import stop_suite  # noqa: PLC0415 (what only this command needs)
 
     stop_suite(ready, now=now, as_json=json)
+
+
+def chat(
+    prompt: Annotated[str, typer.Argument(help="What to ask.", show_default=False)],
+    *,
+    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens to generate.")] = 256,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, metavar="T", help="0 is greedy. Default: the model's own.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="M", help="Name from /v1/models. Default: the suite's first model.")
+    ] = None,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Ask the suite a question and stream the answer."""
+    import asyncio  # noqa: PLC0415 (what only this command needs)
+
+    from libs.cli.suite.chat import answer_once  # noqa: PLC0415
+
+    asyncio.run(answer_once(prompt, max_tokens, temperature, model, ready_file=ready, as_json=json))
+
+
+def role(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="WORKER... ROLE",
+            help="Ids of workers (`fulcrum workers`), then prefill, decode, mixed, mixed:BUDGET or standby.",
+            show_default=False,
+            autocompletion=complete_role,
+        ),
+    ],
+    *,
+    epoch: Annotated[
+        int | None,
+        typer.Option(min=1, max=2**63 - 1, metavar="N", help="Change only workers that are still at this epoch."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", metavar="", help="Move workers even if no other computes prompts or decodes.")
+    ] = False,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Reason recorded with the move.")] = "by hand",
+    first_step_s: Annotated[
+        float,
+        typer.Option(min=0, max=600, metavar="S", help="How long to wait for the first step of the new role's kind."),
+    ] = 2.0,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Give workers another role. Running requests move on with their KV or finish there: none is aborted."""
+    from libs.cli.suite.role import change  # noqa: PLC0415 (what only this command needs)
+
+    if len(words) < 2:
+        raise typer.BadParameter("name a worker and its role, such as: fulcrum role gpu-1 prefill")
+    change(ready, words=words, epoch=epoch, reason=reason, force=force, first_step_s=first_step_s, as_json=json)

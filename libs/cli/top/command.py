@@ -6,8 +6,6 @@ import typer
 
 from libs.cli.options import ReadyFile
 
-EPILOG = "Example: fulcrum top --metrics http://HOST:8002, or for pipes: fulcrum top --json | jq .ratio"
-
 
 def top(
     metrics: Annotated[
@@ -19,6 +17,6 @@ def top(
     light: Annotated[bool, typer.Option("--light", help="Use colours for a light terminal.")] = False,
 ) -> None:
     """Watch prefill and decode live: ratio, pools, workers, alerts. Keys are in the footer."""
-    from libs.cli.top.show import show_top  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.top.screen import show_top  # noqa: PLC0415 (what only this command needs)
 
     show_top(ready, metrics=metrics, once=once, light=light, as_json=json)

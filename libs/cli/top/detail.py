@@ -9,8 +9,9 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from libs.cli.top import draw, requests, steps
+from libs.cli.top import draw
 from libs.cli.top.feed import Feed, NotShown
+from libs.cli.top.lists import request_table, step_table
 from libs.cli.top.model import Row, WorkerRow
 
 MAX_REQUESTS: Final = 100
@@ -65,14 +66,14 @@ class Detail(ModalScreen[None]):
             if isinstance(reported, NotShown):
                 shown.update(Text(reported.message))
             else:
-                shown.update(requests.table(reported, self._worker.id, self.size.width) if reported else none)
+                shown.update(request_table(reported, self._worker.id, self.size.width) if reported else none)
 
     async def _follow_steps(self, shown: Static) -> None:
         async for reported in self._feed.steps_of(self._worker.id, STEPS_WINDOW):
             if isinstance(reported, NotShown):
                 shown.update(Text(reported.message))
             else:
-                shown.update(steps.table(reported) if reported else f"no step in the last {STEPS_WINDOW}")
+                shown.update(step_table(reported) if reported else f"no step in the last {STEPS_WINDOW}")
 
     def _refresh(self) -> None:
         worker = self._worker

@@ -55,9 +55,9 @@ def _cell(times: Times) -> tuple[str, str]:
     return STEPS[min(round(8 * sum(busy) / covered), 8)], BUSY[busy.index(max(busy))]
 
 
-def sparkline(values: Sequence[float | None]) -> str:
-    """Return a sparkline scaled to the greatest value; unknown values are blank."""
-    top = max((value for value in values if value is not None), default=0.0) or 1.0
+def sparkline(values: Sequence[float | None], top: float = 0.0) -> str:
+    """Return a sparkline up to `top`, or scaled to the greatest value if it is 0; unknown values are blank."""
+    top = top or max((value for value in values if value is not None), default=0.0) or 1.0
     return "".join(" " if value is None else STEPS[1 + min(round(7 * value / top), 7)] for value in values)
 
 

@@ -11,9 +11,8 @@ import httpx
 
 from libs.cli.find import key_headers
 from libs.cli.status.answer import STATUS_PATH, parse_status
-from libs.cli.top import requests, steps
+from libs.cli.top.lists import MAX_STEPS, RequestView, parse_requests, parse_steps
 from libs.cli.top.model import TopModel
-from libs.cli.top.requests import RequestView
 from libs.contracts.foreign_text import plain_values
 from libs.contracts.step_row import ReportedStep
 from libs.runtime.backoff import Backoff
@@ -103,15 +102,15 @@ class Feed:
 
     async def requests_of(self, worker_id: str, limit: int) -> AsyncGenerator[list[RequestView] | NotShown, None]:
         """Yield once a second a worker's last finished requests, the newest first, or why they are not shown."""
-        async for shown in self._poll("/v1/requests", requests.parse, worker=worker_id, limit=str(limit)):
+        async for shown in self._poll("/v1/requests", parse_requests, worker=worker_id, limit=str(limit)):
             yield shown
 
     async def steps_of(self, worker_id: str, window: str) -> AsyncGenerator[list[ReportedStep] | NotShown, None]:
         """Yield once a second the engine steps of a worker's last `window`, the newest first, or why they are not
         shown.
         """
-        query = {"worker": worker_id, "window": window, "limit": str(steps.MAX_STEPS)}
-        async for shown in self._poll("/v1/steps", steps.parse, **query):
+        query = {"worker": worker_id, "window": window, "limit": str(MAX_STEPS)}
+        async for shown in self._poll("/v1/steps", parse_steps, **query):
             yield shown
 
     async def _poll(self, path: str, parse: Callable[[Any], T], **query: str) -> AsyncGenerator[T | NotShown, None]:

@@ -1,22 +1,120 @@
+"""The output of `fulcrum top`: the screen, that of a group of workers, or snapshots for pipes."""
+
 import asyncio
+import time
 from contextlib import suppress
-from typing import ClassVar, Final
+from json import dumps
+from pathlib import Path
+from typing import Any, ClassVar, Final
 
 import httpx
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
+from textual.containers import Vertical
 from textual.css.query import NoMatches
+from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from libs.cli.find import no_suite
+from libs.cli.find import find_suite, get_json, no_suite
 from libs.cli.top import draw
-from libs.cli.top.detail import Detail
+from libs.cli.top.detail import Detail, figures
 from libs.cli.top.feed import Feed
-from libs.cli.top.group import GroupDetail
-from libs.cli.top.head import MAX_ALERTS, MAX_EVENTS, alerts, events, head, pools, verdict
-from libs.cli.top.model import Row
-from libs.cli.top.workers import Workers
+from libs.cli.top.head import MAX_ALERTS, MAX_EVENTS, Workers, alerts, events, head, pools, verdict
+from libs.cli.top.model import GroupRow, Row
+
+PERIOD_S: Final = 1.0
+WINDOW: Final = "2s"
+
+
+def show_top(ready: Path | None, *, metrics: str | None, once: bool, light: bool, as_json: bool) -> None:
+    """Run until the user leaves, or print one snapshot. Raises StartupError."""
+    url = metrics.rstrip("/") if metrics else find_suite(ready).metrics
+    if as_json or once:
+        _print_snapshots(url, as_json=as_json, once=once)
+        return
+
+    run_screen(url, light=light)
+
+
+def _print_snapshots(url: str, *, as_json: bool, once: bool) -> None:
+    """Print one snapshot, or one a second until interrupted. Raises StartupError if the service does not answer."""
+    from libs.cli.status.tables import show_occupancy_of  # noqa: PLC0415
+
+    while True:
+        snapshot = _take(url, exact=as_json)
+        if as_json:
+            print(dumps(snapshot), flush=True)
+        else:
+            show_occupancy_of(snapshot["occupancy"])
+            for alert in snapshot["alerts"]:
+                print(f"{alert['severity']}: {alert['name']}: {alert['reason']}")
+        if once:
+            return
+        time.sleep(PERIOD_S)
+
+
+def _take(url: str, *, exact: bool) -> dict[str, Any]:
+    """Return occupancy, request latencies and firing alerts as of now."""
+    occupancy = get_json(url, "/v1/occupancy", exact=exact, window=WINDOW)
+    return {
+        "unix_ms": occupancy["as_of_unix_ns"] // 1_000_000,
+        "age_ms": occupancy["age_ms"],
+        "ratio": occupancy["ratio"],
+        "occupancy": occupancy,
+        "requests": get_json(url, "/v1/requests/summary", exact=exact, window="1m")["total"],
+        "alerts": get_json(url, "/v1/alerts", exact=exact, limit="0")["firing"],
+    }
+
+
+class GroupDetail(ModalScreen[None]):
+    """A group above a table of its ranks; Enter opens a rank."""
+
+    CSS = """
+    GroupDetail { align: center middle; }
+    #group { width: 150; max-width: 100%; height: auto; max-height: 100%; padding: 1 2; border: round $primary;
+             background: $surface; }
+    #group DataTable { height: auto; max-height: 24; }
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [("escape,q", "dismiss", "back")]
+
+    def __init__(self, feed: Feed, group: GroupRow) -> None:
+        super().__init__()
+        self._feed = feed
+        self._group = group
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="group"):
+            yield Static(id="whole")
+            yield Workers()
+
+    def on_mount(self) -> None:
+        """Follow the group while the screen is open."""
+        self.query_one(Workers).focus()
+        self.set_interval(draw.REFRESH_S, self._refresh)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        group = self._feed.model.groups.get(self._group.id, self._group)  # another object when ranks come or go
+        last_ms = self._feed.model.last_ms
+        text = Text.assemble((group.label, "bold"), f"  {group.role}, {group.model}, {group.gpus} GPUs\n\n")
+        text.append_text(figures(group, last_ms))
+        self.query_one("#whole", Static).update(text)
+        self.query_one(Workers).fill(group.ranks, last_ms)
+
+    def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
+        """Sort the ranks by the clicked column, not the table below."""
+        event.stop()
+        self.query_one(Workers).sort_by(str(event.column_key.value))
+        self._refresh()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        event.stop()
+        worker: Any = self._feed.model.workers.get(str(event.row_key.value))
+        if worker:
+            self.app.push_screen(Detail(self._feed, worker))
+
 
 # On a lower terminal events are left out.
 LEAST_HIGH: Final = 20

@@ -1,4 +1,4 @@
-"""The command `fulcrum up`: a whole suite on this machine."""
+"""The commands `fulcrum up`, a whole suite on this machine, `fulcrum doctor` and `fulcrum profile`."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -168,3 +168,80 @@ def up(
         json_ready=json_ready.absolute() if json_ready else None,
     )
     raise typer.Exit(serve(options, models[0] if models else None, question=not no_question, as_json=json))
+
+
+ENGINES = ("sim", "torch", "vllm")
+MARKS = {"ok": ("✓", "green"), "slower": ("!", "yellow"), "missing": ("✗", "red")}
+
+
+def doctor(
+    engine: Annotated[str, typer.Option(help="Engine that workers would run: sim, torch or vllm.")] = "torch",
+    *,
+    json: Json = False,
+) -> None:
+    """Check this machine: driver, CUDA, compilers, shared memory, RDMA, packages. Exit code 1 if the engine would not
+    start.
+    """
+    import os  # noqa: PLC0415 (what only this command needs)
+
+    import msgspec  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415
+    from rich.markup import escape  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from libs.contracts.errors import InvalidRequest  # noqa: PLC0415
+    from libs.launch.doctor import Level, findings, look  # noqa: PLC0415
+
+    if engine not in ENGINES:
+        raise InvalidRequest(f"--engine {engine!r} is not one of {', '.join(ENGINES)}", param="engine")
+    found = findings(look(os.environ), engine)
+    starts = all(each.level is not Level.MISSING for each in found)
+    if json:
+        print(msgspec.json.encode({"engine": engine, "starts": starts, "findings": found}).decode())
+        raise typer.Exit(0 if starts else 1)
+    shown = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for each in found:
+        mark, colour = MARKS[each.level]
+        says = f"{escape(each.says)}\n[bold]{escape(each.do)}[/]" if each.do else escape(each.says)
+        shown.add_row(f"[{colour}]{mark}[/]", each.what, says)
+    console = Console(highlight=False)
+    console.print(shown)
+    console.print(f"\nIt starts here: fulcrum up --engine {engine}" if starts else "\nIt does not start here yet.")
+    raise typer.Exit(0 if starts else 1)
+
+
+# Stands for the folder in which a machine has its models.
+MODELS = "/models"
+
+
+def profile(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Profile to print. Default: list all.")] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """List deployment profiles, or print one: its workers' settings, what is predicted, and what has never been run."""
+    import msgspec  # noqa: PLC0415 (what only this command needs)
+
+    from libs.launch.profile import load_profile, profile_names  # noqa: PLC0415
+
+    names = profile_names() if name is None else [name]
+    found = {each: load_profile(each) for each in names}
+    if json:
+        print(msgspec.json.encode(found).decode())
+        return
+    if name is None:
+        for each, known in found.items():
+            print(f"{each:<30} {known.model}, {known.machine}")
+        return
+    known = found[name]
+    print(f"# {known.model} on {known.machine}\n# {known.not_run}")
+    predicted = known.predicted
+    prompts = ", ".join(f"{tokens} tokens {ms} ms" for tokens, ms in predicted.prefill_ms.items())
+    steps = ", ".join(f"{batch} sequences {ms} ms" for batch, ms in predicted.decode_ms.items())
+    print(f"# Predicted by {predicted.source}: prompts of {prompts}; decode steps of {steps}.")
+    print(f"# On each node first: python -m libs.model.prepare {known.model} {MODELS}; a gateway has it too, as")
+    print(f'FULCRUM_GATEWAY_MODELS={{"{known.model}": "{MODELS}/{known.model}"}}')
+    for number, worker in enumerate(known.workers, start=1):
+        print(f"\n# worker {number} on node {worker.node}: python -m services.{worker.service}")
+        for variable, value in {**known.model_settings(MODELS), **worker.settings()}.items():
+            print(f"{variable}={value}")

@@ -8,8 +8,7 @@ from typing import Final
 from libs.contracts.errors import FulcrumError
 from libs.dispatch.generation import ApiFinishReason
 from libs.engine.reports import Logprob
-from libs.lab.cluster.cost import Coast
-from libs.lab.cluster.time import PS_PER_NS, VirtualTime
+from libs.lab.cluster.time import PS_PER_NS, Coast, VirtualTime
 from libs.lab.traces.request import TraceRequest
 
 GRACE_NS: Final = 200_000_000

@@ -11,14 +11,12 @@ from libs.dispatch.ports import Tenancy
 from libs.dispatch.rounds import Router
 from libs.dispatch.suspects import Suspects
 from libs.lab.cluster.books import LabAnswer
-from libs.lab.cluster.borrowed import BorrowedMover
-from libs.lab.cluster.frames import Coasted, ToGateway
+from libs.lab.cluster.host.shape import Wrong
 from libs.lab.cluster.links import LabLink, LabLinks, TracedGeneration
-from libs.lab.cluster.planner import LabPlanner, OnLook
-from libs.lab.cluster.sequence import CountedTokens
+from libs.lab.cluster.planner import BorrowedMover, LabPlanner, OnLook
+from libs.lab.cluster.sequence import Coasted, CountedTokens, ToGateway
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
-from libs.lab.cluster.wrong import Wrong
 from libs.lab.rivals.port import RivalMover, Slo
 from libs.lab.traces.request import TraceRequest
 from libs.policy.gateway.binding import RoutingPolicy

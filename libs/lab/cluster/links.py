@@ -8,8 +8,7 @@ from libs.dispatch.generation import Generation
 from libs.dispatch.ports import LinkListener, Prefilled, QueuedDemand, Tokens, Work, WorkerNews
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase
-from libs.lab.cluster.frames import Coasted, ToGateway, ToWorker
-from libs.lab.cluster.sequence import GREEDY, CountedRequest, CountedTokens
+from libs.lab.cluster.sequence import GREEDY, Coasted, CountedRequest, CountedTokens, ToGateway, ToWorker
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
 from libs.policy.gateway.outlook import CreditBalance, Sent, WorkerOutlook

@@ -14,8 +14,7 @@ from libs.dispatch.ports import Failed, Happened, Prefilled, SequenceFinished, S
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import EnginePhase
 from libs.lab.cluster.books import LabAnswer
-from libs.lab.cluster.frames import Coasted, ToGateway, ToWorker
-from libs.lab.cluster.sequence import GREEDY, CountedRequest, CountedTokens
+from libs.lab.cluster.sequence import GREEDY, Coasted, CountedRequest, CountedTokens, ToGateway, ToWorker
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.watch import Watch
 from libs.lab.cluster.worker import LabWorker

@@ -7,13 +7,11 @@ from typing import Final, NamedTuple, Protocol
 
 from libs.contracts.errors import QueueFull
 from libs.lab.cluster.books import LabAnswer, LabOutcome
-from libs.lab.cluster.cost import StepDurations
-from libs.lab.cluster.frames import Coasted, ToGateway
-from libs.lab.cluster.host.phase_totals import PhaseTotals
-from libs.lab.cluster.host.shape import WorkerShape
-from libs.lab.cluster.time import PS_PER_NS, START_PS, VirtualTime
+from libs.lab.cluster.host.device import PhaseTotals
+from libs.lab.cluster.host.shape import WorkerShape, Wrong
+from libs.lab.cluster.sequence import Coasted, ToGateway
+from libs.lab.cluster.time import PS_PER_NS, START_PS, StepDurations, VirtualTime
 from libs.lab.cluster.worker import LabWorker
-from libs.lab.cluster.wrong import Wrong
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.roles import Assignment, Role
 

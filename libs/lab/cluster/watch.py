@@ -7,7 +7,7 @@ from libs.engine.reports import EngineLoad
 from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.time import VirtualTime
 from libs.lab.cluster.worker import LabWorker
-from libs.lab.rivals.port import Interval, SeenCluster, SeenRequest, SeenWorker, Slo
+from libs.lab.rivals.port import RecentRequests, SeenCluster, SeenRequest, SeenWorker, Slo
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Watch:
     def seen(self) -> SeenCluster:
         """Return the mover's view of the cluster, and begin a new interval."""
         counted, self._counted = self._counted, _Counted(_Sum(), _Sum(), _Sum(), _Sum())
-        interval = Interval(
+        interval = RecentRequests(
             arrived=counted.inputs.count,
             mean_input_tokens=counted.inputs.mean,
             ended=counted.outputs.count,

@@ -14,7 +14,7 @@ import numpy as np
 from libs.contracts.errors import InvalidRequest, quoted
 from libs.lab.models.usage import Floats, UsageLog, Whole
 from libs.lab.traces.draws import check_count
-from libs.lab.traces.spec import Parameter, parse_spec
+from libs.lab.traces.generate import Parameter, parse_spec
 
 DAY_S: Final = 86_400.0
 MAX_SECONDS: Final = 31 * DAY_S

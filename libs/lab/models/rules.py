@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from libs.lab.models.aegaeon import AegaeonModel
-from libs.lab.models.cluster import LabPlace, ModelsLab
+from libs.lab.models.cluster import AegaeonModel, LabPlace, ModelsLab
 from libs.policy.reserve.following import UNKNOWN, Chances, ModelCount, UseFollower
 from libs.policy.reserve.placing import NEVER_S, place
 from libs.policy.reserve.pool import PlacedModel, PoolWorker, WorkerStage

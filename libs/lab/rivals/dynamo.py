@@ -17,9 +17,9 @@ from libs.lab.rivals.dynamo_planner import DynamoPlanner, ReplicaCounts, Service
 from libs.lab.rivals.dynamo_predictors import PredictorName
 from libs.lab.rivals.pools import decode_pool, halves, paired_moves, prefill_pool, sequences, split_roles
 from libs.lab.rivals.port import (
-    Interval,
     Move,
     MoveCost,
+    RecentRequests,
     Rival,
     RivalMover,
     RivalRouter,
@@ -66,7 +66,7 @@ class _Traffic:
     ended: int = 0
     output_tokens: float = 0.0
 
-    def add(self, interval: Interval) -> None:
+    def add(self, interval: RecentRequests) -> None:
         self.looks += 1
         self.arrived += interval.arrived
         self.input_tokens += interval.arrived * interval.mean_input_tokens

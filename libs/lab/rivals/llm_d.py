@@ -17,9 +17,9 @@ from typing import Final
 
 from libs.lab.rivals.pools import decode_pool, halves, paired_moves, prefill_pool, sequences, split_roles
 from libs.lab.rivals.port import (
-    Interval,
     Move,
     MoveCost,
+    RecentRequests,
     Rival,
     RivalMover,
     RivalRouter,
@@ -231,7 +231,7 @@ class DecodeRate:
 class Recent:
     """The figures that Prometheus would return: means over time, and the highest recent use."""
 
-    _intervals: deque[Interval] = field(default_factory=lambda: deque(maxlen=LENGTHS_LOOKS))
+    _intervals: deque[RecentRequests] = field(default_factory=lambda: deque(maxlen=LENGTHS_LOOKS))
     _kv_tokens: dict[int, deque[int]] = field(default_factory=dict)
 
     def look(self, seen: SeenCluster) -> None:

@@ -64,7 +64,7 @@ class SeenRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class RecentRequests:
     """The requests that arrived or ended since the mover's last call."""
 
     arrived: int = 0
@@ -86,7 +86,7 @@ class SeenCluster:
 
     now_ns: int
     workers: Sequence[SeenWorker]
-    interval: Interval
+    interval: RecentRequests
     slo: Slo
     """The SLO of a typical request; its TTFT limit is that of the interval's mean input."""
 

@@ -8,20 +8,23 @@ from pathlib import Path
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.traces.lines import MAX_REQUESTS, Fault, Source, broken, csv_cells, json_row, numbered_lines
-from libs.lab.traces.logs import (
+from libs.lab.traces.formats import (
     AEGAEON_COLUMNS,
     AZURE_COLUMNS,
     GENAI_COLUMNS,
+    MOONCAKE_BLOCK_TOKENS,
+    MOONCAKE_KEYS,
+    SERVEGEN_COLUMNS,
     read_aegaeon,
     read_azure,
     read_genai,
+    read_mooncake,
+    read_servegen,
 )
-from libs.lab.traces.mooncake import MOONCAKE_BLOCK_TOKENS, MOONCAKE_KEYS, read_mooncake
+from libs.lab.traces.lines import MAX_REQUESTS, Fault, Source, broken, csv_cells, json_row, numbered_lines
 from libs.lab.traces.recording import HEADER_KEYS, REQUIRED_KEYS, is_recording, read_recording
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.lab.traces.scaling import cut, scale_rate
-from libs.lab.traces.servegen import SERVEGEN_COLUMNS, read_servegen
 
 _SECOND_NS: Final = 1_000_000_000
 

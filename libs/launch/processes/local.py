@@ -14,8 +14,7 @@ from typing import BinaryIO
 import libs
 from libs.contracts.errors import StartupError
 from libs.launch.processes import leash
-from libs.launch.processes.port import ChildSpec
-from libs.launch.report import StatusLine, parse_status
+from libs.launch.processes.port import ChildSpec, StatusLine, parse_status
 from libs.runtime.paths import create_private, private_folder
 
 # A log that exceeds this replaces the previous one and is started anew.

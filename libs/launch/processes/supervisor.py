@@ -8,8 +8,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from libs.contracts.errors import StartupError
-from libs.launch.processes.port import Child, ChildSpec, Launcher
-from libs.launch.report import Reporter, StatusLine
+from libs.launch.processes.port import Child, ChildSpec, Launcher, Reporter, StatusLine
 from libs.runtime.backoff import Backoff
 from libs.runtime.tasks import TaskOwner
 

@@ -1,15 +1,32 @@
-"""Engines in tests without workers around them: a fetcher that asks the other engine directly, a reader of events."""
+"""Engines in tests without workers around them: a fetcher that asks the other engine directly, a reader of events,
+the account of phase time, and a device that checks what it is given.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from libs.contracts.errors import KvLost
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.engine.kv.shared_pool import PoolMap, PoolMaps
 from libs.engine.kv_port import KvChunk, KvHandle
-from libs.engine.port import Engine, EngineIdentity
-from libs.engine.reports import EngineEvent, EngineIntegrity, Logprob, SequenceOutput
+from libs.engine.port import Engine, EngineIdentity, EngineRequest
+from libs.engine.reports import EngineEvent, EngineIntegrity, FinishReason, Logprob, SequenceOutput
+from libs.engine.runner import Batch, Chunk, Sampled
+from libs.engine.sim import TokenSource
+from libs.perfmodel.learner import FittedModel, StepTimeLearner
+from libs.perfmodel.profiles import prior_step_time
+from libs.perfmodel.wire import step_time_message
+from libs.policy.step_time import StepTimeModel
+from libs.runtime.clock import Clock
+from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.steps import PhaseTime, prefill_shares
+from libs.worker.telemetry import StepBatchBuilder, TelemetrySource, work_of
 
 WAIT_S = 300.0
 """Bound on everything a test waits for: real models on a machine that others load too. pytest's bound is shorter."""
@@ -203,3 +220,116 @@ class EngineBench:
             assert engine.integrity() == EngineIntegrity(0, 0, 0), "something was left behind"
         for reader in self._readers:
             await reader.close()
+
+
+CUT_S: Final = 0.1
+REFIT_CUTS: Final = 20
+WORKER: Final = "one"
+
+
+class PhaseAccount:
+    """Step telemetry of one engine, cut and entered as a worker and the metrics service do it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        *,
+        worker_id: str = WORKER,
+        gpus: int = 1,
+        fleet: FleetTelemetry | None = None,
+    ) -> None:
+        """Into a fleet of its own, or into one that others enter into too."""
+        self._worker_id = worker_id
+        self._engine = engine
+        self._clock = clock
+        self._builder = StepBatchBuilder(TelemetrySource(worker_id, 1, "node", gpus, engine.name), clock.now_ns())
+        self._learner = StepTimeLearner(prior_step_time(engine.name, engine.device))
+        self._fleet = fleet or FleetTelemetry(prefill_shares)
+
+    @property
+    def model(self) -> StepTimeModel:
+        """What was learned of the engine's steps, by which mixed ones are split."""
+        return self._learner.model
+
+    @property
+    def fitted(self) -> FittedModel:
+        """The fitted model with the errors of its predictions."""
+        return self._learner.fitted()
+
+    def on_event(self, event: EngineEvent) -> None:
+        """Take an engine event in."""
+        self._builder.add(event, 1)
+        if event.step is not None and event.step.end_unix_ns:
+            self._learner.add(work_of(event.step), event.step.end_unix_ns - event.step.start_unix_ns)
+
+    async def run(self) -> None:
+        """Cut batches until cancelled."""
+        cuts = 0
+        while True:
+            await asyncio.sleep(CUT_S)
+            cuts += 1
+            if cuts % REFIT_CUTS == 0:
+                self._learner.refit()
+            self.cut()
+
+    def cut(self) -> None:
+        """Enter what has gathered."""
+        now_ns = self._clock.now_ns()
+        step_time = step_time_message(self._learner.fitted())
+        batch = self._builder.cut(now_ns, self._engine.load(), Assignment(epoch=1), step_time=step_time)
+        if batch is not None:
+            self._fleet.add(batch, now_ns)
+
+    def phases(self, low_ns: int, high_ns: int) -> PhaseTime:
+        """How the engine spent [low, high)."""
+        return self._fleet.phases(self._worker_id, low_ns, high_ns)
+
+
+SOURCE = TokenSource.builtin()
+NOTHING: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+
+
+class CheckingDevice:
+    """Remembers the token and position whose KV is in each slot."""
+
+    def __init__(self, blocks: int, block_size_tokens: int) -> None:
+        self.slots = np.full((blocks, block_size_tokens), -1, dtype=np.int64)
+        """[blocks, block_size]"""
+
+    def run(self, batch: Batch) -> dict[int, Sampled]:
+        """A step, checked before and after."""
+        for chunk in batch.chunks:
+            self._check(chunk.block_table, chunk.history[: chunk.start])
+        for chunk in batch.chunks:
+            assert np.array_equal(chunk.history[chunk.start :], chunk.token_ids)
+            self.fill(chunk.block_table, chunk.history, chunk.start)
+        for chunk in batch.chunks:
+            self._check(chunk.block_table, chunk.history)
+        return {chunk.sequence_id: SOURCE.sample(chunk) for chunk in batch.chunks if chunk.sample}
+
+    def fill(self, table: NDArray[np.int32], tokens: NDArray[np.int32], start: int = 0) -> None:
+        """Put the KV of `tokens` from position `start` on where a block table says."""
+        size = self.slots.shape[1]
+        for position in range(start, len(tokens)):
+            self.slots[table[position // size], position % size] = position << 20 | int(tokens[position])
+
+    def _check(self, table: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
+        expected = np.arange(len(tokens), dtype=np.int64) << 20 | tokens
+        assert np.array_equal(self.slots[table].reshape(-1)[: len(tokens)], expected), "KV is not what was computed"
+
+
+def reference(
+    request: EngineRequest, eos_token_ids: frozenset[int], max_context_tokens: int
+) -> tuple[list[int], FinishReason]:
+    """The tokens of a sequence that runs alone, one position at a time, and why it ends."""
+    tokens, sampling = list(request.token_ids), request.sampling
+    while True:
+        history = np.array(tokens, dtype=np.int32)
+        chunk = Chunk(0, NOTHING, 0, NOTHING, True, sampling, history, request.prompt_tokens)
+        tokens.append(SOURCE.sample(chunk).token_id)
+        new = tokens[len(request.token_ids) :]
+        if tokens[-1] in sampling.stop_token_ids or (tokens[-1] in eos_token_ids and not sampling.ignore_eos):
+            return new, FinishReason.STOP
+        if len(tokens) >= min(request.prompt_tokens + request.max_output_tokens, max_context_tokens):
+            return new, FinishReason.LENGTH

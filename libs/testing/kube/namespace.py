@@ -1,14 +1,88 @@
-"""A namespace of its own for a test, with the chart in it, and kubeconfigs of its service accounts."""
+"""A namespace of its own for a test: the chart in it, kubeconfigs of accounts, its API server, and leases of nodes.
+
+Leases of KWOK's nodes are renewed as a kubelet renews its own. A KWOK that was started without leases reports a node
+once and then every ten minutes, and the node controller takes a node that is silent for 50 s for lost: it marks the
+node's pods as not ready. KWOK reports the node again at once, and never its pods, which a kubelet would: they stay
+unready for good.
+"""
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from libs.testing.kube.leases import renewed_leases
+import aiohttp
+from kubernetes_asyncio import client, config
+from kubernetes_asyncio.client.exceptions import ApiException
+
+from libs.runtime.tasks import TaskOwner
+
+KWOK: Final = "kwok.x-k8s.io/node"
+"""Annotation of its nodes."""
+HOLDER: Final = "fulcrum-tests"
+LEASES: Final = "kube-node-lease"
+RENEW_S: Final = 10.0
+LEASE_S: Final = 40
+MERGE: Final = "application/merge-patch+json"
+
+
+async def renew(api: client.ApiClient) -> None:
+    """Once, of every node of KWOK's whose lease nobody else holds."""
+    coordination = client.CoordinationV1Api(api)
+    nodes = (await client.CoreV1Api(api).list_node()).items
+    found = (await coordination.list_namespaced_lease(LEASES)).items
+    held = {each.metadata.name: each.spec.holder_identity for each in found}
+    now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    spec = {"holderIdentity": HOLDER, "leaseDurationSeconds": LEASE_S, "renewTime": now}
+    for node in nodes:
+        name = node.metadata.name
+        if KWOK not in (node.metadata.annotations or {}) or held.get(name, HOLDER) != HOLDER:
+            continue
+        try:
+            if name in held:
+                await coordination.patch_namespaced_lease(name, LEASES, {"spec": spec}, _content_type=MERGE)
+            else:
+                await coordination.create_namespaced_lease(LEASES, {"metadata": {"name": name}, "spec": spec})
+        except ApiException as error:
+            if error.status not in (404, 409):  # another test was quicker
+                raise
+
+
+@asynccontextmanager
+async def renewed_leases() -> AsyncIterator[None]:
+    """While the context is open; once before it begins."""
+    settings, tasks = client.Configuration(), TaskOwner()
+    await config.load_kube_config(client_configuration=settings)
+    async with client.ApiClient(settings) as api:
+        await renew(api)
+        tasks.spawn("renew leases", _renew_forever(api))
+        try:
+            yield
+            if tasks.error is not None:
+                raise tasks.error
+        finally:
+            await tasks.close()
+
+
+async def _renew_forever(api: client.ApiClient) -> None:
+    while True:
+        await asyncio.sleep(RENEW_S)
+        try:
+            await renew(api)
+        except (aiohttp.ClientError, TimeoutError, OSError):  # the server is away: tests of that are meant to go on
+            continue
+        except ApiException as error:
+            if int(error.status) < 500:  # it begins
+                raise
+
 
 CHART: Final = Path(__file__).resolve().parents[3] / "deploy" / "helm" / "fulcrum"
 RELEASE: Final = "fulcrum"
@@ -197,3 +271,51 @@ async def installed(folder: Path, *options: str) -> AsyncIterator[Namespace]:
     async with namespace(folder) as own:
         await own.helm("install", *options)
         yield own
+
+
+BACK_S: Final = 60.0
+LOOK_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A process that was killed."""
+
+    command: list[str]
+    log: Path
+
+    def start_again(self) -> int:
+        """Its new process id. It outlives this process."""
+        with self.log.open("ab") as out:
+            return subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            ).pid
+
+
+def _kill(pid: int) -> _Ended:
+    process = Path(f"/proc/{pid}")
+    command = (process / "cmdline").read_bytes().decode().rstrip("\0").split("\0")
+    found = _Ended(command, (process / "fd" / "1").readlink())
+    os.kill(pid, signal.SIGKILL)
+    return found
+
+
+@asynccontextmanager
+async def killed(pid_file: Path) -> AsyncIterator[None]:
+    """Its process is killed as the context begins, and started as it was at its end; returns once it answers."""
+    ended = _kill(int(await asyncio.to_thread(pid_file.read_text)))
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(pid_file.write_text, f"{ended.start_again()}\n")
+        async with asyncio.timeout(BACK_S):
+            while not await _answers():  # noqa: ASYNC110 - another process
+                await asyncio.sleep(LOOK_S)
+
+
+async def _answers() -> bool:
+    try:
+        await run("kubectl", "get", "--raw", "/readyz")
+    except CommandFailed:
+        return False
+    return True

@@ -17,9 +17,17 @@ from aiokafka.protocol.admin import CreateAclsRequest
 from libs.bus.clients import Brokers, open_admin
 from libs.runtime.net.authority import issue
 from libs.runtime.net.ports import held_port
-from libs.testing.servers.kafka_install import DEPLOY, kafka_jars
 from libs.testing.servers.server import Server, ServerFailed
-from libs.testing.servers.stores import JVM, RedisUnavailable, folder_of_store, format_kafka, listens, running
+from libs.testing.servers.stores import (
+    DEPLOY,
+    JVM,
+    RedisUnavailable,
+    folder_of_store,
+    format_kafka,
+    kafka_jars,
+    listens,
+    running,
+)
 
 USER: Final = "fulcrum"
 STRANGER: Final = "stranger"

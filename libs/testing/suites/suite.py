@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -130,3 +131,36 @@ async def kv_transfers(suite: RunningSuite, wanted: Mapping[int, int]) -> list[K
     finally:
         await bus.close()
     return found
+
+
+STOP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Its process, and the files of what it says."""
+
+    process: "subprocess.Popen[bytes]"
+    out: Path
+    err: Path
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has said that it serves."""
+        return '"ready"' in self.out.read_text()
+
+
+@contextmanager
+def joining(suite: RunningSuite, folder: Path, name: str, **settings: str) -> Iterator[Joined]:
+    """A decode worker of that name; `settings` are environment variables beside those of every worker."""
+    shared = {f"FULCRUM_{each.upper()}": suite.ready[each] for each in ("kafka", "redis", "token", "cluster")}
+    own = {"FULCRUM_WORKER_ID": name, "FULCRUM_WORKER_ROLE": "decode"}
+    out, err = folder / f"{name}.out", folder / f"{name}.err"
+    command = [sys.executable, "-m", "services.decode"]
+    with out.open("w") as said, err.open("w") as logged:
+        process = subprocess.Popen(command, env=suite.env | shared | own | settings, stdout=said, stderr=logged)
+        try:
+            yield Joined(process, out, err)
+        finally:
+            process.terminate()
+            process.wait(STOP_S)

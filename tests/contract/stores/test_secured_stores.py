@@ -20,7 +20,6 @@ from libs.keys.redis import RedisKeys
 from libs.runtime.redis import make_redis
 from libs.runtime.settings import CommonSettings
 from libs.stores.limits import LedgerDown, RedisLedger
-from libs.testing.servers.kafka_install import KafkaUnavailable
 from libs.testing.servers.secured import (
     BROKER,
     STRANGER,
@@ -30,7 +29,7 @@ from libs.testing.servers.secured import (
     secured_kafka,
     secured_redis,
 )
-from libs.testing.servers.stores import RedisUnavailable
+from libs.testing.servers.stores import KafkaUnavailable, RedisUnavailable
 from tests.conftest import _unavailable
 
 SETTLE_S = 40.0

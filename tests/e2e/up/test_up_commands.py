@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from libs.testing.suites.joining import joining
-from libs.testing.suites.suite import RunningSuite, running_suite
+from libs.testing.suites.suite import RunningSuite, joining, running_suite
 from libs.testing.wait import until
 
 pytestmark = pytest.mark.suite

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from libs.testing.suites.processes import frozen, gateway_metrics, kept_down, leftovers, pid_of, until_whole
-from libs.testing.suites.streams import Streamed, stream
+from libs.testing.suites.steady_load import Streamed, stream
 from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
 

@@ -23,10 +23,9 @@ from libs.keys.book import KeyBook, TenantLimits
 from libs.keys.table import KeyTable
 from libs.stores.limits import REPORT_HOLD_S
 from libs.testing.memory.limits import MemoryLedger
-from load.chaos.cluster import Cluster
+from load.chaos.cluster import Cluster, Stores
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
-from load.chaos.stores import Stores
 
 T = TypeVar("T")
 

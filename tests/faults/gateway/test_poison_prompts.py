@@ -11,7 +11,7 @@ import pytest
 
 from libs.testing.batch.jobs import answered, submit, unanswered, until_answered
 from libs.testing.suites.processes import gateway_metrics, leftovers, pid_of, until_whole
-from libs.testing.suites.streams import Streamed, stream
+from libs.testing.suites.steady_load import Streamed, stream
 from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.workers.mortal import FATAL_TOKENS, PROMPT_MARK, TOKENS_MARK, mortal_env
 

@@ -21,7 +21,7 @@ from libs.engine.reports import FinishReason
 from libs.engine.runner import Batch
 from libs.engine.sequence import Sequence, Stage
 from libs.engine.sim import SPACE
-from libs.testing.engines.checking_device import CheckingDevice, reference
+from libs.testing.engines.engine import CheckingDevice, reference
 from libs.testing.examples import examples
 
 BLOCK = 4

@@ -16,7 +16,7 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest
 from libs.engine.port import SamplingParams as Sampling
 from libs.engine.reports import EngineIntegrity
-from libs.testing.engines.checking_device import CheckingDevice, reference
+from libs.testing.engines.engine import CheckingDevice, reference
 from libs.testing.examples import examples
 
 BLOCK, BLOCKS, CONTEXT, CHUNK = 4, 12, 48, 8

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.lab.cluster.books import LabAnswer
-from libs.lab.cluster.cost import Coast
 from libs.lab.cluster.gateway import LabGateway
 from libs.lab.cluster.run import LabResult, LabSetup, Run, check
-from libs.lab.cluster.time import VirtualTime
+from libs.lab.cluster.time import Coast, VirtualTime
 from libs.lab.traces.request import TraceRequest
 from libs.policy.gateway.binding import POLICIES
 from libs.policy.gateway.order import WaitBounds

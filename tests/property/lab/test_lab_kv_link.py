@@ -6,7 +6,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.lab.cluster.host.kv_stream import ReceivingLink, Stream
+from libs.lab.cluster.host.fetching import ReceivingLink, Stream
 from libs.lab.cluster.time import START_PS, VirtualTime
 
 BLOCK_PS = 1000

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from libs.lab.traces.describe import describe, dispersion, prefix_share
 from libs.lab.traces.draws import gamma_ns, log_normal_tokens, on_off_ns, poisson_ns, swell_ns
-from libs.lab.traces.generate import generate
+from libs.lab.traces.formats import clock_tick_ms, spread_ns
+from libs.lab.traces.generate import MAX_SESSION_TOKENS, SESSION_BLOCK_TOKENS, converse, generate
 from libs.lab.traces.lines import MAX_NS
-from libs.lab.traces.mooncake import clock_tick_ms, spread_ns
 from libs.lab.traces.read import read_trace
 from libs.lab.traces.recording import write_trace
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.lab.traces.scaling import cut, scale_rate
-from libs.lab.traces.sessions import MAX_SESSION_TOKENS, SESSION_BLOCK_TOKENS, converse
 
 tokens = st.integers(1, 100_000)
 seeds = st.integers(0, 2**32)

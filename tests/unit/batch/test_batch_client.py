@@ -15,8 +15,7 @@ from libs.contracts.topics import BATCH_JOBS
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
-from libs.testing.batch.lanes import created, running, store
-from libs.testing.batch.work import MemoryWork
+from libs.testing.batch.work import MemoryWork, created, running, store
 from libs.testing.wait import until
 from services.gateway.batch.begin import AllowedTopics
 from services.gateway.batch.routes import make_batch_router

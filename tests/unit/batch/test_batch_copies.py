@@ -15,8 +15,7 @@ from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES
 from libs.filestore.local import LocalFiles
 from libs.policy.batch import GatewayLoad
 from libs.runtime.clock import SystemClock
-from libs.testing.batch.lanes import HOUR_NS, created, running
-from libs.testing.batch.work import MemoryWork
+from libs.testing.batch.work import HOUR_NS, MemoryWork, created, running
 from libs.testing.wait import until
 from services.gateway.batch.line_request import Slots
 from services.gateway.batch.lines import MAX_TOO_LARGE, BatchLine

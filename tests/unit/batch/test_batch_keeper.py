@@ -17,8 +17,7 @@ from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES, Topic
 from libs.filestore.local import LocalFiles
 from libs.policy.batch import LEAST_OPEN_LINES, SHARE_LINES
 from libs.runtime.clock import Clock, SystemClock
-from libs.testing.batch.lanes import created, running, store
-from libs.testing.batch.work import MemoryWork
+from libs.testing.batch.work import MemoryWork, created, running, store
 from libs.testing.wait import ManualClock, until
 from services.gateway.batch.begin import Begun, begin
 from services.gateway.batch.job import Job

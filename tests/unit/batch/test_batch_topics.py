@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.errors import InvalidRequest, StartupError, TopicNotAllowed
-from libs.launch.settings import LaunchSettings
+from libs.launch.options import LaunchSettings
 from libs.runtime.settings import load_settings
 from services.gateway.batch.begin import AllowedTopics, read_request
 from services.gateway.settings import GatewaySettings

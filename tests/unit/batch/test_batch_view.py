@@ -26,8 +26,7 @@ from libs.contracts.errors import (
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_SUBMIT, Topic
 from libs.runtime.clock import SystemClock
-from libs.testing.batch.lanes import created, job_events, running, store
-from libs.testing.batch.work import MemoryWork
+from libs.testing.batch.work import MemoryWork, created, job_events, running, store
 from libs.testing.wait import until
 from services.gateway.batch import view as view_module
 from services.gateway.batch.begin import AllowedTopics, Submissions

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from libs.cli.batch.progress import tell
+from libs.cli.batch.jobs import tell
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES
 from libs.filestore.local import LocalFiles
 from libs.runtime.clock import Clock, SystemClock
-from libs.testing.batch.lanes import HOUR_NS, created, running
-from libs.testing.batch.work import MemoryWork
+from libs.testing.batch.work import HOUR_NS, MemoryWork, created, running
 from libs.testing.wait import ManualClock, until
 from services.gateway.batch import keeper as keeper_module
 from services.gateway.batch.keeper import CANCELLED_WAITS_S, JobKeeper

@@ -46,8 +46,7 @@ from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import SystemTransport
 from libs.telemetry.gateways import ModelBacklog
 from libs.telemetry.rollups import TIERS
-from libs.testing.batch.lanes import created, running, store
-from libs.testing.batch.work import MemoryWork
+from libs.testing.batch.work import MemoryWork, created, running, store
 from libs.testing.memory.broker import Incoming, MemoryBroker, TooLarge
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.messages import extremes, plain, plausible_fields

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from libs.cli.chat.ask import ChatAnswer, take_line
 from libs.cli.find import find_one_suite
 from libs.cli.main import app
-from libs.cli.role.change import WorkerMove, parse_role, reported
-from libs.cli.tables import BAR_CELLS, PHASES, last_move, phase_bar
-from libs.cli.tune.measure import of_each
-from libs.cli.up.progress import Bars
+from libs.cli.planner.tune import of_each
+from libs.cli.status.tables import BAR_CELLS, PHASES, last_move, phase_bar
+from libs.cli.suite.chat import ChatAnswer, take_line
+from libs.cli.suite.role import WorkerMove, parse_role, reported
+from libs.cli.up.serve import Bars
 from libs.contracts.errors import QueueFull, StartupError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, ROLE_STANDBY, Assignment
 from libs.launch.ready import Ready, write_ready

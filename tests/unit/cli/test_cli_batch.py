@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from libs.cli.batch import files as batch_files
+from libs.cli.batch import jobs as batch_files
 from libs.cli.batch import jobs as batch_jobs
 from libs.cli.main import app
 from libs.launch.ready import Ready, write_ready

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from libs.cli.console import make_console
 from libs.cli.main import app
-from libs.cli.suite.logs import readable
+from libs.cli.suite.running import readable
 from libs.contracts.foreign_text import masked, plain, plain_values
 from libs.keys.book import draw_key
 from libs.runtime.service import configure_logging

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from libs.cli.main import app
-from libs.cli.quick import QUICK, plain_call
+from libs.cli.main import QUICK, app, plain_call
 
 
 def called(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[Any, ...]]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from libs.cli.role import change
+from libs.cli.suite import role as change
 from libs.contracts.errors import Conflict
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, Assignment
 

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from libs.cli.main import app
 from libs.cli.status.answer import SplitAnswer, parse_status
 from libs.cli.status.events import merged
-from libs.cli.status.gauge import pressure_bar, span
-from libs.cli.status.show import commands, lines, split_words
+from libs.cli.status.show import commands, lines, pressure_bar, span, split_words
 from libs.contracts.errors import StartupError
 from libs.launch.ready import Ready, write_ready
 from tests.status_rig import NOW_MS, answer

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.cli.options import complete_log, complete_role
-from libs.cli.suite.down import is_suite, stop_suite
-from libs.cli.suite.logs import readable, show_logs, tail
+from libs.cli.suite.running import is_suite, readable, show_logs, stop_suite, tail
 from libs.contracts.errors import StartupError
 from libs.launch.ready import Ready, logs_folder, write_ready
 

@@ -16,14 +16,13 @@ from typer.testing import CliRunner
 
 from libs.bus.port import Record
 from libs.cli.main import app as cli
-from libs.cli.tables import show_occupancy_of
-from libs.cli.top import draw, steps
+from libs.cli.status.tables import show_occupancy_of
+from libs.cli.top import draw
 from libs.cli.top.detail import Detail
 from libs.cli.top.feed import Feed, NotShown
-from libs.cli.top.group import GroupDetail
-from libs.cli.top.requests import HEADS
-from libs.cli.top.screen import Top
-from libs.cli.top.workers import Workers
+from libs.cli.top.head import Workers
+from libs.cli.top.lists import REQUEST_HEADS, STEP_HEADS
+from libs.cli.top.screen import GroupDetail, Top
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_ROLE_MOVED, Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     OUTCOME_CLIENT_GONE,
@@ -213,7 +212,7 @@ async def test_one_key_leads_from_a_worker_to_its_requests_and_back() -> None:
             await pilot.press("down", "enter")
             await seen(pilot, lambda: isinstance(app.screen, Detail) and len(requests()) == 2)
             heads, line = requests()
-            assert heads.split() == list(HEADS)
+            assert heads.split() == list(REQUEST_HEADS)
             told = line.split(maxsplit=1)[1]
             assert told.split() == ["decode", "1,234", "16", "11", "5.0", "ms", "100", "ms", "20.0", "ms", "ok", "r-1"]
             service.finish("r-3", "decode-1", "decode-1", outcome=OUTCOME_CLIENT_GONE)
@@ -236,7 +235,7 @@ async def test_one_key_leads_from_a_worker_to_its_steps_and_back() -> None:
             await seen(pilot, lambda: rows(app) == ["decode-0", "decode-1", "prefill-0"])
             await pilot.press("down", "down", "enter", "s")
             await seen(pilot, lambda: isinstance(app.screen, Detail) and len(lines()) > 5)
-            assert lines()[0].split() == " ".join(steps.HEADS).split()
+            assert lines()[0].split() == " ".join(STEP_HEADS).split()
             newest, older = lines()[1].split(), lines()[2].split()
             assert newest[0] > older[0] and newest[3:5] == ["prefill", "100%"]
             await pilot.press("s")

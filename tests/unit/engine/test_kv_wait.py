@@ -9,8 +9,7 @@ from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, Samplin
 from libs.engine.sim import SimRunner
 from libs.runtime.clock import SystemClock
 from libs.telemetry.steps import PhaseTime
-from libs.testing.engines.engine import DirectFetcher, EventReader
-from libs.testing.engines.phase_account import PhaseAccount
+from libs.testing.engines.engine import DirectFetcher, EventReader, PhaseAccount
 
 pytestmark = pytest.mark.alone
 

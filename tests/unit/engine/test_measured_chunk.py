@@ -19,10 +19,9 @@ from libs.contracts.topics import REQUESTS
 from libs.perfmodel.profiles import profile
 from libs.policy.worker.saturation import MOST_TOKENS, knee_of
 from load.chaos.clients import Ask, send
-from load.chaos.cluster import Cluster
+from load.chaos.cluster import Cluster, Stores
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
-from load.chaos.stores import Stores
 
 SIM_PROFILE = "llama3.1-8b-h100-aic"
 SECONDS = 10.0

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from libs.cli.forecast.backtest import mean_ratio, parse_horizons
-from libs.cli.forecast.page import spell
+from libs.cli.forecast.backtest import mean_ratio, parse_horizons, spell
 from libs.cli.main import app
 from libs.contracts.errors import InvalidRequest
 from libs.forecast.backtest import (

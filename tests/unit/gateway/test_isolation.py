@@ -20,8 +20,7 @@ from libs.model.info import BUILTIN_SIM
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
 from libs.stores.responses import MemoryResponses
-from libs.testing.batch.lanes import running, store
-from libs.testing.batch.work import MemoryWork
+from libs.testing.batch.work import MemoryWork, running, store
 from libs.testing.wait import until
 from services.gateway.batch.begin import AllowedTopics
 from services.gateway.batch.bounds import TenantBounds

@@ -22,7 +22,7 @@ from libs.keys.audit import MAX_DETAIL_BYTES, AuditDoor, changes, deletes
 from libs.keys.book import KeyBook, KeyChange, draw_key
 from libs.keys.gate import KeyGate
 from libs.keys.table import KeyTable
-from libs.testing.batch.lanes import running
+from libs.testing.batch.work import running
 from libs.testing.memory.broker import MemoryBroker
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.wait import ManualClock, until

@@ -27,7 +27,7 @@ from libs.keys.store import FileKeys
 from libs.keys.table import Caller, KeyTable
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.web import make_web_app
-from libs.testing.batch.lanes import running
+from libs.testing.batch.work import running
 from libs.testing.wait import ManualClock, until
 from services.metrics.http.login import Door
 

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from libs.lab.bound import fluid_rate
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import resolve
 from libs.lab.policies import policy_named
-from libs.lab.search import WANTED, passes
+from libs.lab.search import WANTED, fluid_rate, passes
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
 

@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.cli.lab.asked import RunOptions
 from libs.cli.lab.calibrate import WorkerDescription, learned_of, read_reported
+from libs.cli.lab.runs import RunOptions
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Capabilities, Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
 from libs.contracts.topics import STEPS
-from libs.lab.calibration import Learned, calibrated
-from libs.lab.hardware import Hardware, by_name
-from libs.lab.profile_file import profile_named, read_profile, write_profile
+from libs.lab.hardware import Hardware, LearnedWorker, by_name, calibrated, profile_named, read_profile, write_profile
 from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.profiles import PROFILES, Profile
 from libs.perfmodel.wire import step_time_message
@@ -28,7 +26,7 @@ MODEL = PROFILES["llama-8b-h100"].step_time
 BEGAN_NS = 1_700_000_000_000_000_000
 
 
-def learned(worker_id: str, model: StepTimeModel = MODEL, **given: object) -> Learned:
+def learned(worker_id: str, model: StepTimeModel = MODEL, **given: object) -> LearnedWorker:
     asked = {
         "engine": "sim",
         "model": "m",
@@ -42,7 +40,7 @@ def learned(worker_id: str, model: StepTimeModel = MODEL, **given: object) -> Le
         "max_sequences": 64,
         **given,
     }
-    return Learned(worker_id, **asked)  # type: ignore[arg-type]
+    return LearnedWorker(worker_id, **asked)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- from workers to hardware

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from libs.lab.traces.generate import generate
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.roles import Role
+from load.lab.bench_lab_fidelity import EVEN_STORE_MS, MEAN_HOP_MS, sim_replay
 from load.lab.fidelity import (
     DECODE,
     HOPS,
@@ -29,7 +30,6 @@ from load.lab.fidelity import (
     prompt_ids,
     verdict,
 )
-from load.lab.fidelity_sim import EVEN_STORE_MS, MEAN_HOP_MS, sim_replay
 
 CASES = {
     "one of each": Case("poisson:rate=8,isl=1500,osl=60,seconds=6", LLAMA_70B, [PREFILL, DECODE]),

@@ -12,9 +12,8 @@ from libs.lab.cluster.time import VirtualTime
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import by_name, resolve
 from libs.lab.policies import ALL, has_hindsight, policy_named
-from libs.lab.score import is_good
 from libs.lab.search import STEP, Found, fewest_workers, highest_rate, lower_bound
-from libs.lab.slo import parse_slo
+from libs.lab.slo import is_good, parse_slo
 from libs.lab.study import run_named
 from libs.lab.traces.generate import generate
 from libs.lab.traces.request import Trace, TraceRequest

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from libs.cli.lab.asked import parse_wrong
+from libs.cli.lab.runs import parse_wrong
 from libs.contracts.errors import InvalidRequest
-from libs.lab.cluster.wrong import Wrong
+from libs.lab.cluster.host.shape import Wrong
 from libs.lab.experiment import Experiment, LabReport, run
 from libs.lab.hardware import resolve
 from libs.lab.policies import policy_named

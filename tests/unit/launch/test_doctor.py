@@ -7,8 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from libs.cli.main import app
-from libs.launch.doctor.findings import Finding, Level, findings
-from libs.launch.doctor.machine import Gpu, Machine, look
+from libs.launch.doctor import Finding, Gpu, Level, Machine, findings, look
 
 H100 = Machine(
     python="3.11.9",

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from libs.contracts.errors import StartupError
-from libs.launch.gpus import deal, visible_gpus
 from libs.launch.options import SuiteOptions
-from libs.launch.plan import make_plan
+from libs.launch.plan import deal, make_plan, visible_gpus
 from libs.worker.settings import WorkerSettings
 from tests.unit.launch.test_launch_plan import MODEL, PLACE
 

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.errors import StartupError
-from libs.launch.options import SuiteOptions
+from libs.launch.options import LaunchSettings, SuiteOptions
 from libs.launch.plan import SuitePlace, make_plan
 from libs.launch.preflight import gateway_port
-from libs.launch.report import StatusLine, parse_status
-from libs.launch.settings import LaunchSettings
+from libs.launch.processes.port import StatusLine, parse_status
 from libs.model.fetch import BUNDLED_MODEL, Model, resolve_model
 from libs.runtime.http import bind
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from load.gateway.http_load import PacedLoad, Requests, Shape, next_due_s
+from load.measure import ProcessKey, Reading, cpu_points, listener_on, read_named
 from load.metrics import bench_first_hour
 from load.metrics.first_hour_figures import (
     IDLE,
@@ -33,7 +34,6 @@ from load.metrics.first_hour_figures import (
     verdicts,
 )
 from load.metrics.freshness import Ages
-from load.processes import ProcessKey, Reading, cpu_points, listener_on, read_named
 
 FINITE = st.floats(-1e4, 1e4)
 

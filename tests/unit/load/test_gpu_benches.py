@@ -4,7 +4,7 @@ import pytest
 
 from libs.policy.step_time import StepWork
 from load.engine import bench_phase
-from load.engine.clocked import Call
+from load.engine.bench_phase import Call
 from load.gpu import bench_gpu, engine_steps, kv_path, plain_steps, serve
 from load.gpu.against_profile import against_profile, kind_of, profile_of
 

@@ -25,10 +25,9 @@ from libs.contracts.topics import QUEUES, STEPS
 from libs.telemetry.steps import prefill_shares
 from libs.testing.workers.hosts import RecordingBus
 from load.chaos.clients import Ask, check, send
-from load.chaos.cluster import PROFILE, Cluster, SimClock
+from load.chaos.cluster import PROFILE, Cluster, SimClock, Stores
 from load.chaos.loop import Node, SimLoop, current_node
 from load.chaos.net import Log, Net
-from load.chaos.stores import Stores
 from services.gateway.fleet import TICK_MS
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.requests import RequestMetrics

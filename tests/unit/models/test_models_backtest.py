@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from libs.cli.main import app
-from libs.cli.models.generate import pairwise_correlation
+from libs.cli.models.backtest import pairwise_correlation
 from libs.contracts.errors import InvalidRequest
 from libs.lab.models import backtest as backtest_module
-from libs.lab.models.backtest import BacktestSettings, backtest
+from libs.lab.models.backtest import BacktestSettings, backtest, block_bootstrap, clairvoyant, keep_alive, one_a_model
 from libs.lab.models.generate import KINDS, generate_usage
-from libs.lab.models.read import read_usage, write_usage
-from libs.lab.models.score import block_bootstrap, clairvoyant, keep_alive, one_a_model
-from libs.lab.models.usage import UsageLog, spells, use_by_window
+from libs.lab.models.usage import UsageLog, read_usage, spells, use_by_window, write_usage
 
 DATA = os.environ.get("FULCRUM_DATA", "")
 

@@ -2,8 +2,17 @@
 
 from collections.abc import Sequence
 
-from libs.lab.models.aegaeon import ServedRequest, good_share, models_of, requests_of
-from libs.lab.models.cluster import NEVER_S, KeepingRule, LoadCost, ModelsLab, cut
+from libs.lab.models.cluster import (
+    NEVER_S,
+    KeepingRule,
+    LoadCost,
+    ModelsLab,
+    ServedRequest,
+    cut,
+    good_share,
+    models_of,
+    requests_of,
+)
 from libs.lab.models.rules import BetweenRequests, OneEach, PlannerRule
 
 LINK = LoadCost(25e9, 0.7)

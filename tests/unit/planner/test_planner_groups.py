@@ -1,6 +1,6 @@
 """Data-parallel groups in the planner: each is one worker, and its ranks change together."""
 
-from libs.cli.role.change import with_groups
+from libs.cli.suite.role import with_groups
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.policy.capacity import MOST_WORKERS
 from libs.policy.planner.groups import UNEQUAL, GroupedWorkers, gather, share, spread

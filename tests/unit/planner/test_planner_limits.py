@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from libs.cli.planner.limits import set_limit
+from libs.cli.planner.decisions import set_limit
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, ModelTarget, RoleChange
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, ACTION_SET_BUDGET, ACTION_SET_ROLE
 from libs.policy.planner.limits import DAY_MINUTES, ModelLimits, PlannerLimits, QuietHours

@@ -2,9 +2,8 @@
 
 import pytest
 
-from load.verdict.judge import WITHIN_S
 from load.verdict.situations import Situations, draw_suite
-from load.verdict.virtual import run_lasting, run_trial
+from load.verdict.virtual import WITHIN_S, run_lasting, run_trial
 
 SEED = 7
 

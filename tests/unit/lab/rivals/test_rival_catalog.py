@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.rivals.catalog import RIVALS, every_split, rival
+from libs.lab.policies import RIVALS, every_split, rival
 from libs.lab.rivals.port import SeenCluster, SeenWorker
 from libs.policy.roles import Role
 from libs.policy.step_time import StepWork

@@ -9,8 +9,8 @@ from libs.contracts.errors import InvalidRequest
 from libs.lab.experiment import Experiment, LabReport, run
 from libs.lab.hardware import resolve
 from libs.lab.policies import late_prompts_last, policy_named
-from libs.lab.rivals.niyama import by_deadline_and_work
 from libs.lab.rivals.port import PromptOrder, PromptTurn, QueuedPrompt
+from libs.lab.rivals.splits import by_deadline_and_work
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
 

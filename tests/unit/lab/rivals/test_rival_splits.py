@@ -3,10 +3,7 @@
 import pytest
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.rivals.aggregated import aggregated
-from libs.lab.rivals.niyama import niyama
-from libs.lab.rivals.static_split import static_split
-from libs.lab.rivals.taichi import taichi
+from libs.lab.rivals.splits import aggregated, niyama, static_split, taichi
 from libs.policy.roles import Role
 from tests.rival_rig import MS, cluster, mixed, prefill, request
 

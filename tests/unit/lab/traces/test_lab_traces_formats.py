@@ -12,7 +12,7 @@ import pytest
 from libs.contracts.errors import InvalidRequest
 from libs.lab.traces import lines as limits
 from libs.lab.traces import read
-from libs.lab.traces.mooncake import clock_tick_ms, spread_ns
+from libs.lab.traces.formats import clock_tick_ms, spread_ns
 from libs.lab.traces.read import KNOWN_FORMATS, read_trace
 from libs.lab.traces.recording import write_trace
 from libs.lab.traces.request import Trace, TraceRequest

@@ -11,7 +11,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     RequestEvent,
 )
 from libs.lab.traces.describe import describe
-from libs.lab.traces.recorded import recorded_trace
+from libs.lab.traces.recording import recorded_trace
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.lab.traces.scaling import cut, scale_rate
 

@@ -1,0 +1,134 @@
+"""The output of `fulcrum workers` and `fulcrum occupancy`."""
+
+import json
+import time
+from collections.abc import Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+
+from libs.cli.console import make_console, plain_table
+from libs.cli.find import find_suite, get_json
+from libs.cli.status.show import span
+
+BAR_CELLS = 24
+# Older data are shown with their age.
+BEHIND_MS = 2_000
+ROLE_STYLES = {"prefill": "cyan", "decode": "green", "mixed": "yellow", "standby": "dim"}
+PHASES = {"prefill": ("█", "cyan"), "decode": ("▓", "green"), "kv_wait": ("▒", "yellow"), "idle": ("·", "grey37")}
+"""The cell and style of each phase. The cells differ because not every output has colours."""
+
+
+def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
+    """Print the planner's list of workers. Raises StartupError if there is no suite."""
+    workers: list[dict[str, Any]] = get_json(find_suite(ready_file).planner, "/v1/workers", exact=as_json)
+    if as_json:
+        print(json.dumps(workers))
+        return
+    titles = ("worker", "role", "state", "run", "wait", "up", "pid", "epoch", "moves", "last move", "model", "device")
+    left = ("worker", "role", "state", "last move", "model", "device", "address")
+    table = plain_table(*titles, "address", left=left, wraps=("model",), gap=1)
+    now_ns = time.time_ns()
+    for worker in workers:
+        budget = f" +{worker['budget_tokens']}" if worker["budget_tokens"] else ""
+        engine, device = worker["engine"], worker["device"]
+        table.add_row(
+            worker["id"],
+            Text(worker["role"] + budget, style=ROLE_STYLES.get(worker["role"], "")),
+            Text(worker["state"], style="green" if worker["state"] == "ready" else "yellow"),
+            *(Text("–", "dim") if worker[name] is None else str(worker[name]) for name in ("running", "waiting")),
+            span((now_ns - worker["started_unix_ns"]) / 1e6),
+            str(worker["pid"]),
+            str(worker["epoch"]),
+            str(worker["moves"] or "–"),
+            last_move(worker, now_ns),
+            worker["model"],
+            device if device.startswith(engine) else f"{engine} {device}",
+            worker["address"],
+        )
+    console = make_console()
+    console.print(table if workers else "No worker is registered.")
+    for worker in workers:
+        if worker["unpaired"]:
+            console.print(f"{worker['id']} {worker['unpaired']}", style="yellow")
+
+
+def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> None:
+    """Print the metrics service's figures. Raises StartupError if there is no suite or no such window."""
+    found: dict[str, Any] = get_json(find_suite(ready_file).metrics, "/v1/occupancy", exact=as_json, window=window)
+    if as_json:
+        print(json.dumps(found))
+        return
+    show_occupancy_of(found)
+
+
+def show_occupancy_of(found: dict[str, Any]) -> None:
+    window = f"last {found['window_ms'] / 1000:g} s"
+    dummies = any(worker.get("dummy_steps") for worker in found["workers"])
+    columns = [*map(_title, PHASES), *(["of it dummy"] if dummies else []), "P:D", "covered"]
+    table = plain_table("", window, *columns, left=("", window), gap=1)
+    for name, figures in _rows(found):
+        table.add_row(name, *_cells(figures, dummies=dummies))
+    legend = Text(" ").join(Text(f"{cell} {_title(phase)}", style=style) for phase, (cell, style) in PHASES.items())
+    make_console().print(Group(table, Text(), legend, *_age(found["age_ms"])))
+
+
+def _rows(found: dict[str, Any]) -> Iterator[tuple[Text, dict[str, Any]]]:
+    """Yield the cluster, then workers and data-parallel groups by name, each group above its ranks.
+
+    The answer of an older service has no groups.
+    """
+    yield Text("all", style="bold"), found
+    workers = {worker["id"]: worker for worker in found["workers"]}
+    rows = [(worker["id"], worker) for worker in found["workers"] if not worker.get("group")]
+    rows += [(f"{group['group']} ×{len(group['ranks'])}", group) for group in found.get("groups", ())]
+    for name, figures in sorted(rows, key=itemgetter(0)):
+        yield Text(name), figures
+        for rank in figures.get("ranks", ()):
+            yield Text(f"  {rank}", style="dim"), workers[rank]
+
+
+def _age(age_ms: int | None) -> Iterator[Text]:
+    """Yield how old the data are; nothing without any worker."""
+    if age_ms is not None:
+        behind = age_ms > BEHIND_MS
+        yield Text(f"{age_ms / 1000:.1f} s {'behind' if behind else 'old'}", style="bold red" if behind else "dim")
+
+
+def last_move(worker: dict[str, Any], now_ns: int) -> Text:
+    """Return how long ago a worker took its role, and who gave it."""
+    if not worker["moved_unix_ns"]:
+        return Text("–", style="dim")
+    return Text(f"{span((now_ns - worker['moved_unix_ns']) / 1e6)} ago, {worker['moved_by'] or 'unnamed'}")
+
+
+def _title(phase: str) -> str:
+    return phase.replace("_", " ")
+
+
+def _cells(figures: dict[str, Any], *, dummies: bool = False) -> list[Text | str]:
+    shares = [_percent(figures[phase]) for phase in PHASES]
+    shares += [_percent(figures["dummy"])] if dummies else []
+    ratio = (
+        f"{figures['ratio']:.2f}" if figures["ratio"] and figures["prefill"] else ""
+    )  # of one phase alone there is none
+    return [phase_bar(figures), *shares, ratio, _percent(figures["coverage"])]
+
+
+def phase_bar(figures: dict[str, Any]) -> Text:
+    """Return the phases side by side. Cells are dealt by largest remainder, so they always fill the bar."""
+    if figures["idle"] is None:
+        return Text("no telemetry".ljust(BAR_CELLS), style="dim")
+    exact = {phase: figures[phase] * BAR_CELLS for phase in PHASES}
+    cells = {phase: int(value) for phase, value in exact.items()}
+    by_remainder = sorted(PHASES, key=lambda phase: exact[phase] - cells[phase], reverse=True)
+    for phase in by_remainder[: BAR_CELLS - sum(cells.values())]:
+        cells[phase] += 1
+    return Text.assemble(*((cell * cells[phase], style) for phase, (cell, style) in PHASES.items()))
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"

@@ -1,1 +1,0 @@
-"""Workers of a suite that run only while the planner requests them."""
