@@ -206,6 +206,13 @@ def amount(number: float) -> str:
     return f"{number:.0f}"
 
 
+def backlog(state: ModelState) -> str:
+    """Format what waits, as work and beside the target: "90k prompt tokens wait, 12 s of work for a TTFT of 5 s"."""
+    work_s = f"{state.backlog_s:.0f}" if state.backlog_s >= 10 else f"{state.backlog_s:.1f}"
+    waiting = f"{amount(state.waiting_tokens)} prompt tokens wait"
+    return f"{waiting}, {work_s} s of work for a TTFT of {state.ttft_ns / 1e9:g} s"
+
+
 def workers(count: int, role: str) -> str:
     """Format a count as "1 decode worker" or "2 decode workers"."""
     return f"{count} {role} worker{'' if count == 1 else 's'}"
@@ -269,12 +276,11 @@ def _prompts_grade(pressure: float, waits_s: float, limits: VerdictLimits) -> Gr
 
 
 def _shortage(state: ModelState, limits: VerdictLimits, *, small: bool) -> Cause | None:
-    waits_s = state.work.waiting_ns / 1e9 / max(state.standing.prefill, 1)
-    found = shortage_of(state.pressures, waits_s, limits, small=small)
+    found = shortage_of(state.pressures, state.backlog_s, limits, small=small)
     if found is None:
         return None
     code, grade = found
-    healthy = shortage_of(state.healthy, waits_s, limits)
+    healthy = shortage_of(state.healthy, state.backlog_s, limits)
     explained = healthy is None or healthy[1] is not Grade.FIRE
     action = advice(state) if grade is Grade.FIRE else None
     return Cause(code, state.model, _said(code, state, action), (), action, grade=grade, rank=2 if explained else 0)
@@ -337,12 +343,13 @@ def _said(code: CauseCode, state: ModelState, action: Action | None) -> str:
         more = f"; {workers(needed - state.standing.workers, 'more')} would do" if needed else ""
         return (
             f"Too small: prompts press {figure(found.prefill)} on {on_prefill}, decodes {figure(found.decode)} on "
-            f"{on_decode}, and no other roles of them leave less than {figure(found.cluster)}{more}.{then}"
+            f"{on_decode}, {backlog(state)}, and no other roles of them leave less than {figure(found.cluster)}{more}."
+            f"{then}"
         )
     if code is CauseCode.PREFILL_BOUND:
         return (
             f"Prefill-bound: pressure {figure(found.prefill)} on {on_prefill} against {figure(found.decode)} on "
-            f"{on_decode}, {amount(state.waiting_tokens)} prompt tokens wait.{then}"
+            f"{on_decode}, {backlog(state)}.{then}"
         )
     against = f"against {figure(found.prefill)} on {on_prefill}"
     if code is CauseCode.DECODE_BOUND_KV:

@@ -292,12 +292,19 @@ class ModelState:
     """Requests at gateways that wait for a decode place and whose prompts could not be computed soon either."""
     at_rest: bool
     """Whether nothing runs, waits or arrives."""
+    ttft_ns: int
+    """The target by which prompts are judged, which `work.tpot_ns` is for decodes."""
     prompts_error: float = 0.0
     """Relative standard error of the prompts' pressure; few requests a second say little about their rate."""
 
     @property
     def prefill(self) -> int:
         return round(self.standing.prefill)
+
+    @property
+    def backlog_s(self) -> float:
+        """The time that the prefill workers need for all prompts that wait."""
+        return self.work.waiting_ns / 1e9 / max(self.standing.prefill, 1)
 
     @property
     def mixed(self) -> int:

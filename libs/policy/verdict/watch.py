@@ -132,4 +132,8 @@ def _calm(models: Sequence[ModelState | UnknownState]) -> tuple[CauseCode, str, 
         return CauseCode.UNKNOWN, only, f"Not known: {why}."
     prefill = max(each.pressures.prefill for each in known)
     decode = max(each.pressures.decode for each in known)
-    return CauseCode.BALANCED, only, f"Balanced: prompts press {prefill:.1f}, decodes {decode:.1f}, where 1 is full."
+    targets = {(each.ttft_ns, each.work.tpot_ns) for each in known}
+    ttft_ns, tpot_ns = min(targets)
+    met = f"a TTFT of {ttft_ns / 1e9:g} s and a TPOT of {tpot_ns / 1e6:g} ms" if len(targets) == 1 else "all targets"
+    figures = f"prompts press {prefill:.1f}, decodes {decode:.1f}"
+    return CauseCode.BALANCED, only, f"Balanced: {figures}, where 1 just meets {met}."

@@ -311,7 +311,6 @@ class VerdictEvaluator:
             cache_hit=self.traffic.cache_hit(model, now_ns),
             ttft_limit_ns=limit_ns,
             tpot_ns=tpot_ns,
-            refuses=refused_per_s > 0,
         )
 
     def _shares(self, worker_ids: Sequence[str], now_ns: int) -> "dict[str, _Shares]":

@@ -55,10 +55,6 @@ class SeenDemand:
     cache_hit: float
     ttft_limit_ns: int
     tpot_ns: int
-    refuses: bool = False
-    """Whether requests are refused for lack of room. Late prompts in the queue then displace as many as arrive within
-    the TTFT limit.
-    """
 
 
 def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
@@ -103,13 +99,12 @@ def _state(
     waiting, fresh = demand.waiting, 1 - demand.cache_hit
     at_workers = sum(each.prompt_tokens for each in states)
     people_tokens = max(waiting.prompt_tokens - waiting.batch_tokens, 0) * fresh + at_workers
-    hopeful_tokens = max(waiting.hopeful_tokens - waiting.batch_tokens, 0) * fresh + at_workers
-    coming_tokens = demand.tokens_per_s * fresh * demand.ttft_limit_ns / 1e9 if demand.refuses else 0.0
-    due_tokens = max(hopeful_tokens, min(people_tokens, coming_tokens))
     speed = engine.chunk_speed
     needed, horizon_ns = workers_needed(
         Prompts(
-            waiting=((float(demand.ttft_limit_ns), due_tokens / speed),),
+            # Prompts that are late already press like all others: whoever sent them still waits, and a backlog of more
+            # than the target's worth of work delays whoever comes next.
+            waiting=((float(demand.ttft_limit_ns), people_tokens / speed),),
             rate=demand.tokens_per_s * fresh / (speed * 1e9),
             limit_ns=float(demand.ttft_limit_ns),
         )
@@ -148,6 +143,7 @@ def _state(
         healthy=pressures(engine, unhindered, whole),
         horizon_ns=horizon_ns,
         waiting_tokens=round(people_tokens),
+        ttft_ns=demand.ttft_limit_ns,
         running=running,
         held=found.sequences - running,
         queued=people_bound + held - found.sequences,

@@ -51,7 +51,7 @@ class Cluster:
         self.state.take(record, now_ns)
         self.verdicts.take(record, now_ns)
 
-    async def run(self, tenths, *, running=4, waiting_tokens=0, come=0, awaiting_ready=0, starved=False, batch=0):
+    async def run(self, tenths, *, running=4, waiting_tokens=0, late=False, come=0, awaiting_ready=0, starved=False, batch=0):
         """Decode workers run so many sequences each, so many prompt tokens wait at the gateway and come a tenth."""
         for _ in range(tenths):
             start, self.tenth = 100 * self.tenth, self.tenth + 1
@@ -72,7 +72,8 @@ class Cluster:
                 self._take(STEPS, sent)
             queue = ModelQueue(model="sim", arrived_tokens=self.arrived, batch_bound=batch)
             if waiting_tokens:
-                queue.prefill_requests, queue.prefill_tokens, queue.hopeful_tokens = 9, waiting_tokens, waiting_tokens
+                queue.prefill_requests, queue.prefill_tokens = 9, waiting_tokens
+                queue.hopeful_tokens = 0 if late else waiting_tokens
             told_ns = at(100 * self.tenth)
             self._take(QUEUES, GatewayQueues(gateway_id="g", incarnation=1, told_unix_ns=told_ns, queues=[queue]))
             write_windows(self.state.history, 0, 100 * self.tenth - 50)
@@ -115,6 +116,23 @@ async def test_a_flood_of_prompts_is_named_with_the_command_that_relieves_it_and
     await cluster.run(40)
     alert = cluster.alerts.book.firing()[0]
     assert alert.clearing and not alert.command, "what is over asks nobody to type anything"
+
+
+async def test_a_backlog_beyond_the_target_is_no_balance_though_all_of_it_is_late(cluster):
+    await cluster.run(25, waiting_tokens=20_000, late=True, come=100)
+    verdict = cluster.status().verdict
+    assert verdict.code == "balanced", "less than a second of work"
+    assert verdict.sentence.endswith("where 1 just meets a TTFT of 5 s and a TPOT of 50 ms.")
+    await cluster.run(25, waiting_tokens=200_000, late=True, come=100)
+    status = cluster.status()
+    assert status.verdict.code == "prefill_bound" and status.verdict.action.command
+    assert "200k prompt tokens wait, 7.6 s of work for a TTFT of 5 s" in status.verdict.sentence
+    await cluster.run(25, waiting_tokens=800_000, late=True, come=100)
+    verdict = cluster.status().verdict
+    assert verdict.code == "too_small", "no roles of six workers compute it within 5 s"
+    assert "800k prompt tokens wait, 30 s of work for a TTFT of 5 s" in verdict.sentence
+    await cluster.run(60, come=100)
+    assert cluster.status().verdict.code == "balanced"
 
 
 async def test_decodes_are_judged_by_the_target_of_the_planner_that_is_heard_so_that_both_say_the_same(cluster):

@@ -39,7 +39,7 @@ def state(*, prompts=0.0, decodes=0, context=500, prefill=3, mixed=5, healthy=No
     return ModelState(
         model="m", engine=ENGINE, work=work, standing=standing, workers=own, pressures=found,
         healthy=pressures(ENGINE, well, standing), horizon_ns=5 * S, waiting_tokens=90_000, running=decodes, held=0,
-        queued=0, at_rest=False,
+        queued=0, at_rest=False, ttft_ns=5 * S,
     )  # fmt: skip
 
 
