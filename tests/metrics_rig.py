@@ -15,7 +15,7 @@ from libs.runtime.tasks import TaskOwner
 from libs.testing.workers.hosts import RecordingBus
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
-from services.metrics.http.login import Door
+from services.metrics.http.login import AccessControl
 from services.metrics.http.routes import make_api
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
@@ -49,7 +49,7 @@ async def serving_metrics(
         state, VerdictLimits(), ttft_limit_ns=5_000 * MS_NS, tpot_ns=100 * MS_NS, lag_ns=LIVE_LAG_NS
     )
     recorder = StatusRecorder()
-    door = Door(None, settings, clock, token=settings.token.get_secret_value())
+    door = AccessControl(None, settings, clock, token=settings.token.get_secret_value())
     alerts = open_alerts(settings, RecordingBus(), desk, clock, began_ns=0, make_client=None, guard=door.guard)
     api = make_api(
         state, hub, desk.book, clock, CollectorRegistry(), lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS, verdicts=verdicts,

@@ -85,7 +85,7 @@ GRID: Final = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class PlanAsked:
+class PlanQuery:
     slo: SloSpec
     horizon_s: float
     """Planned time span, measured by the clock."""
@@ -122,7 +122,7 @@ def reported_hardware(kind: WorkerKind, name: str) -> Hardware:
     return Hardware(profile, mixed_measured=False, chunk_tokens=chunk, max_sequences=kind.max_sequences)
 
 
-def bench_of(found: PlanInput, asked: PlanAsked, hardware: Hardware) -> Bench:
+def bench_of(found: PlanInput, asked: PlanQuery, hardware: Hardware) -> Bench:
     """Return the lab bench for this traffic, with mean lengths on a grid so that tables can be reused."""
     if found.lengths:
         traffic = PlanTraffic(found.lengths, 1.0)
@@ -151,7 +151,7 @@ def rounded(bench: Bench) -> Bench:
 
 
 def plan_capacity(
-    found: PlanInput, asked: PlanAsked, hardware: Hardware, folder: Path | None = None, note: Note = lambda line: None
+    found: PlanInput, asked: PlanQuery, hardware: Hardware, folder: Path | None = None, note: Note = lambda line: None
 ) -> Planned:
     """Plan the capacity of one model.
 
@@ -240,7 +240,7 @@ def part_of(pools: Mapping[Phase, int], limit: float) -> tuple[float, dict[Phase
     return found
 
 
-def plan_json(found: PlanInput, asked: PlanAsked, planned: Planned, check: dict[str, Any] | None) -> dict[str, Any]:
+def plan_json(found: PlanInput, asked: PlanQuery, planned: Planned, check: dict[str, Any] | None) -> dict[str, Any]:
     """Return the output of `fulcrum capacity plan --json` and of the REST route, in GPUs and by the clock."""
     plan, gpus, speed = planned.plan, planned.bench.hardware.profile.gpus, found.speed
     moving, still = gpu_hours(plan, gpus)
@@ -348,7 +348,7 @@ def make_plan_row(
     """
     quiet()
     found = input_from_json(row)
-    wanted = PlanAsked(**{**asked, "slo": parse_slo(asked["slo"])})
+    wanted = PlanQuery(**{**asked, "slo": parse_slo(asked["slo"])})
     if device:
         hardware = resolve(found.model, device)
     elif found.kind is None:

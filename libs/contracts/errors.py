@@ -123,9 +123,9 @@ class DecisionNotFound(NotFound,       wire=("decision_not_found",      INVALID,
 class SilenceNotFound(NotFound,        wire=("silence_not_found",       INVALID, 404, "NOT_FOUND")):
     """No silence of alerts has this id, or it is over."""
 class KeyNotFound(NotFound,            wire=("key_not_found",           INVALID, 404, "NOT_FOUND")): ...
-class NoLongerKept(FulcrumError,       wire=("no_longer_kept",          INVALID, 410, "NOT_FOUND")):
+class NoLongerStored(FulcrumError,       wire=("no_longer_kept",          INVALID, 410, "NOT_FOUND")):
     """It existed, or may have, and is not stored any more."""
-class KeptElsewhere(FulcrumError,      wire=("kept_elsewhere",          INVALID, 421, "FAILED_PRECONDITION")):
+class StoredElsewhere(FulcrumError,      wire=("kept_elsewhere",          INVALID, 421, "FAILED_PRECONDITION")):
     """Another instance of this service holds it."""
 # Callers, quotas and bounds.
 class Unauthenticated(FulcrumError,    wire=("unauthenticated",         AUTH,    401, "UNAUTHENTICATED")): ...

@@ -14,10 +14,10 @@ from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, Seque
 from libs.dispatch.generation import ApiFinishReason, Ending, Experience, Generation
 from libs.dispatch.places import ModelPlaces, Others, TenantPlaces
 from libs.dispatch.ports import (
+    AttemptEvent,
     ColdModels,
     Failed,
     HandOverWanted,
-    Happened,
     KvOpened,
     Link,
     Links,
@@ -29,7 +29,7 @@ from libs.dispatch.ports import (
     SequenceRefused,
     Tenancy,
     Tokens,
-    WorkerNews,
+    WorkerUpdate,
 )
 from libs.dispatch.rounds import Attempts, HandOvers, Router
 from libs.dispatch.suspects import BindingBatch, Suspects, poison_error
@@ -302,7 +302,7 @@ class Dispatcher:
 
     # ------------------------------------------------------------ what workers say
 
-    def received(self, link: Link, news: WorkerNews) -> None:
+    def received(self, link: Link, news: WorkerUpdate) -> None:
         """Process a frame's tokens, then its events. Its credits or role change may allow another binding round."""
         if news.introduced:
             self.suspects.returned(link.key)  # and the turn below is for what waited for it
@@ -348,7 +348,7 @@ class Dispatcher:
             predicted_ns = timeline.predicted_first_ns - timeline.bound_ns
             link.outlook.slowness.answered(predicted_ns, timeline.first_token_ns - timeline.bound_ns)
 
-    def _hear(self, generation: Generation, attempt: Attempt, happened: Happened) -> None:
+    def _hear(self, generation: Generation, attempt: Attempt, happened: AttemptEvent) -> None:
         """Pass a worker's event to the choice's placement, and carry out the effects."""
         placement = generation.placement
         whole = generation.complete() is not None

@@ -88,54 +88,54 @@ class Failed(NamedTuple):
     blocks_lost: bool
 
 
-Happened = KvOpened | Prefilled | HandOverWanted | SequenceHandedOver | SequenceFinished | SequenceRefused | Failed
+AttemptEvent = KvOpened | Prefilled | HandOverWanted | SequenceHandedOver | SequenceFinished | SequenceRefused | Failed
 
 
-class WorkerNews(NamedTuple):
+class WorkerUpdate(NamedTuple):
     introduced: bool
     speed: bool
     tokens: Tokens | None
-    happened: Sequence[Happened]
+    happened: Sequence[AttemptEvent]
 
 
-def read_news(frame: pb.WorkerFrame, kv_kind: str, *, kv_once: bool) -> WorkerNews:
+def read_news(frame: pb.WorkerFrame, kv_kind: str, *, kv_once: bool) -> WorkerUpdate:
     """Parse a frame of a worker with KV of kind `kv_kind`, which `kv_once` limits to one read. Raise MalformedFrame."""
-    happened: list[Happened] = []
+    happened: list[AttemptEvent] = []
     for event in frame.events:
         read = _READERS.get(event.WhichOneof("event"))
         if read is not None:
             happened.append(read(event, kv_kind, kv_once))
-    return WorkerNews(frame.HasField("worker"), frame.HasField("speed"), _read_tokens(frame), happened)
+    return WorkerUpdate(frame.HasField("worker"), frame.HasField("speed"), _read_tokens(frame), happened)
 
 
-def _opened(event: pb.SequenceEvent, kind: str, once: bool) -> Happened:
+def _opened(event: pb.SequenceEvent, kind: str, once: bool) -> AttemptEvent:
     source = event.kv_opened.kv
     return KvOpened(event.sequence, Blocks(source, source.worker_id, kind, once))
 
 
-def _prefilled(event: pb.SequenceEvent, kind: str, once: bool) -> Happened:
+def _prefilled(event: pb.SequenceEvent, kind: str, once: bool) -> AttemptEvent:
     source = event.prefilled.kv
     return Prefilled(event.sequence, Blocks(source, source.worker_id, kind, once), event.prefilled.cached_tokens)
 
 
-def _leaving(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:
+def _leaving(event: pb.SequenceEvent, _kind: str, _once: bool) -> AttemptEvent:
     return HandOverWanted(event.sequence)
 
 
-def _moved(event: pb.SequenceEvent, kind: str, once: bool) -> Happened:
+def _moved(event: pb.SequenceEvent, kind: str, once: bool) -> AttemptEvent:
     source = event.moved.kv
     return SequenceHandedOver(event.sequence, Blocks(source, source.worker_id, kind, once), event.moved.cached_tokens)
 
 
-def _finished(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:
+def _finished(event: pb.SequenceEvent, _kind: str, _once: bool) -> AttemptEvent:
     return SequenceFinished(event.sequence, _FINISHED.get(event.finished.reason), event.finished.cached_tokens)
 
 
-def _refused(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:
+def _refused(event: pb.SequenceEvent, _kind: str, _once: bool) -> AttemptEvent:
     return SequenceRefused(event.sequence, _REFUSALS.get(event.refused.code), event.refused.detail)
 
 
-def _failed(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:
+def _failed(event: pb.SequenceEvent, _kind: str, _once: bool) -> AttemptEvent:
     failed = event.failed
     known = failed.code in pb.FailureCode.values()
     code = pb.FailureCode.Name(failed.code) if known else f"failure code {failed.code}"
@@ -143,7 +143,7 @@ def _failed(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:
 
 
 # kv_pulling is not read: it fixes the decode worker, which only changes on refusal or loss anyway.
-_READERS: Final[Mapping[str | None, Callable[[pb.SequenceEvent, str, bool], Happened]]] = {
+_READERS: Final[Mapping[str | None, Callable[[pb.SequenceEvent, str, bool], AttemptEvent]]] = {
     "kv_opened": _opened,
     "prefilled": _prefilled,
     "leaving": _leaving,
@@ -333,7 +333,7 @@ class OneForAll:
 class LinkListener(Protocol):
     """Receives the events of a link; live it is the `Dispatcher`."""
 
-    def received(self, link: Link, news: WorkerNews) -> None:
+    def received(self, link: Link, news: WorkerUpdate) -> None:
         """Process a frame whose credits, load and assignment the link has applied."""
         ...
 

@@ -16,7 +16,7 @@ from libs.policy.gateway.placement import (
     WorkerEffect,
     WorkerKey,
 )
-from libs.policy.gateway.view import Ask, Binding, WorkerView, serves_decode
+from libs.policy.gateway.view import Binding, BindingRequest, WorkerView, serves_decode
 from libs.policy.roles import Phase
 
 
@@ -40,7 +40,7 @@ class Router:
         requests whose KV blocks no worker is left to pull.
         """
 
-        def ask(generation: Generation) -> Ask:
+        def ask(generation: Generation) -> BindingRequest:
             blocks = generation.placement.blocks
             if blocks is not None and not serves_decode(views, generation.model, blocks.kind):
                 drop_stale_kv(generation)
@@ -51,7 +51,7 @@ class Router:
         open_to_all = [view for view in views if view.id not in barred] if barred else views
         return self.bind(map(ask, waiting), open_to_all, now_ns)
 
-    def bind(self, asks: Iterable[Ask], views: Sequence[WorkerView], now_ns: int) -> list[Binding]:
+    def bind(self, asks: Iterable[BindingRequest], views: Sequence[WorkerView], now_ns: int) -> list[Binding]:
         """Return bindings in the order of `asks`, as far as there is room."""
         if not any(view.decode_credits for view in views):
             return []
@@ -60,9 +60,9 @@ class Router:
 
 def _ask(
     generation: Generation, kv_kind: str | None, quiet: frozenset[str] = frozenset(), *, batch: bool = False
-) -> Ask:
+) -> BindingRequest:
     placement = generation.placement
-    return Ask(
+    return BindingRequest(
         sequence_id=placement.sequence_id,
         model=generation.model,
         tokens=generation.tokens,

@@ -14,7 +14,7 @@ from itertools import chain
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.events import EngineNews
-from libs.engine.kv.blocks import BlockPool, KvWait, RandomBytes, Received
+from libs.engine.kv.blocks import BlockPool, KvWait, RandomBytes, ReceivedTotals
 from libs.engine.kv_port import KvHandle
 from libs.engine.offers import Offers
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest
@@ -312,7 +312,7 @@ class Core:
         """Publish that the first block was requested, which fixes the decode worker."""
         self._news.outputs.append(SequenceOutput(sequence.sequence_id, pulling=True))
 
-    def kv_arrived(self, sequence: Sequence, received: Received, started_ns: int, now_ns: int) -> None:
+    def kv_arrived(self, sequence: Sequence, received: ReceivedTotals, started_ns: int, now_ns: int) -> None:
         """Record that all blocks of the sequence's handle are in the pool."""
         kv = sequence.request.kv
         assert kv is not None

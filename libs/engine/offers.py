@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.blocks import BlockPool, HandleTable, Held, RandomBytes
+from libs.engine.kv.blocks import BlockPool, HandleBlocks, HandleTable, RandomBytes
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.sequence import Sequence
@@ -29,7 +29,7 @@ class Offers:
         self._identity = identity
         self._capabilities = capabilities
         self._handles = HandleTable(random_bytes=random_bytes, lease_ns=lease_ns, left_lease_ns=RETRY_MS * 1_000_000)
-        self._to_sum: dict[bytes, Held] = {}
+        self._to_sum: dict[bytes, HandleBlocks] = {}
         """Handles that may have ready blocks without a checksum."""
 
     def __len__(self) -> int:
@@ -65,24 +65,24 @@ class Offers:
         if sequence.streamed is not None:
             self.end(sequence.streamed.opaque)
 
-    def held(self, opaque: bytes, now_ns: int) -> Held:
+    def held(self, opaque: bytes, now_ns: int) -> HandleBlocks:
         """Return what a handle holds and renew its lease. Raise KvLost if it is unknown or expired."""
         held = self._handles.use(opaque, now_ns)
         if held is None:
             raise KvLost("no such KV handle here: it was released, or its lease has ended")
         return held
 
-    def pull(self, opaque: bytes, now_ns: int) -> Held:
+    def pull(self, opaque: bytes, now_ns: int) -> HandleBlocks:
         """As `held`, for a receiver that stays until `leave`."""
         held = self.held(opaque, now_ns)
         held.pulls += 1
         return held
 
-    def leave(self, held: Held, now_ns: int) -> None:
+    def leave(self, held: HandleBlocks, now_ns: int) -> None:
         """Record that a receiver is gone, whether it has the blocks or not."""
         self._handles.leave(held, now_ns)
 
-    def to_sum(self, most: int) -> tuple[Held, int, int] | None:
+    def to_sum(self, most: int) -> tuple[HandleBlocks, int, int] | None:
         """Return (handle, first, end) of at most `most` ready blocks without checksums; None if there are none."""
         while self._to_sum:
             held = next(iter(self._to_sum.values()))
@@ -121,18 +121,18 @@ class Offers:
         """Iterate over the blocks behind all handles, one handle after the other."""
         return self._handles.blocks()
 
-    def _new(self, sequence: Sequence, tokens: int) -> Held:
+    def _new(self, sequence: Sequence, tokens: int) -> HandleBlocks:
         # A running sequence may hold one more block, for tokens still to come.
         blocks = self._pool.allocate(0, sequence.blocks[: -(-tokens // self._capabilities.block_size_tokens)])
         assert blocks is not None
         return self._handles.open(sequence.sequence_id, blocks)
 
-    def _free(self, held: Held | None) -> None:
+    def _free(self, held: HandleBlocks | None) -> None:
         if held is not None:
             self._to_sum.pop(held.opaque, None)
             self._pool.release(held.blocks)
 
-    def _handle(self, held: Held, *, tokens: int, streamed: bool) -> KvHandle:
+    def _handle(self, held: HandleBlocks, *, tokens: int, streamed: bool) -> KvHandle:
         return KvHandle(
             worker_id=self._identity.worker_id,
             incarnation=self._identity.incarnation,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import ContextTooLong, InvalidRequest
 from libs.contracts.hashing import block_hashes
-from libs.engine.kv.blocks import BlockPool, Held, Received
+from libs.engine.kv.blocks import BlockPool, HandleBlocks, ReceivedTotals
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase, EngineRequest
 from libs.engine.reports import FinishReason, KvTransferReport, Logprob, SequenceOutput
@@ -62,7 +62,7 @@ class Sequence:
         """Leading blocks that were already cached here, so that only the rest is fetched."""
         self.sampled_elsewhere: tuple[int, ...] | None = None
         """Tokens sampled by the worker that computed a streamed prompt; None until they are known."""
-        self.streamed: Held | None = None
+        self.streamed: HandleBlocks | None = None
         """The handle under which others can pull this prompt while it is computed."""
         self.joined = False
         """Whether it has decoded here. A decode that has begun is not held back."""
@@ -283,7 +283,7 @@ class Sequence:
             kv_bytes_received=self.kv_bytes_received,
         )
 
-    def transfer_report(self, received: Received, started_ns: int, now_ns: int) -> KvTransferReport:
+    def transfer_report(self, received: ReceivedTotals, started_ns: int, now_ns: int) -> KvTransferReport:
         kv, prompt_tokens = self.request.kv, self.request.prompt_tokens
         assert kv is not None
         return KvTransferReport(

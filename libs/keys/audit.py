@@ -60,7 +60,7 @@ class _RefusalSummary:
     more: int = 0
 
 
-class AuditDoor:
+class AuditMiddleware:
     """The middleware in front of a service's `KeyGate`.
 
     Requests refused for want of a key are not recorded, since strangers could fill the topic. Other refusals are

@@ -97,7 +97,7 @@ class KeyChange(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-class KeyBook(msgspec.Struct, frozen=True):
+class KeySet(msgspec.Struct, frozen=True):
     """All keys, oldest first, and the limits of the tenants that have some."""
 
     keys: tuple[ApiKey, ...] = ()
@@ -212,7 +212,7 @@ def check_tenant(tenant: str) -> None:
         raise InvalidRequest(f"tenant {quoted(tenant)} must match {TENANT_NAME.pattern}", param="tenant")
 
 
-def read_book(text: bytes) -> KeyBook:
+def read_book(text: bytes) -> KeySet:
     """Decode a stored book. Raise msgspec.DecodeError for anything else."""
     return _BOOK.decode(text)
 
@@ -225,15 +225,15 @@ def shown_key(key: ApiKey, now_s: float) -> Mapping[str, object]:
     return {**shown, "status": status}
 
 
-_BOOK: Final = msgspec.json.Decoder(KeyBook)
+_BOOK: Final = msgspec.json.Decoder(KeySet)
 
 
 @dataclass(frozen=True, slots=True)
-class StoredBook:
+class StoredKeySet:
     """A book and the version by which newer ones are recognized."""
 
     version: str
-    book: KeyBook
+    book: KeySet
 
 
 class KeyStore(Protocol):
@@ -242,11 +242,11 @@ class KeyStore(Protocol):
     Methods raise StoreUnavailable while it does not answer, or if it holds something else.
     """
 
-    async def load(self, known: str = "") -> StoredBook | None:
+    async def load(self, known: str = "") -> StoredKeySet | None:
         """Return the book, or None if its version is still the `known` one. It is empty if none was ever stored."""
         ...
 
-    async def change(self, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
+    async def change(self, edit: Callable[[KeySet], KeySet]) -> KeySet:
         """Store and return what `edit` makes of the book. Concurrent changes are both kept."""
         ...
 

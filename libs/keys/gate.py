@@ -30,7 +30,7 @@ from libs.contracts.errors import (
     WrongHost,
     quoted,
 )
-from libs.keys.book import KeyBook, KeyStore, Role, digest_of
+from libs.keys.book import KeySet, KeyStore, Role, digest_of
 from libs.keys.store import IN_REDIS
 from libs.keys.table import ANYBODY, NOBODY, SUITE_TOKEN, Caller, KeyTable
 from libs.runtime.clock import Clock
@@ -290,7 +290,7 @@ async def start_keys(settings: HttpSettings, store: KeyStore, clock: Clock) -> K
         assert found is not None
         book = found.book
         if book.keys and not book.cache_secret:  # created by an older release
-            book = await store.change(KeyBook.with_cache_secret)
+            book = await store.change(KeySet.with_cache_secret)
         table.replace(book, clock.now_ns() / 1e9)
     except StoreUnavailable as error:
         if settings.keys != IN_REDIS:

@@ -9,7 +9,7 @@ from redis.exceptions import RedisError, WatchError
 
 from libs.contracts import keys
 from libs.contracts.errors import StoreUnavailable
-from libs.keys.book import KeyBook, StoredBook, read_book
+from libs.keys.book import KeySet, StoredKeySet, read_book
 from libs.runtime.redis import make_redis
 
 LOAD_TIMEOUT_S: Final = 1.0
@@ -29,7 +29,7 @@ class RedisKeys:
         self._name = keys.api_keys(cluster)
         self._redis = make_redis(url, timeout_ms=round(CHANGE_TIMEOUT_S * 1e3))
 
-    async def load(self, known: str = "") -> StoredBook | None:
+    async def load(self, known: str = "") -> StoredKeySet | None:
         # One round trip for a few bytes if nothing has changed.
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
@@ -37,11 +37,11 @@ class RedisKeys:
                 if version == known:
                     return None
                 text, version_then = await self._redis.hmget(self._name, _BOOK, _VERSION)
-                return StoredBook(_version(version_then), _book(text))
+                return StoredKeySet(_version(version_then), _book(text))
         except (RedisError, OSError, TimeoutError) as error:
             raise _unavailable(error) from error
 
-    async def change(self, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
+    async def change(self, edit: Callable[[KeySet], KeySet]) -> KeySet:
         """Change the book, repeated as long as another change came between."""
         try:
             for _attempt in range(MAX_ATTEMPTS):
@@ -68,9 +68,9 @@ def _version(found: Any) -> str:
     return found.decode("latin-1") if found is not None else ABSENT
 
 
-def _book(text: Any) -> KeyBook:
+def _book(text: Any) -> KeySet:
     if text is None:
-        return KeyBook()
+        return KeySet()
     try:
         return read_book(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from libs.contracts.errors import StoreUnavailable
-from libs.keys.book import KeyBook, KeyStore, StoredBook, read_book
+from libs.keys.book import KeySet, KeyStore, StoredKeySet, read_book
 from libs.runtime.paths import cache_dir, create_private, private_folder
 
 ABSENT: Final = "absent"
@@ -27,18 +27,18 @@ class FileKeys:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def load(self, known: str = "") -> StoredBook | None:
+    async def load(self, known: str = "") -> StoredKeySet | None:
         # Only one fstat if nothing has changed.
         return await asyncio.to_thread(self._load, known)
 
-    async def change(self, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
+    async def change(self, edit: Callable[[KeySet], KeySet]) -> KeySet:
         """Change the book under a lock that other processes of this machine take as well."""
         return await asyncio.to_thread(self._change, edit)
 
     async def close(self) -> None:
         """Do nothing, since no file stays open."""
 
-    def _load(self, known: str) -> StoredBook | None:
+    def _load(self, known: str) -> StoredKeySet | None:
         with self._errors():
             try:
                 with self._path.open("rb") as file:
@@ -50,11 +50,11 @@ class FileKeys:
                         raise StoreUnavailable(
                             f"the keys in {self._path} can be written by other users: chmod 600 {self._path}"
                         )
-                    return StoredBook(version, read_book(file.read()))
+                    return StoredKeySet(version, read_book(file.read()))
             except FileNotFoundError:
-                return None if known == ABSENT else StoredBook(ABSENT, KeyBook())
+                return None if known == ABSENT else StoredKeySet(ABSENT, KeySet())
 
-    def _change(self, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
+    def _change(self, edit: Callable[[KeySet], KeySet]) -> KeySet:
         with self._errors():
             private_folder(self._path.parent)
             lock = self._path.with_name(f"{self._path.name}.lock")
@@ -66,7 +66,7 @@ class FileKeys:
                 self._write(book)
                 return book
 
-    def _write(self, book: KeyBook) -> None:
+    def _write(self, book: KeySet) -> None:
         part = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
         try:
             with create_private(part) as file:

@@ -8,7 +8,7 @@ from typing import Final
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import InvalidApiKey, InvalidRequest, PermissionDenied, StoreUnavailable
 from libs.contracts.foreign_text import masked
-from libs.keys.book import ANY, ROLES, TENANT_NAME, ApiKey, KeyBook, KeyChange, Role, TenantLimits, digest_of
+from libs.keys.book import ANY, ROLES, TENANT_NAME, ApiKey, KeyChange, KeySet, Role, TenantLimits, digest_of
 
 NO_KEY: Final = (
     "You didn't provide an API key: send it as header authorization: Bearer KEY; `fulcrum keys create` makes one"
@@ -145,7 +145,7 @@ class KeyTable:
         self.closed = False
         """Whether there is a key. A revoked one counts, so that revoking the last key admits nobody."""
 
-    def replace(self, book: KeyBook, now_s: float) -> None:
+    def replace(self, book: KeySet, now_s: float) -> None:
         """Replace the contents by those of the store.
 
         A book that has lost all its keys admits nobody while this process lives.

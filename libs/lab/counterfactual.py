@@ -26,7 +26,7 @@ SAME: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RoleAndBudget:
     """The role and prompt budget of one worker."""
 
     role: Role
@@ -61,7 +61,7 @@ class Counterfactual:
 
 
 def counterfactual(
-    experiment: Experiment, standing: Sequence[Standing], changes: Mapping[int, Standing], at_s: float
+    experiment: Experiment, standing: Sequence[RoleAndBudget], changes: Mapping[int, RoleAndBudget], at_s: float
 ) -> Counterfactual:
     """Compare the demand around a change of roles with and without it.
 

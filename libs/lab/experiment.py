@@ -12,7 +12,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.dispatch.ports import Tenancy
 from libs.lab.cluster.books import LabAnswer
 from libs.lab.cluster.gateway import Borrowed, LabGateway
-from libs.lab.cluster.host.shape import WorkerShape, Wrong
+from libs.lab.cluster.host.shape import InjectedErrors, WorkerShape
 from libs.lab.cluster.push import PushGateway
 from libs.lab.cluster.run import LabResult, LabSetup, MakeGateway, PlannedLoss, PlannedMove, Run, check
 from libs.lab.hardware import Hardware
@@ -72,7 +72,7 @@ class Experiment:
     moves: Sequence[PlannedMove] = ()
     refused: frozenset[int] = frozenset()
     """Numbers of the requests that are rejected on arrival."""
-    wrong: Wrong = field(default_factory=Wrong)
+    wrong: InjectedErrors = field(default_factory=InjectedErrors)
     """The errors injected into what the cluster believes about itself."""
     allowed_tokens: int = 0
     """The output limit of clients where the trace has none; 0 for the exact length, which makes it an oracle."""

@@ -13,7 +13,7 @@ from libs.lab.rivals.dynamo import dynamo
 from libs.lab.rivals.llm_d import llm_d
 from libs.lab.rivals.port import MoveCost, PromptOrder, PromptTurn, QueuedPrompt, Rival, RivalSetting
 from libs.lab.rivals.splits import aggregated, niyama, static_split, taichi
-from libs.policy.gateway.order import PACE_COUNTED_ON, Due, hopeless_from_ns, making_room
+from libs.policy.gateway.order import PACE_COUNTED_ON, QueuedRequest, hopeless_from_ns, making_room
 from libs.policy.roles import Role
 
 
@@ -226,6 +226,10 @@ def late_prompts_last(prompts: Sequence[QueuedPrompt], turn: PromptTurn) -> list
     aside: set[int] = set()
     if turn.pace:
         order = sorted(range(len(prompts)), key=lambda at: (not prompts[at].resumed, prompts[at].arrival_unix_ns))
-        hopeful = (Due(at, prompts[at].flow, round(prompts[at].left_ns), latest_ns[at]) for at in order if not late[at])
+        hopeful = (
+            QueuedRequest(at, prompts[at].flow, round(prompts[at].left_ns), latest_ns[at])
+            for at in order
+            if not late[at]
+        )
         aside = making_room(hopeful, round(turn.starts_ns), PACE_COUNTED_ON * turn.pace)
     return [(not prompt.resumed, late[at], at in aside, prompt.arrival_unix_ns) for at, prompt in enumerate(prompts)]

@@ -35,7 +35,7 @@ AtRate = Callable[[float], Sequence[LabReport]]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The edge found by a search over rates."""
 
     rate_scale: float
@@ -63,7 +63,9 @@ def passes(reports: Sequence[LabReport], measure: Measure = "both") -> float:
     return {"both": min(requests, work), "requests": requests, "work": work}[measure]
 
 
-def highest_rate(at_rate: AtRate, start: float = 1.0, *, every_step: bool = False, measure: Measure = "both") -> Found:
+def highest_rate(
+    at_rate: AtRate, start: float = 1.0, *, every_step: bool = False, measure: Measure = "both"
+) -> SearchResult:
     """Climb in leaps from a rate that passes, then step by step from the last leap that passed.
 
     With `every_step` there are no leaps, so that the first step that fails is the edge, whatever lies beyond it.
@@ -82,13 +84,13 @@ def highest_rate(at_rate: AtRate, start: float = 1.0, *, every_step: bool = Fals
     while not good(step):
         step -= LEAP
         if step < -MAX_STEPS:
-            return Found(0.0, (), bounds)
+            return SearchResult(0.0, (), bounds)
     leap = 1 if every_step else LEAP
     while step < MAX_STEPS and good(step + leap):
         step += leap
     while leap > 1 and step < MAX_STEPS and good(step + 1):
         step += 1
-    return Found(start * STEP**step, runs[step], bounds)
+    return SearchResult(start * STEP**step, runs[step], bounds)
 
 
 def fewest_workers(attempt: Callable[[int], LabReport], least: int, most: int) -> tuple[int, LabReport] | None:

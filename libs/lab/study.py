@@ -16,7 +16,7 @@ import structlog
 from libs.lab.experiment import Experiment, LabReport, run
 from libs.lab.offline import Schedule, best_offline
 from libs.lab.policies import OFFLINE, bare_name, has_hindsight, policy_named, with_split
-from libs.lab.search import WANTED, Found, Measure, best_split, fewest_workers, first_guess, highest_rate, passes
+from libs.lab.search import WANTED, Measure, SearchResult, best_split, fewest_workers, first_guess, highest_rate, passes
 from libs.lab.traces.scaling import ScaleMethod, scale_rate
 
 MOST_WORKERS: Final = 4
@@ -75,7 +75,7 @@ def search_named(
     *,
     start: float = 1.0,
     every_step: bool = False,
-) -> Found:
+) -> SearchResult:
     """Find the highest rate at which a policy keeps the SLO, starting at `start` times the trace's rate.
 
     Each seed draws another superposition; compression has only one.
@@ -95,7 +95,7 @@ def search_measures(
     measures: Sequence[Measure],
     start: float = 1.0,
     every_step: bool = False,
-) -> dict[Measure, Found]:
+) -> dict[Measure, SearchResult]:
     """Search as `search_named` does by each of these measures, which share the runs at each rate."""
 
     guess = 0

@@ -83,7 +83,7 @@ _REDIS_READY = "eady to accept connections"
 
 
 @dataclass(frozen=True, slots=True)
-class SuitePlace:
+class SuiteLocation:
     """The folder, stores, ports and GPUs of the machine that a suite runs on."""
 
     folder: Path
@@ -141,7 +141,7 @@ class SuitePlan:
     model: str = ""
 
 
-def make_plan(options: SuiteOptions, model: Model, place: SuitePlace, models: Sequence[PoolModel] = ()) -> SuitePlan:
+def make_plan(options: SuiteOptions, model: Model, place: SuiteLocation, models: Sequence[PoolModel] = ()) -> SuitePlan:
     """Return every process with its name, program and settings. `models`: those of a pool, if there is one."""
     kafka = options.kafka or place.kafka
     redis = options.redis or f"unix://{place.folder / 'redis.sock'}"
@@ -173,7 +173,7 @@ def make_plan(options: SuiteOptions, model: Model, place: SuitePlace, models: Se
     )
 
 
-def _metrics(options: SuiteOptions, place: SuitePlace) -> dict[str, str]:
+def _metrics(options: SuiteOptions, place: SuiteLocation) -> dict[str, str]:
     """Return the metrics service's own settings. The page knows the planner's address unless that picks a port."""
     planner = f"http://127.0.0.1:{place.planner_port}" if place.planner_port else ""
     history = str(options.history) if options.history else ""
@@ -181,7 +181,7 @@ def _metrics(options: SuiteOptions, place: SuitePlace) -> dict[str, str]:
     return {name: value for name, value in own.items() if value}
 
 
-def _stores(options: SuiteOptions, place: SuitePlace) -> tuple[ChildSpec, ...]:
+def _stores(options: SuiteOptions, place: SuiteLocation) -> tuple[ChildSpec, ...]:
     specs = []
     if options.kafka is None:
         specs.append(ChildSpec("kafka", place.broker, {}))
@@ -195,7 +195,7 @@ def _stores(options: SuiteOptions, place: SuitePlace) -> tuple[ChildSpec, ...]:
 
 
 def _gateways(
-    options: SuiteOptions, model: Model, place: SuitePlace, shared: Mapping[str, str]
+    options: SuiteOptions, model: Model, place: SuiteLocation, shared: Mapping[str, str]
 ) -> tuple[ChildSpec, ...]:
     """Return the gateways: the first on the requested port, the others on any."""
     own = {
@@ -228,7 +228,7 @@ def _service(service: str, env: Mapping[str, str], variable: str, port: int, *, 
 
 
 def _worker_settings(
-    options: SuiteOptions, model: Model, place: SuitePlace, shared: Mapping[str, str]
+    options: SuiteOptions, model: Model, place: SuiteLocation, shared: Mapping[str, str]
 ) -> Mapping[str, str]:
     own = {
         **shared,
@@ -289,7 +289,7 @@ def _profiled(profile: DeploymentProfile, worker: ProfileWorker, options: SuiteO
     return worker.settings(options.engine_arguments)
 
 
-def _kinds(options: SuiteOptions, place: SuitePlace) -> dict[str, Sequence[Mapping[str, str]]]:
+def _kinds(options: SuiteOptions, place: SuiteLocation) -> dict[str, Sequence[Mapping[str, str]]]:
     """Return by role the settings in which workers differ. Raises StartupError if there are too few GPUs."""
     if options.profile is not None:
         profile = load_profile(options.profile)

@@ -22,7 +22,7 @@ from libs.contracts.errors import StartupError
 from libs.keys.store import keys_place
 from libs.launch import preflight
 from libs.launch.options import LaunchSettings, SuiteOptions
-from libs.launch.plan import PoolModel, SuitePlace, SuitePlan, make_plan, visible_gpus
+from libs.launch.plan import PoolModel, SuiteLocation, SuitePlan, make_plan, visible_gpus
 from libs.launch.processes.local import ProcessLauncher
 from libs.launch.processes.port import ChildSpec, Launcher, Reporter, StatusLine
 from libs.launch.ready import Ready, default_ready_file, logs_folder, write_ready
@@ -102,13 +102,13 @@ class Up:
 
     def _place(
         self, options: SuiteOptions, folder: Path, broker_port: int, spares_sock: socket.socket | None
-    ) -> SuitePlace:
+    ) -> SuiteLocation:
         settings = self._settings
         planner_port, metrics_port = self._neighbours(options)
         own_stores = options.kafka is None and options.redis is None
         own_broker = options.kafka is None
         cluster = settings.cluster_of(options.gateway_port, own_stores=own_stores)
-        return SuitePlace(
+        return SuiteLocation(
             folder=folder,
             broker=broker_command(embedded_broker(), port=broker_port, folder=folder / "kafka") if own_broker else (),
             kafka=f"{LOOPBACK}:{broker_port}" if own_broker else "",
@@ -146,7 +146,7 @@ def _spares_route(suite: Suite, sock: socket.socket, token: str) -> AbstractAsyn
 
 
 def _ready(
-    options: SuiteOptions, model: Model, place: SuitePlace, plan: SuitePlan, lines: dict[str, StatusLine]
+    options: SuiteOptions, model: Model, place: SuiteLocation, plan: SuitePlan, lines: dict[str, StatusLine]
 ) -> Ready:
     gateways = tuple(_reachable(lines[spec.name].http) for spec in plan.gateways)
     return Ready(

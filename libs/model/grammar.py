@@ -46,12 +46,12 @@ def choice_rule(choices: Sequence[str]) -> str:
     return " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
 
 
-class GrammarUnread(Exception):
+class InvalidGrammar(Exception):
     """A grammar is in no known syntax; the message says where it fails."""
 
 
 def grammar_rule(grammar: str) -> str:
-    """Return a rule's right-hand side for a whole grammar. Raise GrammarUnread.
+    """Return a rule's right-hand side for a whole grammar. Raise InvalidGrammar.
 
     The grammar is in GBNF or in llguidance's Lark dialect, and its first rule is `root` or `start`.
     """
@@ -61,7 +61,7 @@ def grammar_rule(grammar: str) -> str:
         try:
             grammar = gbnf_to_lark(grammar)
         except Exception as error:  # the library has an exception class for foreseen errors only
-            raise GrammarUnread(" ".join(str(error).split())[:_MAX_PLACE_CHARS]) from None
+            raise InvalidGrammar(" ".join(str(error).split())[:_MAX_PLACE_CHARS]) from None
         grammar = grammar.replace("%llguidance {}", "")
     return f"%lark {{\n{grammar}\n}}"
 

@@ -57,7 +57,7 @@ class LoadMessage(NamedTuple):
     works: bool
 
 
-class LoadTeller:
+class LoadMessageBuilder:
     """The builder of one metrics service's load messages."""
 
     def __init__(self, metrics_id: str, incarnation: int) -> None:

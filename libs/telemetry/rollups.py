@@ -195,7 +195,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptWindow:
+class StoredWindow:
     """One window of a coarse tier in the form in which it is stored elsewhere, with the workers present in it."""
 
     window_ns: int
@@ -323,7 +323,7 @@ class RollUps:
         covered, prefill, decode, kv_wait = series.times_ns.sum(axis=(0, 1)).tolist()
         return PhaseTime(covered, prefill, decode, kv_wait, bool(series.provisional.any()))
 
-    def take_changed(self, before_ns: int) -> list[KeptWindow]:
+    def take_changed(self, before_ns: int) -> list[StoredWindow]:
         """Return windows of the coarse tiers that were written since they were last taken, with their time before
         `before_ns`.
 
@@ -338,13 +338,13 @@ class RollUps:
             ring.changed.difference_update(start_ns for start_ns in starts if start_ns + length <= before_ns)
         return taken
 
-    def give_back(self, windows: Sequence[KeptWindow]) -> None:
+    def give_back(self, windows: Sequence[StoredWindow]) -> None:
         """Mark windows that could not be stored as changed again."""
         for ring in self._rings[1:]:
             starts = {kept.start_ns for kept in windows if kept.window_ns == ring.tier.window_ns}
             ring.changed |= {start_ns for start_ns in starts if ring.holds(start_ns)}
 
-    def restore(self, kept: KeptWindow) -> None:
+    def restore(self, kept: StoredWindow) -> None:
         """Replace a window of a coarse tier by a stored one; one that is too old is ignored."""
         ring = next((ring for ring in self._rings[1:] if ring.tier.window_ns == kept.window_ns), None)
         row = None if ring is None else ring.row(kept.start_ns)
@@ -358,14 +358,14 @@ class RollUps:
         """Record that the coarse tiers were restored up to `written_to_ns`."""
         self._finest_from_ns = written_to_ns
 
-    def _kept(self, ring: Ring, start_ns: int, before_ns: int) -> KeptWindow:
+    def _kept(self, ring: Ring, start_ns: int, before_ns: int) -> StoredWindow:
         ids = self.worker_ids()
         slots = np.array([self._slots[worker_id] for worker_id in ids], np.int64)
         end_ns = start_ns + ring.tier.window_ns
         _, times, roles = ring.read(start_ns, end_ns, slots)
         _, later, _ = self._rings[0].read(max(before_ns, start_ns), max(end_ns, before_ns), slots)
         there = np.flatnonzero(roles[0] != NO_ROLE)
-        return KeptWindow(
+        return StoredWindow(
             ring.tier.window_ns,
             start_ns,
             [ids[place] for place in there],

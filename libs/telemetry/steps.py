@@ -318,7 +318,7 @@ def effort_within(compute: Compute, steps: FinishedSteps, low_ns: int, high_ns: 
 
 
 @dataclass(frozen=True, slots=True)
-class SpentStep:
+class StepShare:
     """A step with its part of a window's covered time in ns. Over all steps the parts add up to the window's times."""
 
     step: RanStep

@@ -21,9 +21,9 @@ from libs.telemetry.steps import (
     FinishedSteps,
     PhaseTime,
     RunningStep,
-    SpentStep,
     StepCounts,
     StepLog,
+    StepShare,
     effort_within,
 )
 from libs.telemetry.workers import Shape, WorkerFacts, facts_of, what_stays
@@ -247,14 +247,14 @@ class Timeline:
         busy = self._steps.busy(low_ns, high_ns, self._covers.reach)
         return total_ns(dummies) - busy.between(dummies)[0] - self._waited_ns(dummies, busy)
 
-    def steps(self, low_ns: int, high_ns: int) -> Iterator[SpentStep]:
+    def steps(self, low_ns: int, high_ns: int) -> Iterator[StepShare]:
         """Yield the steps behind `phases`, in order."""
         self._take_in()
         for step in self._steps.ran(low_ns, high_ns, self._covers.reach):
             start_ns, end_ns = max(step.start_ns, low_ns), min(step.end_ns, high_ns)
             busy = FewBusyTime([(start_ns, end_ns, step.prefill_share, start_ns - step.start_ns)], step.running)
             spent_ns, prefill_ns = busy.between(self._covers.within(start_ns, end_ns))
-            yield SpentStep(step, prefill_ns, spent_ns - prefill_ns)
+            yield StepShare(step, prefill_ns, spent_ns - prefill_ns)
 
     def begun(self, low_ns: int, high_ns: int) -> int:
         """Return how many steps started in [low, high)."""

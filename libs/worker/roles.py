@@ -19,7 +19,7 @@ from libs.policy.roles import MAX_BUDGET_TOKENS
 from libs.policy.speed import Speed
 from libs.policy.worker.assignment import (
     FIRST_EPOCH,
-    NotTaken,
+    AssignmentRefusal,
     WantedAssignment,
     first_assignment,
     leaves_decode,
@@ -80,21 +80,21 @@ _ROLES = {
     roles.Role.MIXED: common.ROLE_MIXED,
     roles.Role.STANDBY: common.ROLE_STANDBY,
 }
-_STALE = (NotTaken.DRAINING, NotTaken.STALE_EPOCH)
+_STALE = (AssignmentRefusal.DRAINING, AssignmentRefusal.STALE_EPOCH)
 _SENTENCES = {
-    NotTaken.DRAINING: "the worker is draining: it takes no other role, choose another worker",
-    NotTaken.STALE_EPOCH: (
+    AssignmentRefusal.DRAINING: "the worker is draining: it takes no other role, choose another worker",
+    AssignmentRefusal.STALE_EPOCH: (
         "expected epoch {expected_epoch}, the worker is at {epoch}: look at what it does by now, then ask again"
     ),
-    NotTaken.OTHER_MODEL: "this worker holds model {held!r}, not {asked!r}",
-    NotTaken.UNKNOWN_ROLE: "role must be prefill, mixed or standby",
-    NotTaken.BUDGET_WITHOUT_MIXED: "only role mixed has a prompt budget",
-    NotTaken.BUDGET_TOO_LARGE: f"a prompt budget is at most {roles.MAX_BUDGET_TOKENS} tokens",
+    AssignmentRefusal.OTHER_MODEL: "this worker holds model {held!r}, not {asked!r}",
+    AssignmentRefusal.UNKNOWN_ROLE: "role must be prefill, mixed or standby",
+    AssignmentRefusal.BUDGET_WITHOUT_MIXED: "only role mixed has a prompt budget",
+    AssignmentRefusal.BUDGET_TOO_LARGE: f"a prompt budget is at most {roles.MAX_BUDGET_TOKENS} tokens",
 }
 _PARAMS = {
-    NotTaken.UNKNOWN_ROLE: "role",
-    NotTaken.BUDGET_WITHOUT_MIXED: "budget_tokens",
-    NotTaken.BUDGET_TOO_LARGE: "budget_tokens",
+    AssignmentRefusal.UNKNOWN_ROLE: "role",
+    AssignmentRefusal.BUDGET_WITHOUT_MIXED: "budget_tokens",
+    AssignmentRefusal.BUDGET_TOO_LARGE: "budget_tokens",
 }
 
 
@@ -104,7 +104,7 @@ class AssignmentState:
     def __init__(self, model: str, role: int, budget_tokens: int, *, epoch: int = FIRST_EPOCH) -> None:
         """Start at `epoch`, which continues that of earlier models. Raise InvalidRequest for an invalid assignment."""
         first = first_assignment(model, role, budget_tokens, epoch)
-        if isinstance(first, NotTaken):
+        if isinstance(first, AssignmentRefusal):
             raise _error(first)
         self._current = first
         self.draining = False
@@ -127,7 +127,7 @@ class AssignmentState:
         """Change the role. Raise StaleRole unless `expected_epoch` is current, or InvalidRequest."""
         wanted = WantedAssignment(role, budget_tokens, expected_epoch, model)
         new = next_assignment(self._current, wanted, draining=self.draining)
-        if isinstance(new, NotTaken):
+        if isinstance(new, AssignmentRefusal):
             raise _error(
                 new, expected_epoch=expected_epoch, epoch=self._current.epoch, asked=model, held=self._current.model
             )
@@ -140,7 +140,7 @@ class AssignmentState:
         return leaves_decode(self._current, draining=self.draining)
 
 
-def _error(reason: NotTaken, **facts: int | str) -> FulcrumError:
+def _error(reason: AssignmentRefusal, **facts: int | str) -> FulcrumError:
     sentence = _SENTENCES[reason].format(**facts)
     return StaleRole(sentence) if reason in _STALE else InvalidRequest(sentence, param=_PARAMS.get(reason))
 

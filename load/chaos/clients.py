@@ -25,7 +25,7 @@ NETWORK = {CUT, RESET, REFUSED}
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ClientCall:
     number: int
     prompt: tuple[int, ...] = field(repr=False)
     max_tokens: int
@@ -78,12 +78,12 @@ def undisturbed(prompt: tuple[int, ...], count: int, temperature: float, seed: i
     return bytes(history[len(prompt) :]).decode()
 
 
-def draw(number: int, random: Random) -> Ask:
+def draw(number: int, random: Random) -> ClientCall:
     """Draw a request as users send them: shared openings, short and long, greedy and sampled."""
     opening = [97 + place % 26 for place in range(random.choice((0, 16, 64, 160)))]
     prompt = (*opening, *(random.randrange(97, 123) for _ in range(1 + int(random.expovariate(1 / 40)))))
     tokens = random.choice((1, 2, 1 + int(random.expovariate(1 / 12))))
-    return Ask(
+    return ClientCall(
         number=number,
         prompt=prompt[:600],
         max_tokens=min(max(tokens, 1), 60),
@@ -98,7 +98,7 @@ def draw(number: int, random: Random) -> Ask:
 
 @dataclass(slots=True)
 class Outcome:
-    ask: Ask
+    ask: ClientCall
     gateway: Node
     status: int = 0
     body: bytes = b""
@@ -167,7 +167,7 @@ def check(outcome: Outcome) -> list[str]:
 
 
 async def send(
-    net: Net, client: Node, gateway: str, ask: Ask, came: Callable[[bytes], None] | None = None
+    net: Net, client: Node, gateway: str, ask: ClientCall, came: Callable[[bytes], None] | None = None
 ) -> Outcome | None:
     """Send one request over HTTP; return None if the address does not listen. `came` is called with each part of the
     answer.
@@ -209,7 +209,7 @@ async def _receive(down: Pipe, outcome: Outcome, came: Callable[[bytes], None] |
 class _Exchange:
     """The server's end of one request: ASGI in the gateway's node, as uvicorn would call it."""
 
-    def __init__(self, net: Net, client: Node, gateway: Node, ask: Ask) -> None:
+    def __init__(self, net: Net, client: Node, gateway: Node, ask: ClientCall) -> None:
         self._net, self._gateway, self._ask = net, gateway, ask
         self.down = Pipe(net, f"http {ask.number}", gateway, client)
         self.retry_after_s: float | None = None

@@ -17,7 +17,7 @@ import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent
 from libs.contracts.topics import DECISIONS, REQUESTS
-from load.chaos.clients import Ask, Outcome, check, draw, send
+from load.chaos.clients import ClientCall, Outcome, check, draw, send
 from load.chaos.cluster import CLUSTER, Cluster, Stores
 from load.chaos.faults import CONTROL_WEIGHTS, WEIGHTS, Fault, FaultInjector, draw_schedule
 from load.chaos.invariants import (
@@ -169,7 +169,7 @@ class _World:
             self.log.add(f"WRONG: request {number}: {fault}", loud=True)
             self.result.wrong.append(f"request {number} ({ask}): {fault}")
 
-    async def _ask(self, ask: Ask) -> Outcome:
+    async def _ask(self, ask: ClientCall) -> Outcome:
         """Send a request to one gateway, or to another if that is down, as a load balancer would."""
         while True:
             for name in sorted(GATEWAYS, key=lambda name: name != GATEWAYS[ask.number % len(GATEWAYS)]):

@@ -20,7 +20,7 @@ import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import REQUESTS
-from load.chaos.clients import Ask, send
+from load.chaos.clients import ClientCall, send
 from load.chaos.cluster import Cluster, Stores
 from load.chaos.invariants import METRICS, PLANNER
 from load.chaos.loop import Node, SimLoop
@@ -128,7 +128,7 @@ class VirtualSuite:
         asked = ClientRequest(isl, osl, self.now_s)
         self.asked.append(asked)
         prompt = tuple(self._chance.choice(LETTERS) for _ in range(isl))
-        ask = Ask(
+        ask = ClientCall(
             len(self.asked), prompt, osl, temperature=0.0, seed=0, n=1, stream=True, stop="", leaves_after_s=LATE_S
         )
 

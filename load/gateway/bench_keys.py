@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from libs.keys.book import KeyBook, TenantLimits, draw_key
+from libs.keys.book import KeySet, TenantLimits, draw_key
 from libs.keys.gate import HostCheck, KeyGate
 from libs.keys.table import KeyTable
 from libs.runtime.clock import SystemClock
@@ -63,7 +63,7 @@ def made() -> tuple[KeyTable, str]:
     """Return a table of KEYS keys, and one of them."""
     keys = [draw_key(f"tenant-{number}", now_s=0) for number in range(KEYS)]
     limits = TenantLimits(MAX_LIMIT, MAX_LIMIT, MAX_LIMIT)
-    book = KeyBook(tuple(key for _, key in keys), {"tenant-0": limits})
+    book = KeySet(tuple(key for _, key in keys), {"tenant-0": limits})
     table = KeyTable(open_without_keys=True)
     table.replace(book, 0)
     return table, keys[KEYS // 2][0]
@@ -73,7 +73,7 @@ async def run() -> dict[str, float]:
     """Return medians over rounds in which the cases take turns."""
     (table, secret), clock = made(), SystemClock()
     empty = KeyTable(open_without_keys=True)
-    empty.replace(KeyBook(), 0)
+    empty.replace(KeySet(), 0)
     headers = [(b"host", b"127.0.0.1:8000"), (b"content-type", b"application/json"), (b"user-agent", b"bench")]
     headers += [(b"x-stainless-lang", b"python"), (b"authorization", f"Bearer {secret}".encode())]
     hosts = HostCheck("")

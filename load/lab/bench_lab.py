@@ -30,7 +30,7 @@ from libs.cli.lab.runs import parse_wrong
 from libs.lab.experiment import Experiment
 from libs.lab.hardware import resolve
 from libs.lab.policies import OFFLINE
-from libs.lab.search import Found, Measure, fluid_rate
+from libs.lab.search import Measure, SearchResult, fluid_rate
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet, search_measures
 from libs.lab.traces.generate import generate
@@ -108,7 +108,7 @@ class Cell:
 
 
 # The highest rate, by what has to be good.
-Edges = dict[Measure, Found]
+Edges = dict[Measure, SearchResult]
 # Fluid bound of a workload and an interference.
 Bounds = dict[tuple[str, float | None], dict[Measure, float]]
 

@@ -39,7 +39,7 @@ from libs.model.info import SIM_EOS, SIM_VOCAB_SIZE, sim_tokenizer
 from libs.policy.roles import Role
 from libs.testing.engines.real_model import real_model_folder
 from libs.testing.suites.suite import running_suite
-from load.chaos.clients import Ask, send
+from load.chaos.clients import ClientCall, send
 from load.chaos.cluster import Cluster, Stores
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
@@ -172,7 +172,7 @@ async def _run(net: Net, stores: Stores, cluster: Cluster, place: ClusterShape, 
         request = trace.requests[places[number]]
         await asyncio.sleep(request.arrival_ns / 1e9)
         prompt = tuple(prompts[places[number]])
-        asked = Ask(
+        asked = ClientCall(
             number, prompt, request.output_tokens, temperature=0.0, seed=0, n=1, stream=False, stop="",
             leaves_after_s=None,
         )  # fmt: skip

@@ -32,7 +32,7 @@ from libs.runtime.http import bind, serve_http
 from libs.runtime.service import collect_seldom
 from libs.runtime.tasks import TaskOwner
 from libs.telemetry.fleet import MAX_FLEET_STEPS
-from libs.telemetry.rollups import KeptWindow, Written
+from libs.telemetry.rollups import StoredWindow, Written
 from libs.telemetry.steps import PhaseTime, prefill_shares
 from libs.telemetry.timeline import MAX_STEPS
 from libs.telemetry.workers import Member
@@ -90,7 +90,7 @@ def _fill_windows(state: MetricsState, worker_ids: Sequence[str], now_ns: int) -
         start_ns = now_ns - now_ns % tier.window_ns
         for back in range(tier.windows - 1, -1, -1):
             state.rollups.restore(
-                KeptWindow(tier.window_ns, start_ns - back * tier.window_ns, worker_ids, times, roles)
+                StoredWindow(tier.window_ns, start_ns - back * tier.window_ns, worker_ids, times, roles)
             )
 
 

@@ -26,7 +26,7 @@ import httpx
 from libs.cli.planner.in_lab import standing_before
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.roles import role_from_name
-from libs.lab.counterfactual import Standing, counterfactual
+from libs.lab.counterfactual import RoleAndBudget, counterfactual
 from libs.lab.rivals.port import RivalSetting, Slo
 from libs.lab.study import quiet
 from libs.lab.traces.request import Trace
@@ -72,9 +72,9 @@ def judged(
     return found
 
 
-def _standing(change: Mapping[str, Any]) -> Standing:
+def _standing(change: Mapping[str, Any]) -> RoleAndBudget:
     number, budget = role_from_name(change["role"], change["budget_tokens"])
-    return Standing(Role(number), budget)
+    return RoleAndBudget(Role(number), budget)
 
 
 COLOURS: Final = {"prefill": "#1f77b4", "decode": "#2ca02c", "with prompts": "#bcbd22"}

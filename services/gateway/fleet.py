@@ -11,7 +11,7 @@ from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.contracts.protocol import Unpaired, unpaired
 from libs.dispatch.ports import LinkListener
 from libs.policy.gateway.placement import WorkerKey
-from libs.policy.gateway.view import MAX_SILENT_MS, QUIET_SHARE, SILENT_MS, Heard, WorkerView, whom_to_leave
+from libs.policy.gateway.view import MAX_SILENT_MS, QUIET_SHARE, SILENT_MS, WorkerSilence, WorkerView, whom_to_leave
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
@@ -178,7 +178,7 @@ class SilenceWatch:
         still_away = {(link.id, link.incarnation) for link in links if link.left}
         self._away = {key: model for key, model in self._away.items() if key in still_away}
         heard = [
-            Heard(place, link.model, link.overdue_ms, link.view())
+            WorkerSilence(place, link.model, link.overdue_ms, link.view())
             for place, link in enumerate(links)
             if link.connected and not link.left
         ]

@@ -20,7 +20,7 @@ from libs.contracts.ranges import fault_of
 from libs.dispatch.ports import LinkListener, MalformedFrame, Prefilled, QueuedDemand, Work, read_news
 from libs.perfmodel.profiles import prior_speed
 from libs.perfmodel.wire import compute_of, speed_of
-from libs.policy.gateway.outlook import CreditBalance, Sent, WorkerOutlook
+from libs.policy.gateway.outlook import CreditBalance, SubmitLoad, WorkerOutlook
 from libs.policy.gateway.placement import Attempt, Blocks, Partner
 from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Phase, serves
@@ -205,7 +205,7 @@ class WorkerLink:
             self.outlook.reserved(work.prompt_tokens, -1)
         if self.prefill.spent or self.decode.spent:
             self._return_credits()
-        self.outlook.sent(sequence_id, Sent.of(work.tokens, work.cached_hints, self.id, phase))
+        self.outlook.sent(sequence_id, SubmitLoad.of(work.tokens, work.cached_hints, self.id, phase))
         self._submits.append(work.message(attempt, blocks, self._worker.assignment.epoch))
         self._wake.set()
 

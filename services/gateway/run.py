@@ -21,7 +21,7 @@ from libs.dispatch.dispatcher import Bounds, Dispatcher, Ended
 from libs.dispatch.generation import Ending, Generation
 from libs.dispatch.rounds import Router
 from libs.dispatch.suspects import PoisonCollector, Suspects
-from libs.keys.audit import AuditDoor, deletes
+from libs.keys.audit import AuditMiddleware, deletes
 from libs.keys.book import KeyStore
 from libs.keys.gate import KeyGate, own_hosts
 from libs.keys.table import KeyTable
@@ -46,13 +46,13 @@ from services.gateway.request.endpoint import CompletionEndpoint, CompletionRead
 from services.gateway.request.exchange import Stalls
 from services.gateway.request.formats import ChatFormat, CompletionFormat
 from services.gateway.request.intake import TOKENISE_THREADS, Intake, RequestLimits
-from services.gateway.request.limits import SharedPlaces, TenantLimiter
+from services.gateway.request.limits import PlaceExchange, TenantLimiter
 from services.gateway.request.models import LoadableModels
 from services.gateway.request.parse import Defaults, parse_chat, parse_completion
 from services.gateway.request.prompt import Catalog, PrefixHints
 from services.gateway.request.recorder import DemandPublisher, GpuCharge, QueueReporter, Recorder
 from services.gateway.responses.exchange import ResponseReader
-from services.gateway.responses.request import DECLARED, KeptResponses, make_responses_router
+from services.gateway.responses.request import DECLARED, StoredResponses, make_responses_router
 from services.gateway.routes import cross_origin, make_routes, make_tenant_router, need, token_routes
 from services.gateway.settings import GatewaySettings
 from services.gateway.turns import IntakeRounds
@@ -190,9 +190,9 @@ def _tenants(ports: GatewayPorts, clock: Clock) -> list[APIRouter]:
     return [make_tenant_router(ports.key_store, ports.keys, clock)]
 
 
-def _kept_responses(settings: GatewaySettings, ports: GatewayPorts, clock: Clock) -> KeptResponses:
+def _kept_responses(settings: GatewaySettings, ports: GatewayPorts, clock: Clock) -> StoredResponses:
     store = ports.responses or MemoryResponses(lambda: clock.now_ns() / 1e9)
-    return KeptResponses(store, settings.responses_keep_s, str if ports.keys is None else ports.keys.home)
+    return StoredResponses(store, settings.responses_keep_s, str if ports.keys is None else ports.keys.home)
 
 
 def _intake(
@@ -254,7 +254,7 @@ def _guarded(
     if ports.keys is not None:
         gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
         record = partial(ports.bus.publish, AUDIT)
-        served = AuditDoor(
+        served = AuditMiddleware(
             gate,
             ports.keys,
             clock,
@@ -284,7 +284,7 @@ async def _sharing_places(
     if ports.keys is None or ports.limits is None:
         yield
         return
-    places = SharedPlaces(dispatcher, ports.limits, ports.keys, gateway_id)
+    places = PlaceExchange(dispatcher, ports.limits, ports.keys, gateway_id)
     tasks.spawn("places", places.run())
     yield
     await places.leave()
@@ -364,7 +364,7 @@ def _watch(
     )
 
 
-def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint], kept: KeptResponses) -> dict[str, ASGIApp]:
+def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint], kept: StoredResponses) -> dict[str, ASGIApp]:
     readers: dict[str, Reader] = {
         "/v1/chat/completions": CompletionReader(parse_chat, ChatFormat),
         "/v1/completions": CompletionReader(parse_completion, CompletionFormat),

@@ -27,7 +27,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import ROLE_NAMES, role_from_name
 from libs.runtime.paths import PRIVATE_FILE, PRIVATE_FOLDER
 from libs.telemetry.directory import LISTED_NS
-from libs.telemetry.rollups import COVERED, NO_ROLE, KeptWindow, RollUps, Tier
+from libs.telemetry.rollups import COVERED, NO_ROLE, RollUps, StoredWindow, Tier
 from libs.telemetry.workers import Member, Members
 from services.metrics.state import MetricsState
 
@@ -55,7 +55,7 @@ class HistorySnapshot:
     written_to_ns: int
     """Time up to which the rows are complete."""
     members: Sequence[Member]
-    windows: Sequence[KeptWindow]
+    windows: Sequence[StoredWindow]
 
 
 class HistoryFile:
@@ -88,7 +88,7 @@ class HistoryFile:
         self._members = {worker_id for worker_id, *_ in rows}
         return [Member(*row) for row in rows]
 
-    def windows(self) -> Iterator[KeptWindow]:
+    def windows(self) -> Iterator[StoredWindow]:
         """Yield all stored windows, each tier's oldest first."""
         rows = self._database.execute("SELECT window_ns, start_ns, data FROM windows ORDER BY window_ns, start_ns")
         for window_ns, start_ns, data in rows:
@@ -176,19 +176,19 @@ class HistoryFile:
         return None if row is None else str(row[0])
 
 
-def _encoded(kept: KeptWindow) -> bytes:
+def _encoded(kept: StoredWindow) -> bytes:
     ids = "\n".join(kept.worker_ids).encode()
     data = len(ids).to_bytes(4, "little") + ids + kept.times_ns.astype("<i8").tobytes() + kept.roles.tobytes()
     return zlib.compress(data, COMPRESSION_LEVEL)
 
 
-def _decoded(window_ns: int, start_ns: int, data: bytes) -> KeptWindow:
+def _decoded(window_ns: int, start_ns: int, data: bytes) -> StoredWindow:
     raw = zlib.decompress(data)
     times_at = 4 + int.from_bytes(raw[:4], "little")
     ids = raw[4:times_at].decode().split("\n") if times_at > 4 else []
     times = np.frombuffer(raw, "<i8", 4 * len(ids), times_at).reshape(len(ids), 4).astype(np.int64)
     roles = np.frombuffer(raw, np.uint8, len(ids), times_at + times.nbytes)
-    return KeptWindow(window_ns, start_ns, ids, times, roles)
+    return StoredWindow(window_ns, start_ns, ids, times, roles)
 
 
 EVERY_S: Final = 5.0
@@ -260,7 +260,7 @@ class HistoryKeeper(Collector):
         if not isinstance(writing.exception(), sqlite3.Error):
             writing.result()
 
-    def _written(self, changed: list[KeptWindow], writing: "asyncio.Future[None]") -> None:
+    def _written(self, changed: list[StoredWindow], writing: "asyncio.Future[None]") -> None:
         self._writing = None
         error = None if writing.cancelled() else writing.exception()
         if not isinstance(error, sqlite3.Error):

@@ -23,7 +23,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
 from libs.runtime.web import MakeClient
-from libs.telemetry.fleet_loads import LoadTeller
+from libs.telemetry.fleet_loads import LoadMessageBuilder
 from libs.telemetry.steps import prefill_shares
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
@@ -31,7 +31,7 @@ from services.metrics.demand.keeping import DemandFile
 from services.metrics.demand.run import open_demand
 from services.metrics.history import HistoryFile, HistoryKeeper
 from services.metrics.http.audit import open_audit
-from services.metrics.http.login import Door
+from services.metrics.http.login import AccessControl
 from services.metrics.http.planner_routes import PlannerRoutes
 from services.metrics.http.routes import make_api
 from services.metrics.prometheus import (
@@ -102,7 +102,10 @@ async def open_metrics(
     """Serve on a bound socket while the context is open; its end closes `tasks` before history is written last."""
     began_ns, bus = clock.now_ns(), ports.bus
     lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
-    registry, door = CollectorRegistry(), Door(ports.keys, settings, clock, token=settings.token.get_secret_value())
+    registry, door = (
+        CollectorRegistry(),
+        AccessControl(ports.keys, settings, clock, token=settings.token.get_secret_value()),
+    )
     transport = transport or guarded_transport(settings, registry)
     state = MetricsState(prefill_shares, RequestMetrics(registry), _sharing(settings, bus, began_ns))
     gaps: Gaps[Partition] = Gaps()
@@ -195,7 +198,7 @@ def _verdicts(settings: MetricsSettings, state: MetricsState, desk: AlertEvaluat
 
 def _load_publisher(settings: MetricsSettings, bus: Bus, verdicts: VerdictEvaluator, began_ns: int) -> LoadPublisher:
     return LoadPublisher(
-        LoadTeller(settings.id, began_ns),
+        LoadMessageBuilder(settings.id, began_ns),
         partial(bus.publish, LOADS),
         unsent=lambda: bus.stats().buffered,
         tpot_ns=verdicts.traffic.asked_tpot_ns,

@@ -24,7 +24,7 @@ from libs.policy.gateway.fairness import may_take
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first
 from libs.telemetry.fleet import FleetTelemetry, WrittenWindow
-from libs.telemetry.fleet_loads import MAX_WINDOWS, LoadTeller
+from libs.telemetry.fleet_loads import MAX_WINDOWS, LoadMessageBuilder
 from libs.telemetry.workers import Listing, Loads
 from services.metrics.accounting.queues import PhaseQueue, phase_queues
 from services.metrics.alerts.evaluator import AlertEvaluator
@@ -317,7 +317,7 @@ class LoadPublisher:
 
     def __init__(
         self,
-        teller: LoadTeller,
+        teller: LoadMessageBuilder,
         publish: Callable[[FleetLoads], None],
         unsent: Callable[[], int] = lambda: 0,
         tpot_ns: Callable[[], Mapping[str, int]] = dict,

@@ -28,7 +28,7 @@ class Lead(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSettings:
+class StoredPlannerSettings:
     """The mode and limits found in the store; None for one that was never stored."""
 
     mode: Mode | None
@@ -41,7 +41,7 @@ class PlannerStore(Protocol):
     always leads.
     """
 
-    async def load(self) -> KeptSettings | None:
+    async def load(self) -> StoredPlannerSettings | None:
         """Return the stored mode and limits, or None if the store does not answer."""
         ...
 

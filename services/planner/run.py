@@ -16,7 +16,7 @@ from libs.actuators.port import Actuator
 from libs.bus.port import Bus, BusCollector
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
 from libs.contracts.topics import AUDIT
-from libs.keys.audit import AuditDoor, changes
+from libs.keys.audit import AuditMiddleware, changes
 from libs.keys.book import Role
 from libs.keys.gate import KeyGate, is_public, own_hosts
 from libs.keys.table import KeyTable
@@ -180,7 +180,7 @@ def _behind_keys(
         return app
     gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
     record = partial(ports.bus.publish, AUDIT)
-    return AuditDoor(gate, ports.keys, clock, service="planner", audited=changes, publish=record, metrics=metrics)
+    return AuditMiddleware(gate, ports.keys, clock, service="planner", audited=changes, publish=record, metrics=metrics)
 
 
 def need(_method: str, path: str) -> Role | None:

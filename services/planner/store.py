@@ -10,7 +10,7 @@ from redis.exceptions import RedisError, ResponseError
 from libs.contracts import keys
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Mode
 from libs.runtime.redis import make_redis
-from services.planner.kept import LEASE_MS, MODES, KeptSettings, Lead, mode_word
+from services.planner.kept import LEASE_MS, MODES, Lead, StoredPlannerSettings, mode_word
 
 log = structlog.get_logger()
 
@@ -35,13 +35,13 @@ class RedisPlannerStore:
         self._lead = self._redis.register_script(_LEAD)
         self.lead_fault = ""
 
-    async def load(self) -> KeptSettings | None:
+    async def load(self) -> StoredPlannerSettings | None:
         try:
             mode, limits = await _within(self._redis.mget(self._mode_key, self._limits_key))
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("what the planner kept cannot be read: it acts on nothing until then", error=str(error))
             return None
-        return KeptSettings(MODES.get(_text(mode)) if mode else None, _text(limits) if limits else None)
+        return StoredPlannerSettings(MODES.get(_text(mode)) if mode else None, _text(limits) if limits else None)
 
     async def keep(self, mode: Mode) -> bool:
         return await self._write(self._mode_key, mode_word(mode), "the planner's mode could not be kept")

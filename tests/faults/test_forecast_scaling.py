@@ -16,7 +16,7 @@ from libs.demand.wire import plan_message
 from libs.model.info import SIM_NAME
 from libs.policy.capacity import CapacityPlan, PoolHour
 from libs.testing.memory.actuator import MemoryActuator
-from load.chaos.clients import Ask, check, send
+from load.chaos.clients import ClientCall, check, send
 from load.chaos.cluster import Cluster, Stores
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
@@ -45,7 +45,7 @@ async def _ask(net: Net, loop: SimLoop, number: int) -> list[str]:
     client = Node(f"client-{number}")
     loop.add(client)
     prompt = tuple(97 + number * 7 % 26 for _ in range(40))
-    ask = Ask(number, prompt, 20, temperature=0.0, seed=number, n=1, stream=True, stop="", leaves_after_s=None)
+    ask = ClientCall(number, prompt, 20, temperature=0.0, seed=number, n=1, stream=True, stop="", leaves_after_s=None)
     outcome = await loop.spawn(client, send(net, client, "g0", ask))
     assert outcome is not None and outcome.kind == "ok"
     return check(outcome)

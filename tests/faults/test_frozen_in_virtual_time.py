@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import structlog
 
-from load.chaos.clients import Ask, Outcome, check, send
+from load.chaos.clients import ClientCall, Outcome, check, send
 from load.chaos.cluster import Cluster, Stores
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
@@ -95,7 +95,9 @@ async def _stand_still(cluster: Cluster, name: str, *, pings: bool) -> float:
 async def _ask(net: Net, client: Node, number: int, opening: bytes) -> Outcome:
     await asyncio.sleep(number / PER_S)
     prompt = tuple(97 + byte % 26 for byte in opening)
-    ask = Ask(number, prompt, TOKENS, temperature=0.8, seed=number, n=1, stream=True, stop="", leaves_after_s=None)
+    ask = ClientCall(
+        number, prompt, TOKENS, temperature=0.8, seed=number, n=1, stream=True, stop="", leaves_after_s=None
+    )
     outcome = await send(net, client, "g0", ask)
     assert outcome is not None
     return outcome

@@ -46,7 +46,7 @@ from services.planner.http.admin import Admin, ModeApi
 from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api
 from services.planner.http.limits_api import LimitsApi, LimitsBody, read_limits
-from services.planner.kept import MODES, KeptSettings
+from services.planner.kept import MODES, StoredPlannerSettings
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore
 
@@ -305,8 +305,8 @@ async def test_any_mode_that_was_kept_is_a_mode_or_none(
         assert kept is not None and kept.mode in (*MODES.values(), None)
     await raw.unlink(keys.planner_mode(cluster))
     await raw.lpush(keys.planner_mode(cluster), "off")
-    assert await modes.load() == KeptSettings(None, None)
-    assert await modes.keep(MODES["off"]) and await modes.load() == KeptSettings(Mode.Value("MODE_OFF"), None)
+    assert await modes.load() == StoredPlannerSettings(None, None)
+    assert await modes.keep(MODES["off"]) and await modes.load() == StoredPlannerSettings(Mode.Value("MODE_OFF"), None)
     await modes.close()
 
 

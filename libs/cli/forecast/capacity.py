@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from libs.capacity.inputs import PlanInput, input_from_json, input_of_history, input_of_trace
-from libs.capacity.planning import PlanAsked, check_plan, plan_capacity, plan_json, reported_hardware
+from libs.capacity.planning import PlanQuery, check_plan, plan_capacity, plan_json, reported_hardware
 from libs.cli.console import make_console
 from libs.cli.find import find_suite, get_json
 from libs.cli.forecast.live import clock_time
@@ -50,7 +50,7 @@ def print_plan(wanted: PlanOptions, ready_file: Path | None, *, as_json: bool) -
     """Make the plan and print it. Raises InvalidRequest and StartupError."""
     quiet()
     factors, device = parse_what_if(wanted.what_if)
-    asked = PlanAsked(
+    asked = PlanQuery(
         slo=parse_slo(wanted.slo),
         horizon_s=parse_horizon(wanted.horizon),
         confidence=wanted.confidence,

@@ -16,17 +16,17 @@ from libs.cli.console import make_console, plain_table
 from libs.cli.find import find_one_suite, find_suite, local_user
 from libs.contracts.errors import InvalidRequest, quoted
 from libs.contracts.foreign_text import plain
-from libs.keys.book import ApiKey, KeyBook, KeyChange, KeyStore, Role, TenantLimits, check_tenant, draw_key, shown_key
+from libs.keys.book import ApiKey, KeyChange, KeySet, KeyStore, Role, TenantLimits, check_tenant, draw_key, shown_key
 from libs.keys.store import open_keys
 from libs.launch.options import LaunchSettings
 from libs.launch.ready import Ready
 from libs.runtime.settings import load_settings
 
 
-def change_book(ready_file: Path | None, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
+def change_book(ready_file: Path | None, edit: Callable[[KeySet], KeySet]) -> KeySet:
     """Store the key book as `edit` returns it. Raises StoreUnavailable."""
 
-    async def change() -> KeyBook:
+    async def change() -> KeySet:
         store = _open(find_one_suite(ready_file))
         try:
             return await store.change(edit)
@@ -41,8 +41,8 @@ def change_by(action: str, subject: str, tenant: str, detail: str = "") -> KeyCh
     return KeyChange(time.time_ns(), local_user(), action, subject, tenant, detail)
 
 
-def load_book(ready_file: Path | None) -> KeyBook:
-    async def load() -> KeyBook:
+def load_book(ready_file: Path | None) -> KeySet:
+    async def load() -> KeySet:
         store = _open(find_suite(ready_file))
         try:
             found = await store.load()
@@ -120,7 +120,7 @@ def revoke_key(key_id: str, *, ready_file: Path | None, as_json: bool) -> None:
     """Revoke a key. Raises KeyNotFound if it does not exist, StoreUnavailable."""
     now_s = time.time()
 
-    def edit(before: KeyBook) -> KeyBook:
+    def edit(before: KeySet) -> KeySet:
         after = before.without_key(key_id, now_s)
         tenant = next(each.tenant for each in after.keys if each.id == key_id)
         return after.noted(change_by("revoke", key_id, tenant))
@@ -156,7 +156,7 @@ def set_limits(
     if off and named:
         raise InvalidRequest("--off removes all limits: name none beside it")
 
-    def edit(book: KeyBook) -> KeyBook:
+    def edit(book: KeySet) -> KeySet:
         before = TenantLimits() if off else book.limits.get(tenant, TenantLimits())
         after = book.with_limits(tenant, msgspec.structs.replace(before, **named))
         said = "off" if off else ", ".join(f"{name} {value}" for name, value in named.items())
@@ -208,7 +208,7 @@ def delete_tenant(tenant: str, *, yes: bool, ready_file: Path | None, as_json: b
         typer.confirm(f"Delete tenant {tenant}, its keys, files, batches and responses?", abort=True, err=True)
     revoked: list[str] = []
 
-    def edit(before: KeyBook) -> KeyBook:
+    def edit(before: KeySet) -> KeySet:
         now_ns = time.time_ns()
         revoked[:] = [each.id for each in before.keys if each.tenant == tenant and not each.ended(now_ns / 1e9)]
         return before.without_tenant(tenant, now_ns).noted(

@@ -15,12 +15,12 @@ from rich.text import Text
 
 from libs.cli.console import make_console, plain_table
 from libs.contracts.errors import InvalidRequest
-from libs.lab.cluster.host.shape import Wrong
+from libs.lab.cluster.host.shape import InjectedErrors
 from libs.lab.cluster.run import PlannedLoss
 from libs.lab.experiment import HOP_MS, LINK_GBPS, MAX_SEQUENCES, Experiment, LabReport
 from libs.lab.hardware import profile_named, resolve
 from libs.lab.policies import has_hindsight, policy_named
-from libs.lab.search import Found
+from libs.lab.search import SearchResult
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet, run_named, scaled, search_named
 from libs.lab.traces.describe import describe
@@ -96,9 +96,9 @@ def parse_loss(text: str) -> PlannedLoss:
     return PlannedLoss(at_s, worker, back_after_s)
 
 
-def parse_wrong(texts: Sequence[str]) -> Wrong:
+def parse_wrong(texts: Sequence[str]) -> InjectedErrors:
     """Return the errors of `telemetry=500`, `steps=0.2`, `slow=3:2`, `hints=0.05`, combined. Raises InvalidRequest."""
-    found = Wrong()
+    found = InjectedErrors()
     for text in texts:
         try:
             found = _also_wrong(found, *text.split("=", 1))
@@ -110,7 +110,7 @@ def parse_wrong(texts: Sequence[str]) -> Wrong:
     return found
 
 
-def _also_wrong(found: Wrong, name: str, value: str) -> Wrong:
+def _also_wrong(found: InjectedErrors, name: str, value: str) -> InjectedErrors:
     """Return the errors with one more added. Raises ValueError."""
     match name:
         case "telemetry":
@@ -222,7 +222,7 @@ def run_one(asked: RunOptions, policy: str, *, as_json: bool) -> None:
 
 def search_all(asked: RunOptions, policies: str, *, seeds: int, every_step: bool, as_json: bool) -> None:
     """Print the highest rate of each policy. Rates found before Ctrl-C are printed too."""
-    found: dict[str, Found] = {}
+    found: dict[str, SearchResult] = {}
     interrupted = False
     quiet()
     with noting() as notes:
@@ -244,7 +244,7 @@ def search_all(asked: RunOptions, policies: str, *, seeds: int, every_step: bool
         sys.exit(130)
 
 
-def _edge(name: str, found: Found, base_rps: float) -> dict[str, Any]:
+def _edge(name: str, found: SearchResult, base_rps: float) -> dict[str, Any]:
     reports = [rounded(report.as_json()) for report in found.reports]
     return {
         "policy": name,
@@ -255,7 +255,7 @@ def _edge(name: str, found: Found, base_rps: float) -> dict[str, Any]:
     }
 
 
-def _show_edges(found: dict[str, Found], base_rps: float) -> None:
+def _show_edges(found: dict[str, SearchResult], base_rps: float) -> None:
     shown = _plain_table("policy", "times the rate", "requests/s", "roles", "good", "work good", "TTFT p90", "TPOT p90")
     for name, edge in sorted(found.items(), key=lambda each: -each[1].rate_scale):
         report = edge.reports[0] if edge.reports else None

@@ -11,7 +11,7 @@ from libs.cli.lab.calibrate import learned_of_suite
 from libs.cli.lab.record import Recording, find_broker, read_all
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.contracts.roles import role_from_name
-from libs.lab.counterfactual import AFTER_S, LEAD_S, Standing, counterfactual
+from libs.lab.counterfactual import AFTER_S, LEAD_S, RoleAndBudget, counterfactual
 from libs.lab.experiment import HOP_MS, LINK_GBPS, MAX_SEQUENCES, Experiment
 from libs.lab.hardware import calibrated
 from libs.lab.slo import parse_slo
@@ -70,7 +70,7 @@ def replayed_in_lab(decision: Mapping[str, Any], ready_file: Path | None) -> dic
 
 def standing_before(
     decision: Mapping[str, Any], workers: list[dict[str, Any]], decisions: list[dict[str, Any]]
-) -> dict[str, Standing]:
+) -> dict[str, RoleAndBudget]:
     """Return each worker's role before the decision, by undoing every later decision from the present roles.
 
     Raises StartupError if a changed worker is gone.
@@ -95,6 +95,6 @@ def standing_before(
     return {name: each for name, each in standing.items() if each.role is not Role.STANDBY}
 
 
-def _standing(role: str, budget_tokens: int) -> Standing:
+def _standing(role: str, budget_tokens: int) -> RoleAndBudget:
     number, budget = role_from_name(role, budget_tokens)
-    return Standing(Role(number), budget)
+    return RoleAndBudget(Role(number), budget)

@@ -33,7 +33,7 @@ STYLES: Final = {
 }
 
 
-class Happened(msgspec.Struct, frozen=True):
+class EventLine(msgspec.Struct, frozen=True):
     """One line of the list; `worker` and `role` are empty if it concerns none."""
 
     unix_ms: int
@@ -56,7 +56,7 @@ def show_events(ready_file: Path | None, *, limit: int, follow: bool, as_json: b
     url, console = find_suite(ready_file).metrics, make_console()
     shown: deque[tuple[int, str, str]] = deque(maxlen=MAX_SHOWN)
 
-    def show(happened: Iterable[Happened]) -> None:
+    def show(happened: Iterable[EventLine]) -> None:
         for each in happened:
             if each.key in shown:
                 continue
@@ -76,20 +76,20 @@ def show_events(ready_file: Path | None, *, limit: int, follow: bool, as_json: b
         show(_ask(url, AT_ONCE, exact=as_json))
 
 
-def _ask(url: str, limit: int, *, exact: bool) -> list[Happened]:
+def _ask(url: str, limit: int, *, exact: bool) -> list[EventLine]:
     events = get_json(url, "/v1/events", exact=exact, limit=str(limit))
     alerts = get_json(url, "/v1/alerts", exact=exact, limit=str(limit))["recent"]
     return merged(events, alerts)[-limit:]
 
 
-def merged(events: Iterable[dict[str, Any]], alerts: Iterable[dict[str, Any]]) -> list[Happened]:
+def merged(events: Iterable[dict[str, Any]], alerts: Iterable[dict[str, Any]]) -> list[EventLine]:
     """Return events and alerts as one list, the oldest first."""
     return sorted((*map(_of_event, events), *map(_of_alert, alerts)), key=lambda each: each.unix_ms)
 
 
-def _of_event(event: dict[str, Any]) -> Happened:
+def _of_event(event: dict[str, Any]) -> EventLine:
     moved = " → ".join(part for part in (event["worker"], event["role"]) if part)
-    return Happened(
+    return EventLine(
         unix_ms=event["unix_ms"],
         kind=event["action"],
         subject=moved,
@@ -100,9 +100,9 @@ def _of_event(event: dict[str, Any]) -> Happened:
     )
 
 
-def _of_alert(alert: dict[str, Any]) -> Happened:
+def _of_alert(alert: dict[str, Any]) -> EventLine:
     over = alert["ended_unix_ms"] is not None
-    return Happened(
+    return EventLine(
         unix_ms=alert["ended_unix_ms"] if over else alert["started_unix_ms"],
         kind="alert_over" if over else "alert",
         subject=" ".join((alert["name"], *alert["labels"].values())),
@@ -111,7 +111,7 @@ def _of_alert(alert: dict[str, Any]) -> Happened:
     )
 
 
-def line(happened: Happened) -> Text:
+def line(happened: EventLine) -> Text:
     """Return time, kind, subject, reason and author of an event."""
     at = time.strftime("%H:%M:%S", time.localtime(happened.unix_ms / 1e3))
     return Text.assemble(

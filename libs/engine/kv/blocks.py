@@ -155,7 +155,7 @@ RandomBytes = Callable[[int], bytes]
 
 
 @dataclass(slots=True)
-class Held:
+class HandleBlocks:
     """The blocks behind one handle, with the state of their transfer."""
 
     opaque: bytes
@@ -183,7 +183,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Received:
+class ReceivedTotals:
     """The totals of blocks received through one handle."""
 
     blocks: int = 0
@@ -203,9 +203,9 @@ class HandleTable:
         self._random_bytes = random_bytes
         self._lease_ns = lease_ns
         self._left_lease_ns = min(left_lease_ns, lease_ns)
-        self._open: dict[bytes, Held] = {}
-        self._held: OrderedDict[bytes, Held] = OrderedDict()
-        self._left: OrderedDict[bytes, Held] = OrderedDict()
+        self._open: dict[bytes, HandleBlocks] = {}
+        self._held: OrderedDict[bytes, HandleBlocks] = OrderedDict()
+        self._left: OrderedDict[bytes, HandleBlocks] = OrderedDict()
         self._by_id: dict[int, bytes] = {}
 
     def __len__(self) -> int:
@@ -217,20 +217,20 @@ class HandleTable:
         firsts = (next(iter(leased.values())) for leased in (self._held, self._left) if leased)
         return min((first.expires_ns for first in firsts if first.expires_ns is not None), default=None)
 
-    def open(self, sequence_id: int, blocks: list[int]) -> Held:
+    def open(self, sequence_id: int, blocks: list[int]) -> HandleBlocks:
         """Create a handle without a lease, for blocks that are being filled."""
         opaque = self._random_bytes(HANDLE_BYTES)
-        held = self._open[opaque] = Held(opaque, sequence_id, blocks, ready=0)
+        held = self._open[opaque] = HandleBlocks(opaque, sequence_id, blocks, ready=0)
         self._by_id[sequence_id] = opaque
         return held
 
-    def seal(self, held: Held, now_ns: int) -> None:
+    def seal(self, held: HandleBlocks, now_ns: int) -> None:
         """Start the lease of an open handle, all of whose blocks are now ready."""
         held.ready = len(held.blocks)
         held.expires_ns = now_ns + self._lease_ns
         self._held[held.opaque] = self._open.pop(held.opaque)
 
-    def use(self, opaque: bytes, now_ns: int) -> Held | None:
+    def use(self, opaque: bytes, now_ns: int) -> HandleBlocks | None:
         """Return a live handle and renew its lease, which so ends a fixed time after the last block was read."""
         held = self._open.get(opaque)
         if held is not None:
@@ -244,13 +244,13 @@ class HandleTable:
         self._held.move_to_end(opaque)
         return held
 
-    def leave(self, held: Held, now_ns: int) -> None:
+    def leave(self, held: HandleBlocks, now_ns: int) -> None:
         """Record that a receiver stopped reading. After the last one, a handle has the shorter lease."""
         held.pulls -= 1
         if not held.pulls and held.opaque in self._held:
             self._leave(held, now_ns)
 
-    def drop(self, opaque: bytes) -> Held | None:
+    def drop(self, opaque: bytes) -> HandleBlocks | None:
         """End a lease and return its handle; None if there is no such handle."""
         held = self._open.pop(opaque, None) or self._held.pop(opaque, None) or self._left.pop(opaque, None)
         if held is not None and self._by_id.get(held.sequence_id) == opaque:
@@ -263,7 +263,7 @@ class HandleTable:
         if held is not None and not held.pulls:
             self._leave(held, now_ns)
 
-    def drop_sequence(self, sequence_id: int) -> Held | None:
+    def drop_sequence(self, sequence_id: int) -> HandleBlocks | None:
         """End the lease of the sequence that had this id."""
         opaque = self._by_id.get(sequence_id)
         return self.drop(opaque) if opaque is not None else None
@@ -277,9 +277,9 @@ class HandleTable:
         for held in chain(self._open.values(), self._held.values(), self._left.values()):
             yield from held.blocks
 
-    def expire(self, now_ns: int) -> list[Held]:
+    def expire(self, now_ns: int) -> list[HandleBlocks]:
         """End the leases that are over, and return their handles."""
-        over: list[Held] = []
+        over: list[HandleBlocks] = []
         for leased in (self._held, self._left):
             while leased:
                 first = next(iter(leased.values()))
@@ -289,7 +289,7 @@ class HandleTable:
                 over.append(first)
         return over
 
-    def drop_all(self) -> list[Held]:
+    def drop_all(self) -> list[HandleBlocks]:
         """End every lease, and return all handles."""
         held = [*self._open.values(), *self._held.values(), *self._left.values()]
         for table in (self._open, self._held, self._left):
@@ -297,7 +297,7 @@ class HandleTable:
         self._by_id.clear()
         return held
 
-    def _leave(self, held: Held, now_ns: int) -> None:
+    def _leave(self, held: HandleBlocks, now_ns: int) -> None:
         del self._held[held.opaque]
         held.expires_ns = now_ns + self._left_lease_ns
         self._left[held.opaque] = held

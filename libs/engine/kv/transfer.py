@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.blocks import Held, Received
+from libs.engine.kv.blocks import HandleBlocks, ReceivedTotals
 from libs.engine.kv_port import KvChunk, KvFetcher, KvHandle
 from libs.engine.port import Capabilities
 from libs.engine.runner import Runner
@@ -121,7 +121,7 @@ class BlockExport:
         from_block: int,
         *,
         in_place: bool,
-        held: Callable[[], Held],
+        held: Callable[[], HandleBlocks],
         waits: Callable[[], None],
         left: Callable[[], None],
     ) -> None:
@@ -190,14 +190,14 @@ async def receive_blocks(
     blocks: list[int],
     found: int,
     on_ready: Callable[[bool], None] = lambda _: None,
-) -> Received:
+) -> ReceivedTotals:
     """Write a handle's blocks into the pool as they arrive. The first `found` blocks are there already and are
     skipped.
 
     `on_ready` is called with whether the sender has ready blocks that have not arrived here. Raise KvLost if blocks
     are missing or damaged, KvMismatch if they have another layout.
     """
-    received, at = Received(), found
+    received, at = ReceivedTotals(), found
     chunks = fetcher.fetch(handle, capabilities.kv_layout, found)
     try:
         async for chunk in chunks:
@@ -223,7 +223,7 @@ async def receive_blocks(
     return received
 
 
-def _handle_checksums(handle: Held, first: int, data: tuple[memoryview, ...]) -> tuple[int, ...]:
+def _handle_checksums(handle: HandleBlocks, first: int, data: tuple[memoryview, ...]) -> tuple[int, ...]:
     """Return the checksums of blocks from `first` on, computing those that are unknown."""
     for at, view in enumerate(data, first):
         if handle.checksums[at] is None:

@@ -11,7 +11,7 @@ from libs.dispatch.ports import Tenancy
 from libs.dispatch.rounds import Router
 from libs.dispatch.suspects import Suspects
 from libs.lab.cluster.books import LabAnswer
-from libs.lab.cluster.host.shape import Wrong
+from libs.lab.cluster.host.shape import InjectedErrors
 from libs.lab.cluster.links import LabLink, LabLinks, TracedGeneration
 from libs.lab.cluster.planner import BorrowedMover, LabPlanner, OnLook
 from libs.lab.cluster.sequence import Coasted, CountedTokens, ToGateway
@@ -60,7 +60,7 @@ class LabGateway:
         borrowed: Borrowed | None = None,
         lookup_ns: int = 0,
         late_last: bool = True,
-        wrong: Wrong | None = None,
+        wrong: InjectedErrors | None = None,
         on_look: OnLook | None = None,
         tenants: Tenancy | None = None,
     ) -> None:
@@ -73,7 +73,7 @@ class LabGateway:
         """
         self._tpot_ns = tpot_ns
         self._late_last = late_last
-        self._wrong = wrong or Wrong()
+        self._wrong = wrong or InjectedErrors()
         self._time = time
         self._workers = workers
         self._lookup_ps = lookup_ns * PS_PER_NS

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from libs.dispatch.generation import Generation
-from libs.dispatch.ports import LinkListener, Prefilled, QueuedDemand, Tokens, Work, WorkerNews
+from libs.dispatch.ports import LinkListener, Prefilled, QueuedDemand, Tokens, Work, WorkerUpdate
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase
 from libs.lab.cluster.sequence import GREEDY, Coasted, CountedRequest, CountedTokens, ToGateway, ToWorker
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
-from libs.policy.gateway.outlook import CreditBalance, Sent, WorkerOutlook
+from libs.policy.gateway.outlook import CreditBalance, SubmitLoad, WorkerOutlook
 from libs.policy.gateway.placement import Attempt, Blocks, Partner, WorkerKey
 from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Assignment, Phase, Role, serves
@@ -22,8 +22,8 @@ _PHASES: Final = {
     Phase.BOTH: EnginePhase.BOTH,
 }
 _CHAIN_ROOT: Final = b"lab"
-_NOTHING: Final = WorkerNews(False, False, None, ())
-_SPEED: Final = WorkerNews(False, True, None, ())
+_NOTHING: Final = WorkerUpdate(False, False, None, ())
+_SPEED: Final = WorkerUpdate(False, True, None, ())
 
 
 @dataclass(eq=False, slots=True)
@@ -124,7 +124,7 @@ class LabLink:
             self.outlook.reserved(work.prompt_tokens, -1)
         if self.prefill.spent or self.decode.spent:
             self._return_credits()
-        self.outlook.sent(sequence_id, Sent.of(work.tokens, work.cached_hints, self.id, phase))
+        self.outlook.sent(sequence_id, SubmitLoad.of(work.tokens, work.cached_hints, self.id, phase))
         self._next.submits.append(_request(generation, attempt, blocks))
         self._changed()
 
@@ -221,7 +221,7 @@ class LabLink:
             if isinstance(each, Prefilled):
                 self._prompts.pop(each.sequence_id, None)
         tokens = Tokens(frame.tokens, frame.tokens, {}) if frame.tokens else None
-        news = WorkerNews(introduced or frame.assignment is not None, frame.speed is not None, tokens, frame.happened)
+        news = WorkerUpdate(introduced or frame.assignment is not None, frame.speed is not None, tokens, frame.happened)
         self._listener.received(self, news)
 
     def coasted(self, coasted: Coasted) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from libs.contracts.errors import NoWorkers
 from libs.dispatch.generation import ApiFinishReason
-from libs.dispatch.ports import Failed, Happened, Prefilled, SequenceFinished, SequenceRefused
+from libs.dispatch.ports import AttemptEvent, Failed, Prefilled, SequenceFinished, SequenceRefused
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import EnginePhase
 from libs.lab.cluster.books import LabAnswer
@@ -178,7 +178,7 @@ class PushGateway:
             pushed.source = None
             self._send(self._workers[index], ToWorker(aborts=[sequence_id]))
 
-    def _hear(self, worker: LabWorker, pushed: _Pushed, happened: Happened) -> None:
+    def _hear(self, worker: LabWorker, pushed: _Pushed, happened: AttemptEvent) -> None:
         key = worker.index, happened.sequence_id
         if isinstance(happened, Prefilled):
             del self._on[key]

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Protocol
 from libs.contracts.errors import QueueFull
 from libs.lab.cluster.books import LabAnswer, LabOutcome
 from libs.lab.cluster.host.device import PhaseTotals
-from libs.lab.cluster.host.shape import WorkerShape, Wrong
+from libs.lab.cluster.host.shape import InjectedErrors, WorkerShape
 from libs.lab.cluster.sequence import Coasted, ToGateway
 from libs.lab.cluster.time import PS_PER_NS, START_PS, StepDurations, VirtualTime
 from libs.lab.cluster.worker import LabWorker
@@ -20,7 +20,7 @@ SETTLE_NS: Final = 100_000_000
 FIRST_EPOCH: Final = 1
 
 
-class BooksDoNotBalance(Exception):
+class InconsistentSimulation(Exception):
     """An inconsistency in the simulation, which makes its figures worthless."""
 
 
@@ -67,7 +67,7 @@ class LabSetup:
     moves: Sequence[PlannedMove] = ()
     refused: frozenset[int] = frozenset()
     """Numbers of the requests that are rejected on arrival."""
-    wrong: Wrong = field(default_factory=Wrong)
+    wrong: InjectedErrors = field(default_factory=InjectedErrors)
 
 
 @dataclass(slots=True)
@@ -278,11 +278,11 @@ def check(result: LabResult) -> None:
     """Raise BooksDoNotBalance that names the inconsistency, if there is one."""
     for answer in result.answers:
         if answer.outcome is LabOutcome.COMPLETED and answer.tokens != answer.request.output_tokens:
-            raise BooksDoNotBalance(
+            raise InconsistentSimulation(
                 f"request {answer.request.number}: {answer.tokens} tokens came of {answer.request.output_tokens}"
             )
     for worker, spent in zip(result.workers, result.spent, strict=True):
         if spent.total_ps != result.virtual_ps:
-            raise BooksDoNotBalance(f"{worker.id}: {spent.total_ps} ps accounted for of {result.virtual_ps}")
+            raise InconsistentSimulation(f"{worker.id}: {spent.total_ps} ps accounted for of {result.virtual_ps}")
         if fault := worker.core.pool_fault():
-            raise BooksDoNotBalance(f"{worker.id}: {fault}")
+            raise InconsistentSimulation(f"{worker.id}: {fault}")

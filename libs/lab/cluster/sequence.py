@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.dispatch.ports import Happened, QueuedDemand
+from libs.dispatch.ports import AttemptEvent, QueuedDemand
 from libs.engine.kv.blocks import BlockPool
 from libs.engine.port import EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import EngineLoad, FinishReason
@@ -168,7 +168,7 @@ class ToGateway:
     submits_taken: int
     tokens: list[int]
     """One sequence id for each new token."""
-    happened: list[Happened]
+    happened: list[AttemptEvent]
     credit: tuple[int, int, int, int] | None
     """(prefill grant, prefill recall, decode grant, decode recall)."""
     assignment: Assignment | None

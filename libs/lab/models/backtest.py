@@ -22,7 +22,7 @@ from libs.policy.reserve.counts import (
     quantile,
     sum_distribution,
 )
-from libs.policy.reserve.forecaster import ReserveForecaster, SeenWindow
+from libs.policy.reserve.forecaster import ObservedWindow, ReserveForecaster
 
 RESAMPLES: Final = 2000
 # Consecutive windows are drawn together, since misses seldom come alone.
@@ -143,7 +143,7 @@ def _until(at_s: Floats, size: Floats, edges: Floats) -> Floats:
     return np.asarray(np.append(0.0, np.cumsum(size[order]))[np.searchsorted(at_s[order], edges, side="right")])
 
 
-def seen_by_window(log: UsageLog, use: Use) -> Iterator[SeenWindow]:
+def seen_by_window(log: UsageLog, use: Use) -> Iterator[ObservedWindow]:
     """Yield each window in turn. Models are numbered by first arrival, so that none is known in advance."""
     first = np.full(len(log.models), np.inf)
     np.minimum.at(first, log.model, log.t_s)
@@ -160,7 +160,7 @@ def seen_by_window(log: UsageLog, use: Use) -> Iterator[SeenWindow]:
     for window in range(len(use)):
         come = slice(int(begins[window]), int(begins[window + 1]))
         gone = by_end[ends[window] : ends[window + 1]]
-        yield SeenWindow(
+        yield ObservedWindow(
             begin_s=float(edges[window]),
             end_s=float(edges[window + 1]),
             arrivals=WindowArrivals(log.t_s[come], model[come]),

@@ -127,7 +127,7 @@ class LoadCost:
 
 
 @dataclass(slots=True)
-class LabPlace:
+class GpuShare:
     """A worker on a part of a GPU."""
 
     number: int
@@ -189,7 +189,7 @@ class KeepingRule(Protocol):
 
     period_s: float
 
-    def decide(self, now_s: float, lab: "ModelsLab") -> Sequence[tuple[LabPlace, AegaeonModel]]:
+    def decide(self, now_s: float, lab: "ModelsLab") -> Sequence[tuple[GpuShare, AegaeonModel]]:
         """Return the workers that are to switch models now, with their new models."""
 
 
@@ -200,7 +200,7 @@ class ModelsLab:
         self,
         models: Mapping[str, AegaeonModel],
         requests: Sequence[ServedRequest],
-        places: Sequence[LabPlace],
+        places: Sequence[GpuShare],
         link: LoadCost,
         rule: KeepingRule,
         *,
@@ -280,7 +280,7 @@ class ModelsLab:
                 self._at(place.cut_s, "cut", place)
             self._left(now_s, place)
 
-    def _left(self, now_s: float, place: LabPlace) -> None:
+    def _left(self, now_s: float, place: GpuShare) -> None:
         """Begin the pending load if nothing runs any more, or if what runs has used up its time."""
         if place.goal is None or place.steps_now:
             return
@@ -295,7 +295,7 @@ class ModelsLab:
         place.since_s, place.ready_s = now_s, begins_s + copy_s + self.link.fixed_s
         self._at(place.ready_s, "loaded", place)
 
-    def _hand_back(self, now_s: float, place: LabPlace) -> None:
+    def _hand_back(self, now_s: float, place: GpuShare) -> None:
         """Return running requests to the queue. Their tokens so far are computed again once the model is loaded."""
         assert place.model is not None
         for end, _, each in place.ends:
@@ -309,7 +309,7 @@ class ModelsLab:
         place.ends.clear()
         place.kv_tokens = place.kept_tokens = 0
 
-    def _loaded(self, now_s: float, place: LabPlace) -> None:
+    def _loaded(self, now_s: float, place: GpuShare) -> None:
         place.ready_s, place.since_s = 0.0, now_s
         assert place.model is not None
         waiting = self.waiting[place.model.name]
@@ -338,7 +338,7 @@ class ModelsLab:
             self._at(now_s + took_ns / 1e9, "step", (place, prompts))
             return
 
-    def _step_ended(self, now_s: float, what: tuple[LabPlace, list[ServedRequest]]) -> None:
+    def _step_ended(self, now_s: float, what: tuple[GpuShare, list[ServedRequest]]) -> None:
         place, prompts = what
         self._stepping[place.gpu] = place.steps_now = False
         for each in prompts:
@@ -360,7 +360,7 @@ class ModelsLab:
         self._step(now_s, place.gpu)
 
 
-def cut(gpus: int, parts_bytes: Sequence[float]) -> list[LabPlace]:
+def cut(gpus: int, parts_bytes: Sequence[float]) -> list[GpuShare]:
     """Return the workers of `gpus` GPUs, each divided into `parts_bytes`."""
     numbers: Iterator[int] = count()
-    return [LabPlace(next(numbers), gpu, part) for gpu in range(gpus) for part in parts_bytes]
+    return [GpuShare(next(numbers), gpu, part) for gpu in range(gpus) for part in parts_bytes]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from libs.lab.models.cluster import AegaeonModel, LabPlace, ModelsLab
-from libs.policy.reserve.following import UNKNOWN, Chances, ModelCount, UseFollower
+from libs.lab.models.cluster import AegaeonModel, GpuShare, ModelsLab
+from libs.policy.reserve.following import UNKNOWN, ModelCount, ModelPrediction, UseFollower
 from libs.policy.reserve.placing import NEVER_S, place
 from libs.policy.reserve.pool import PlacedModel, PoolWorker, WorkerStage
 
@@ -22,10 +22,10 @@ class PlannerRule:
     def __init__(self, *, turn_s: float, cold_cost_gpu_s: float = 300.0) -> None:
         self._turn_s, self._cold_cost_gpu_s = turn_s, cold_cost_gpu_s
         self._follower = UseFollower(window_s=60.0)
-        self._chances: dict[str, Chances] = {}
+        self._chances: dict[str, ModelPrediction] = {}
         self._chances_s = -1e9
 
-    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[LabPlace, AegaeonModel]]:
+    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[GpuShare, AegaeonModel]]:
         """Return the orders that `place` derives from the current state."""
         in_flight = lab.in_flight()
         at_s = BEGIN_S + now_s
@@ -60,7 +60,7 @@ class PlannerRule:
         )
 
 
-def _worker(now_s: float, each: LabPlace) -> PoolWorker:
+def _worker(now_s: float, each: GpuShare) -> PoolWorker:
     name, gpu, memory = str(each.number), str(each.gpu), round(each.memory_bytes)
     model = each.model.name if each.model else ""
     since_s = now_s - each.since_s
@@ -85,7 +85,7 @@ class OneEach:
     def __init__(self) -> None:
         self._done = False
 
-    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[LabPlace, AegaeonModel]]:
+    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[GpuShare, AegaeonModel]]:
         """Return every assignment on the first call, and nothing later."""
         if self._done or now_s > 0:
             return []
@@ -102,7 +102,7 @@ class BetweenRequests:
 
     period_s = PERIOD_S
 
-    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[LabPlace, AegaeonModel]]:
+    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[GpuShare, AegaeonModel]]:
         """Return switches for the waiting models, as far as there are idle GPUs."""
         coming = {each.model.name for each in lab.places if each.model is not None and each.ready_s}
         waiting = [name for name, found in lab.waiting.items() if found and name not in coming]

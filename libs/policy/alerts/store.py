@@ -320,7 +320,7 @@ def fault_of(silence: Silence) -> str:
     return ""
 
 
-class SilenceBook:
+class SilenceRegistry:
     """Silences by id, with ended ones kept until they expire so that a late message cannot revive them."""
 
     def __init__(self) -> None:

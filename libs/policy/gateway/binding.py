@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
-from libs.policy.gateway.view import Ask, Binding, BindingPrediction, WorkerRoom, WorkerView
+from libs.policy.gateway.view import Binding, BindingPrediction, BindingRequest, WorkerRoom, WorkerView
 from libs.policy.speed import UNKNOWN_SPEED, Speed
 
 # Prompt tokens at which speeds are compared.
@@ -26,7 +26,7 @@ joining.
 """
 
 
-def prompt_ns(ask: Ask, room: WorkerRoom) -> float:
+def prompt_ns(ask: BindingRequest, room: WorkerRoom) -> float:
     """Return the time to compute the uncached part of the prompt, which is at least its last token."""
     view, tokens = room.view, ask.tokens
     cached = ask.cached_tokens.get(view.id, 0)
@@ -42,18 +42,18 @@ def fastest_speed(workers: Iterable[WorkerView], model: str) -> Speed:
     return min(speeds.values(), key=lambda speed: speed.prompt_ns(_TYPICAL, _TYPICAL**2), default=UNKNOWN_SPEED)
 
 
-def first_token_ns(ask: Ask, room: WorkerRoom) -> float:
+def first_token_ns(ask: BindingRequest, room: WorkerRoom) -> float:
     """Return the time from now to the first token if the prompt goes to this worker."""
     wait_ns = room.backlog_ns + prompt_ns(ask, room)
     return wait_ns if _missing_tokens(ask, room) <= room.free_kv_tokens else wait_ns + NO_KV_ROOM_NS
 
 
-def hidden_ns(ask: Ask, source: WorkerRoom | None) -> float:
+def hidden_ns(ask: BindingRequest, source: WorkerRoom | None) -> float:
     """Return how much of the KV transfer the prompt at `source` can overlap; 0 if it is already computed."""
     return prompt_ns(ask, source) if source is not None and source.view.streams_kv else 0.0
 
 
-def second_token_ns(ask: Ask, room: WorkerRoom, hidden_ns: float) -> float:
+def second_token_ns(ask: BindingRequest, room: WorkerRoom, hidden_ns: float) -> float:
     """Return the time from the first to the second token if this worker pulls the KV, `hidden_ns` of it overlapped."""
     view = room.view
     missing = _missing_tokens(ask, room)
@@ -64,7 +64,7 @@ def second_token_ns(ask: Ask, room: WorkerRoom, hidden_ns: float) -> float:
     return wait_ns if missing <= room.free_kv_tokens else wait_ns + NO_KV_ROOM_NS
 
 
-def predict(ask: Ask, source: WorkerRoom | None, room: WorkerRoom) -> BindingPrediction:
+def predict(ask: BindingRequest, source: WorkerRoom | None, room: WorkerRoom) -> BindingPrediction:
     """Return both times for the chosen workers; an already computed prompt has a TTFT of 0."""
     if source is room:
         return BindingPrediction(first_token_ns(ask, room), _step_ns(ask, room))
@@ -72,7 +72,7 @@ def predict(ask: Ask, source: WorkerRoom | None, room: WorkerRoom) -> BindingPre
     return BindingPrediction(ttft_ns, second_token_ns(ask, room, hidden_ns(ask, source)))
 
 
-def take(ask: Ask, source: WorkerRoom | None, room: WorkerRoom, turn: int) -> None:
+def take(ask: BindingRequest, source: WorkerRoom | None, room: WorkerRoom, turn: int) -> None:
     """Count a binding in the rooms that later requests of the round see."""
     missing = _missing_tokens(ask, room)
     if source is not None:
@@ -92,11 +92,11 @@ def take(ask: Ask, source: WorkerRoom | None, room: WorkerRoom, turn: int) -> No
     room.free_kv_tokens -= missing
 
 
-def _step_ns(ask: Ask, room: WorkerRoom) -> float:
+def _step_ns(ask: BindingRequest, room: WorkerRoom) -> float:
     return room.view.speed.decode_ns(room.decode_sequences + 1, room.view.kv_tokens + ask.tokens)
 
 
-def _missing_tokens(ask: Ask, room: WorkerRoom) -> int:
+def _missing_tokens(ask: BindingRequest, room: WorkerRoom) -> int:
     return max(ask.tokens - ask.cached_tokens.get(room.view.id, 0), 0)
 
 
@@ -114,11 +114,11 @@ EQUAL_NS = 2e6
 class RoutingPolicy(Protocol):
     """A choice among one or more rooms; `bind` has already checked credits, models and KV kinds."""
 
-    def prompt(self, ask: Ask, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
+    def prompt(self, ask: BindingRequest, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
         """Return where the prompt is computed; a room that takes both phases also keeps the sequence."""
         ...
 
-    def decode(self, ask: Ask, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
+    def decode(self, ask: BindingRequest, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
         """Return where tokens are decoded once the prompt is computed at `source`; None if it already is."""
         ...
 
@@ -130,10 +130,10 @@ class PredictedTtft:
     worker.
     """
 
-    def prompt(self, ask: Ask, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
+    def prompt(self, ask: BindingRequest, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
         return _soonest(rooms, [first_token_ns(ask, room) for room in rooms])
 
-    def decode(self, ask: Ask, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
+    def decode(self, ask: BindingRequest, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
         if len(rooms) == 1:
             return rooms[0]
         hidden = hidden_ns(ask, source)
@@ -143,20 +143,20 @@ class PredictedTtft:
 class LeastLoaded:
     """The policy of the fewest sequences, regardless of their length and of cached prefixes."""
 
-    def prompt(self, ask: Ask, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
+    def prompt(self, ask: BindingRequest, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
         return min(rooms, key=_by_load)
 
-    def decode(self, ask: Ask, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
+    def decode(self, ask: BindingRequest, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
         return min(rooms, key=_by_load)
 
 
 class RoundRobin:
     """The policy of the worker bound longest ago among those with credits."""
 
-    def prompt(self, ask: Ask, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
+    def prompt(self, ask: BindingRequest, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
         return min(rooms, key=_by_turn)
 
-    def decode(self, ask: Ask, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
+    def decode(self, ask: BindingRequest, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
         return min(rooms, key=_by_turn)
 
 
@@ -210,7 +210,9 @@ class _Market:
                 self.decodes[view.kv_kind].remove(room)
 
 
-def bind(asks: Iterable[Ask], workers: Sequence[WorkerView], policy: RoutingPolicy, now_ns: int = 0) -> list[Binding]:
+def bind(
+    asks: Iterable[BindingRequest], workers: Sequence[WorkerView], policy: RoutingPolicy, now_ns: int = 0
+) -> list[Binding]:
     """Bind requests in the order of `asks`.
 
     A request that finds no room holds up all later ones of its model, so that none starves.
@@ -244,7 +246,7 @@ def bind(asks: Iterable[Ask], workers: Sequence[WorkerView], policy: RoutingPoli
     return bindings
 
 
-def _choose(ask: Ask, market: _Market, policy: RoutingPolicy) -> tuple[WorkerRoom | None, WorkerRoom] | None:
+def _choose(ask: BindingRequest, market: _Market, policy: RoutingPolicy) -> tuple[WorkerRoom | None, WorkerRoom] | None:
     if ask.kv_kind is not None:
         fitting = market.decodes.get(ask.kv_kind)
         return (None, policy.decode(ask, _preferred(ask, fitting), None)) if fitting else None
@@ -258,7 +260,7 @@ def _choose(ask: Ask, market: _Market, policy: RoutingPolicy) -> tuple[WorkerRoo
     return source, policy.decode(ask, _preferred(ask, market.decodes[source.view.kv_kind]), source)
 
 
-def _preferred(ask: Ask, rooms: Sequence[WorkerRoom]) -> Sequence[WorkerRoom]:
+def _preferred(ask: BindingRequest, rooms: Sequence[WorkerRoom]) -> Sequence[WorkerRoom]:
     """Return the workers not to be avoided, or all of them if there are no others."""
     if not ask.avoid:
         return rooms

@@ -52,7 +52,7 @@ class WaitBounds:
 PACE_COUNTED_ON: Final = 0.85
 
 
-class Due(NamedTuple):
+class QueuedRequest(NamedTuple):
     """A waiting request with its latest start."""
 
     number: int
@@ -66,7 +66,7 @@ class Due(NamedTuple):
     """
 
 
-def making_room(line: Iterable[Due], now_ns: int, pace: float) -> set[int]:
+def making_room(line: Iterable[QueuedRequest], now_ns: int, pace: float) -> set[int]:
     """Return the numbers of the requests that wait so that others can start in time, in O(n log n).
 
     `line` is in service order. `pace` is the nanoseconds of `prefill_ns` that workers complete per nanosecond,
@@ -180,7 +180,7 @@ class Line(Generic[W]):
         self._hopeful: list[_SortKey] = []
         self._late: list[_SortKey] = []
         # By sequence id; only requests passed to `judge`.
-        self._due: dict[int, Due] = {}
+        self._due: dict[int, QueuedRequest] = {}
         # A heap of (hopeless from, sequence id) that may still hold requests that have left.
         self._turning: list[tuple[float, int]] = []
         self.hopeful_tokens = 0
@@ -216,7 +216,7 @@ class Line(Generic[W]):
         found = self._requests.get(sequence_id)
         if found is None:
             return
-        self._due[sequence_id] = Due(sequence_id, found[2], prefill_ns, hopeless_ns)
+        self._due[sequence_id] = QueuedRequest(sequence_id, found[2], prefill_ns, hopeless_ns)
         self._hopeful_ns += prefill_ns
         if hopeless_ns == inf:
             return
@@ -239,7 +239,7 @@ class Line(Generic[W]):
             self._owed_tokens = 0.0
         return True
 
-    def _uncount_hopeful(self, waiting: W, due: Due | None) -> None:
+    def _uncount_hopeful(self, waiting: W, due: QueuedRequest | None) -> None:
         self.hopeful_tokens -= waiting.prompt_tokens
         self._hopeful_ns -= due.prefill_ns if due else 0
 

@@ -155,7 +155,7 @@ class UnreportedLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SubmitLoad:
     """The load that one submit adds to a worker, estimated by its gateway."""
 
     prompt_tokens: int = 0
@@ -168,7 +168,7 @@ class Sent:
     """Whether the worker also decodes the sequence."""
 
     @classmethod
-    def of(cls, tokens: int, cached: Mapping[str, int], worker_id: str, phase: int) -> "Sent":
+    def of(cls, tokens: int, cached: Mapping[str, int], worker_id: str, phase: int) -> "SubmitLoad":
         """Return the load of a submit of `tokens` tokens.
 
         `cached` is the number of leading tokens each worker is believed to hold, by worker id.
@@ -227,7 +227,7 @@ class WorkerOutlook:
         self._load: LoadReport = UnreportedLoad(kv_blocks)
         self._reported_unix_ns = 0
         self._submits = 0
-        self._unseen: dict[int, tuple[int, Sent]] = {}
+        self._unseen: dict[int, tuple[int, SubmitLoad]] = {}
         self._prompt_tokens = 0
         self._squares = 0
         self._kv_tokens = 0
@@ -236,7 +236,7 @@ class WorkerOutlook:
         self._reserved = 0
         self._reserved_tokens = 0
 
-    def sent(self, sequence_id: int, sent: Sent) -> None:
+    def sent(self, sequence_id: int, sent: SubmitLoad) -> None:
         """Count a submit from when it is sent to the worker."""
         self._submits += 1
         self._unseen[sequence_id] = self._submits, sent
@@ -313,7 +313,7 @@ class WorkerOutlook:
             batch_prompts=batch_prompts,
         )
 
-    def _count(self, sent: Sent, times: int) -> None:
+    def _count(self, sent: SubmitLoad, times: int) -> None:
         self._prompt_tokens += times * sent.prompt_tokens
         self._squares += times * sent.squares
         self._kv_tokens += times * sent.kv_tokens

@@ -56,7 +56,7 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class BindingRequest:
     """The part of a waiting request that binding depends on."""
 
     sequence_id: int
@@ -137,7 +137,7 @@ class WorkerRoom:
         """
         return _runs_out(self.prompt_tokens, self.view.speed)
 
-    def admits(self, ask: Ask) -> bool:
+    def admits(self, ask: BindingRequest) -> bool:
         """Return whether the prompt may take a prefill credit.
 
         Batch lines leave half of a gateway's credits to interactive requests if it has more than one.
@@ -209,7 +209,7 @@ It bounds the wait for a process whose event loop is stuck while its connections
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class WorkerSilence:
     """A connected worker and its silence, of which only a fifth counts if the worker is idle."""
 
     place: int
@@ -221,18 +221,18 @@ class Heard:
 
 
 def whom_to_leave(
-    heard: Sequence[Heard],
+    heard: Sequence[WorkerSilence],
     away: Counter[str],
     silent_after_ms: float = SILENT_MS,
     max_silent_ms: float = MAX_SILENT_MS,
-) -> list[Heard]:
+) -> list[WorkerSilence]:
     """Return the silent workers that the others can replace, and those silent for `max_silent_ms` in any case.
 
     `away` counts each model's workers that were left earlier and have not come back. Before `max_silent_ms` a
     worker is not left if its model would then be unserved, since waiting is all that can be done without a
     replacement.
     """
-    leaving: list[Heard] = []
+    leaving: list[WorkerSilence] = []
     for model in {each.model for each in heard}:
         of_model = [each for each in heard if each.model == model]
         rest = [each.view for each in of_model if each.silent_ms < silent_after_ms and each.view is not None]

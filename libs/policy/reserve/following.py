@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from libs.policy.reserve.arrivals import ArrivalLaws, WindowArrivals
 from libs.policy.reserve.counts import Floats, Whole, mean_of, quantile, sum_distribution
-from libs.policy.reserve.forecaster import ReserveForecaster, SeenWindow, WindowOutlook
+from libs.policy.reserve.forecaster import ObservedWindow, ReserveForecaster, WindowOutlook
 
 # Holding a model pays if the cold start it is likely to save costs more than the GPU time it is expected to take. With
 # a falling hazard, as sessions have, this gives each model its own keep-alive. Where the hazard rises again, the model
@@ -99,7 +99,7 @@ class ModelCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Chances:
+class ModelPrediction:
     """The prediction for one model from now on."""
 
     soon: float
@@ -112,12 +112,12 @@ class Chances:
     """The median time until its next request; None if it is more than a week."""
 
 
-UNKNOWN: Final = Chances(0.5, 2.0, 0.0, None)
+UNKNOWN: Final = ModelPrediction(0.5, 2.0, 0.0, None)
 """The prediction before a window has passed: loaded models stay, and none is loaded ahead."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class CountDistribution:
     """The distribution of an uncertain number of models."""
 
     mean: float
@@ -194,7 +194,7 @@ class UseFollower:
 
     def chances(
         self, now_s: float, *, horizon_s: float, cold_cost_gpu_s: float, load_s: Mapping[str, float]
-    ) -> dict[str, Chances]:
+    ) -> dict[str, ModelPrediction]:
         """Return the prediction for every model of `load_s`, which maps models to their load times."""
         names = [name for name in load_s if name in self._models]
         if not names or not self.windows:
@@ -213,10 +213,10 @@ class UseFollower:
         found = dict.fromkeys(load_s, UNKNOWN)
         for place, name in enumerate(names):
             next_s = _median_s(ahead_s, hazard[:, place])
-            found[name] = Chances(float(soon[place]), float(worth[place]), float(worth_ahead[place]), next_s)
+            found[name] = ModelPrediction(float(soon[place]), float(worth[place]), float(worth_ahead[place]), next_s)
         return found
 
-    def asked_within(self, now_s: float, seconds: float) -> Spread | None:
+    def asked_within(self, now_s: float, seconds: float) -> CountDistribution | None:
         """Return how many models are active or requested within the seconds ahead; None before a window has passed."""
         if not self._models or not self.windows:
             return None
@@ -270,7 +270,7 @@ class UseFollower:
         length_s = now_s - self._window_from_s
         arrivals = _arrivals(self._window_new)
         gpus = np.ones(len(self._models))
-        seen = SeenWindow(
+        seen = ObservedWindow(
             begin_s=self._window_from_s,
             end_s=now_s,
             arrivals=arrivals,
@@ -290,10 +290,10 @@ class UseFollower:
         self._window_from_s, self._active_s, self._peak = now_s, 0.0, float(self._active)
 
 
-def spread(distribution: Floats) -> Spread:
+def spread(distribution: Floats) -> CountDistribution:
     """Return the mean and quantiles of a distribution."""
     p50, p90, p99 = (quantile(distribution, level) for level in (0.5, 0.9, 0.99))
-    return Spread(mean_of(distribution), p50, p90, p99)
+    return CountDistribution(mean_of(distribution), p50, p90, p99)
 
 
 def _arrivals(found: list[tuple[float, int]]) -> WindowArrivals:

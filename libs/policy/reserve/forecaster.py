@@ -43,7 +43,7 @@ NEW_PRIOR_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SeenWindow:
+class ObservedWindow:
     """The observation of a window that has passed."""
 
     begin_s: float
@@ -165,7 +165,7 @@ class ReserveForecaster:
         )  # fmt: skip
         return self._outlook
 
-    def learn(self, seen: SeenWindow) -> None:
+    def learn(self, seen: ObservedWindow) -> None:
         """Learn from the window that `ahead` last forecast."""
         known = len(self._gpus)
         length_s = seen.end_s - seen.begin_s
@@ -191,7 +191,7 @@ class ReserveForecaster:
             self._runs.refresh()
         self._windows += 1
 
-    def _judge(self, seen: SeenWindow) -> None:
+    def _judge(self, seen: ObservedWindow) -> None:
         """Compare the last forecast with the outcome."""
         outlook = self._outlook
         if outlook is None:

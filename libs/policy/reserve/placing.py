@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from libs.policy.reserve.pool import Eviction, Placed, PlacedModel, PlacementOrder, PoolWorker, Why, WorkerStage
+from libs.policy.reserve.pool import Eviction, PlacedModel, PlacementOrder, PoolDecision, PoolWorker, Why, WorkerStage
 
 SETTLE_S: Final = 1.0
 """The time a worker keeps a newly assigned model, whose first requests are on their way."""
@@ -42,7 +42,7 @@ def place(
     turn_s: float = 10.0,
     sleeps: bool = True,
     runs_s: float = NEVER_S,
-) -> Placed:
+) -> PoolDecision:
     """Decide the orders to workers, the expected waits and the next evictions.
 
     - turn_s: the least time a busy worker keeps its model while requests for others wait
@@ -66,7 +66,7 @@ def place(
     if sleeps:
         idle = [each for each in left.values() if pool.is_not_worth(each)]
         orders += [PlacementOrder(each.id, "", Why.NOT_WORTH, each.model) for each in idle]
-    return Placed(orders, waits, pool.evictions())
+    return PoolDecision(orders, waits, pool.evictions())
 
 
 def switch_s(model: PlacedModel, worker: PoolWorker) -> float:

@@ -134,7 +134,7 @@ class Eviction:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PoolDecision:
     """The decision about a pool of workers."""
 
     orders: Sequence[PlacementOrder]

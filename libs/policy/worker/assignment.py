@@ -25,7 +25,7 @@ class WantedAssignment:
     """The model that the caller expects on the worker; empty accepts any."""
 
 
-class NotTaken(Enum):
+class AssignmentRefusal(Enum):
     DRAINING = auto()
     STALE_EPOCH = auto()
     OTHER_MODEL = auto()
@@ -34,19 +34,21 @@ class NotTaken(Enum):
     BUDGET_TOO_LARGE = auto()
 
 
-def first_assignment(model: str, role: int, budget_tokens: int, epoch: int = FIRST_EPOCH) -> Assignment | NotTaken:
+def first_assignment(
+    model: str, role: int, budget_tokens: int, epoch: int = FIRST_EPOCH
+) -> Assignment | AssignmentRefusal:
     """Return the assignment for a model that is new on the worker; epochs continue across models."""
     return _assignment(model, role, budget_tokens, epoch)
 
 
-def next_assignment(current: Assignment, wanted: WantedAssignment, *, draining: bool) -> Assignment | NotTaken:
+def next_assignment(current: Assignment, wanted: WantedAssignment, *, draining: bool) -> Assignment | AssignmentRefusal:
     """Return the assignment that follows `current`, or the reason why the requested one is rejected."""
     if draining:
-        return NotTaken.DRAINING
+        return AssignmentRefusal.DRAINING
     if wanted.expected_epoch != current.epoch:
-        return NotTaken.STALE_EPOCH
+        return AssignmentRefusal.STALE_EPOCH
     if wanted.model and wanted.model != current.model:
-        return NotTaken.OTHER_MODEL
+        return AssignmentRefusal.OTHER_MODEL
     return _assignment(current.model, wanted.role, wanted.budget_tokens, current.epoch + 1)
 
 
@@ -66,13 +68,13 @@ def leaves_decode(assignment: Assigned, *, draining: bool) -> bool:
     return draining or not serves(assignment, Phase.DECODE)
 
 
-def _assignment(model: str, role: int, budget_tokens: int, epoch: int) -> Assignment | NotTaken:
+def _assignment(model: str, role: int, budget_tokens: int, epoch: int) -> Assignment | AssignmentRefusal:
     if role not in (Role.PREFILL, Role.MIXED, Role.STANDBY):
-        return NotTaken.UNKNOWN_ROLE
+        return AssignmentRefusal.UNKNOWN_ROLE
     if budget_tokens and role != Role.MIXED:
-        return NotTaken.BUDGET_WITHOUT_MIXED
+        return AssignmentRefusal.BUDGET_WITHOUT_MIXED
     if budget_tokens > MAX_BUDGET_TOKENS:
-        return NotTaken.BUDGET_TOO_LARGE
+        return AssignmentRefusal.BUDGET_TOO_LARGE
     return Assignment(model, Role(role), budget_tokens, epoch)
 
 

@@ -34,7 +34,7 @@ class Incoming:
     """By its publisher's clock."""
 
 
-class KeptRecord(NamedTuple):
+class BrokerRecord(NamedTuple):
     """A record as the broker has it; `libs.bus.codec.to_record` reads one."""
 
     offset: int
@@ -53,7 +53,7 @@ class Partition:
         self._number = number
         self._retained_records = retained_records
         self._retained_bytes = retained_bytes
-        self._kept: list[KeptRecord] = []
+        self._kept: list[BrokerRecord] = []
         self._bytes = 0
         self.end = 0
         """The offset of the next record."""
@@ -66,7 +66,7 @@ class Partition:
     def append(self, record: Incoming) -> None:
         """Keep a record, and drop old ones at the bound."""
         at_unix_ms = record.at_unix_ns // 1_000_000
-        self._kept.append(KeptRecord(self.end, self._number, at_unix_ms, record.key, record.value, record.headers))
+        self._kept.append(BrokerRecord(self.end, self._number, at_unix_ms, record.key, record.value, record.headers))
         self.end += 1
         self._bytes += len(record.value or b"")
         while len(self._kept) > self._retained_records or self._bytes > self._retained_bytes:
@@ -74,7 +74,7 @@ class Partition:
             self._bytes -= sum(len(each.value or b"") for each in self._kept[:dropped])
             del self._kept[:dropped]
 
-    def read(self, offset: int, most: int) -> list[KeptRecord]:
+    def read(self, offset: int, most: int) -> list[BrokerRecord]:
         """At most `most` records from an offset on, or from the first that is kept."""
         first = max(offset - (self.end - len(self._kept)), 0)
         return self._kept[first : first + most]

@@ -13,7 +13,7 @@ from libs.contracts.topics import Topic
 from libs.policy.reading import Behind
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
-from libs.testing.memory.broker import KeptRecord, MemoryBroker, Partition
+from libs.testing.memory.broker import BrokerRecord, MemoryBroker, Partition
 from libs.testing.memory.server import ServerAway
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class MemoryReader:
             self._behind.forget(part)
             jumps.on_gap(Gap(part.topic, part.number, start, ends[part]))
 
-    def _fetch(self) -> list[tuple[TopicPartition, KeptRecord]]:
+    def _fetch(self) -> list[tuple[TopicPartition, BrokerRecord]]:
         """The next records, at most MAX_POLL_RECORDS."""
         most = MAX_POLL_RECORDS // max(len(self._positions), 1) + 1
         parts = dict(self._there())

@@ -8,7 +8,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, Int
 from libs.contracts.roles import role_from_name
 from libs.contracts.step_row import StepRow, step_columns
 from libs.telemetry.fleet import FleetTelemetry, History, WrittenWindow
-from libs.telemetry.fleet_loads import WINDOW_NS, LoadTeller
+from libs.telemetry.fleet_loads import WINDOW_NS, LoadMessageBuilder
 from libs.telemetry.steps import prefill_shares
 
 ORIGIN_NS = 1_700_000_000_000_000_000
@@ -82,7 +82,7 @@ class Telling:
 
     def __init__(self, metrics_id: str = "metrics") -> None:
         self.fleet = FleetTelemetry(prefill_shares)
-        self._teller = LoadTeller(metrics_id, incarnation=1)
+        self._teller = LoadMessageBuilder(metrics_id, incarnation=1)
 
     def loads(self, batches: Iterable[StepBatch], now_ns: int) -> FleetLoads:
         """What is sent at `now_ns`, after these batches have come."""

@@ -35,7 +35,7 @@ from services.gateway.batch.job import Job, NotRun, ends_s, news
 from services.gateway.batch.lines import MAX_ERROR_TEXT_CHARS, Copies, check_topics, count, read_lines, refused
 from services.gateway.batch.output import PART, PART_BYTES, PART_PURPOSE, Assembly
 from services.gateway.batch.shares import Dealer
-from services.gateway.batch.view import MAX_UNFINISHED, JobBook, JobView, snapshot
+from services.gateway.batch.view import MAX_UNFINISHED, JobTable, JobView, snapshot
 from services.gateway.metrics import BatchMetrics
 
 # Shares of one job refused in one transaction; each is read whole.
@@ -179,7 +179,7 @@ class _LaneJobs:
     def __init__(self, keeper: JobKeeper, lane: Lane) -> None:
         self._keeper = keeper
         self._lane = lane
-        self._book = JobBook()
+        self._book = JobTable()
         self._open: set[str] = set()
         self._minded: set[str] = set()
         self._dealers: dict[str, Dealer] = {}

@@ -183,7 +183,7 @@ Save = Callable[[pb.Assembled], Awaitable[None]]
 """Publishes an event; raises unless it is known to be on the broker."""
 
 
-class Places:
+class WrittenLines:
     """The lines of a job that are written to its outputs, one bit per line. `before`: an earlier `content`."""
 
     def __init__(self, lines: int, before: bytes = b"") -> None:
@@ -226,7 +226,7 @@ class Assembly:
         self._since = job.started.results_since
         self._next = list(self._published.results_next)
         self._lines = job.started.lines
-        self._places = Places(self._lines)
+        self._places = WrittenLines(self._lines)
         self._expired = self._published.expired
         self._cancelled = self._published.cancelled
         self._parts = Parts(files, job.id)
@@ -262,7 +262,7 @@ class Assembly:
         """Read which lines are in parts already, as their answers may come again."""
         if self._published.places:
             pieces = [piece async for piece in self._parts.read("places", self._published.places)]
-            self._places = Places(self._lines, b"".join(pieces))
+            self._places = WrittenLines(self._lines, b"".join(pieces))
 
     async def _read(self) -> None:
         if self._left <= 0:

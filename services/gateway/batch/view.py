@@ -84,7 +84,7 @@ MAX_EARLY = 10_000
 begins there reads the events of that moment before the snapshot."""
 
 
-class JobBook:
+class JobTable:
     """Jobs by id, in the order in which they became known."""
 
     def __init__(self, max_jobs: int = MAX_JOBS) -> None:
@@ -224,7 +224,7 @@ JOB_ID = re.compile(r"batch_[0-9a-f]{32}")
 class JobView:
     def __init__(self, bus: WorkBus) -> None:
         self._bus = bus
-        self._book = JobBook()
+        self._book = JobTable()
         self._rate = LineRate()
         self._working: set[str] = set()
         self._creating: Counter[str] = Counter()

@@ -26,7 +26,7 @@ from services.gateway.request.exchange import (
     Exchange,
     Frame,
     News,
-    Patience,
+    ReadDeadline,
     Stalled,
     Stalls,
     Wire,
@@ -172,7 +172,7 @@ class CompletionEndpoint:
             allowance.end()
             self._metrics.responses.labels(self._route, str(status)).inc()
 
-    async def _read(self, receive: Receive, headers: Mapping[bytes, bytes], patience: Patience) -> bytes:
+    async def _read(self, receive: Receive, headers: Mapping[bytes, bytes], patience: ReadDeadline) -> bytes:
         return await read_body(receive, headers, self._max_body_bytes, patience, self._stalls)
 
     async def _serve(

@@ -43,7 +43,7 @@ class Stalled(Exception):
     """The client has left its socket unread for too long."""
 
 
-class Patience:
+class ReadDeadline:
     """The current wait for one request's client, with its limit."""
 
     def __init__(self, task: "asyncio.Task[object]", tenant: str = "") -> None:
@@ -85,7 +85,7 @@ class Stalls:
         self._most = most
         self._most_body_bytes = most_body_bytes
         self._tenants = tenants or OneForAll()
-        self._watched: set[Patience] = set()
+        self._watched: set[ReadDeadline] = set()
         self._open: Counter[str] = Counter()
         # By tenant, like `_open`.
         self._bytes: Counter[str] = Counter()
@@ -105,7 +105,7 @@ class Stalls:
             message = f"{self._open[tenant]} requests of tenant {tenant} are open already: others need room too"
             raise QueueFull(message, retry_after_s=RETRY_AFTER_S)
 
-    def hold(self, patience: Patience, size_bytes: int) -> None:
+    def hold(self, patience: ReadDeadline, size_bytes: int) -> None:
         """Count `size_bytes` more of a request's body; raise QueueFull at the bound for all bodies or at its tenant's
         part.
         """
@@ -126,11 +126,11 @@ class Stalls:
         return queue_room(most, taken.total(), taken[tenant], self._tenants.weight(tenant)) >= more
 
     @contextmanager
-    def watched(self, tenant: str = "") -> Iterator[Patience]:
+    def watched(self, tenant: str = "") -> Iterator[ReadDeadline]:
         """Yield the current task's waits. A wait that is broken leaves the context as its error."""
         task = asyncio.current_task()
         assert task is not None
-        patience = Patience(task, tenant)
+        patience = ReadDeadline(task, tenant)
         self._watched.add(patience)
         self._open[tenant] += 1
         try:
@@ -167,7 +167,7 @@ class ClientGone(Exception):
 
 
 async def read_body(
-    receive: Receive, headers: Mapping[bytes, bytes], max_bytes: int, patience: Patience, stalls: Stalls
+    receive: Receive, headers: Mapping[bytes, bytes], max_bytes: int, patience: ReadDeadline, stalls: Stalls
 ) -> bytes:
     """Return the whole body.
 
@@ -215,7 +215,7 @@ def error_reply(error: FulcrumError) -> ErrorReply:
 
 
 class Wire:
-    def __init__(self, send: Send, patience: Patience) -> None:
+    def __init__(self, send: Send, patience: ReadDeadline) -> None:
         self._send = send
         self._patience = patience
 

@@ -33,14 +33,14 @@ MAX_SCHEMA_CHARS = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSchemas:
+class RequestSchemas:
     """The schemas of one request, in the grammar library's form."""
 
     answer: Mapping[str, Any] | None = None
     tools: list[ToolSchema] = field(default_factory=list)
 
 
-async def check_schemas(asked: ParsedRequest, check: SchemaCheck, tenant: str = "") -> KeptSchemas:
+async def check_schemas(asked: ParsedRequest, check: SchemaCheck, tenant: str = "") -> RequestSchemas:
     """Convert a request's schemas; raise InvalidRequest that names the field and the reason a schema cannot be
     enforced.
 
@@ -48,7 +48,7 @@ async def check_schemas(asked: ParsedRequest, check: SchemaCheck, tenant: str = 
     """
     if asked.rule:
         await _check(asked.rule, asked.schema_field, check, tenant)
-    return KeptSchemas(
+    return RequestSchemas(
         None if asked.schema is None else await _check(asked.schema, asked.schema_field, check, tenant),
         [
             (name, await _check(schema, named, check, tenant))
@@ -70,7 +70,7 @@ async def _check(schema: Mapping[str, Any] | str, named: str, check: SchemaCheck
     return found
 
 
-def answer_guide(asked: ParsedRequest, schemas: KeptSchemas, model: ServedModel, prompt: list[int]) -> str:
+def answer_guide(asked: ParsedRequest, schemas: RequestSchemas, model: ServedModel, prompt: list[int]) -> str:
     """Return the grammar of an answer to this prompt. Pure."""
     # What follows a prompt that is text or tokens has no format.
     shape, tokenizer, tools = model.format if asked.messages else AnswerFormat(), model.tokenizer, asked.tools

@@ -333,7 +333,7 @@ MAX_TENANTS: Final = 4096
 _MODELS: Final = msgspec.json.Decoder(dict[str, ModelPlaces])
 
 
-class SharedPlaces:
+class PlaceExchange:
     def __init__(self, dispatcher: Dispatcher, ledger: Ledger, tenants: Tenancy, gateway_id: str) -> None:
         self._dispatcher = dispatcher
         self._ledger = ledger

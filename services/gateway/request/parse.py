@@ -13,7 +13,7 @@ from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import RequestContext, Sampl
 from libs.keys.book import ANY
 from libs.keys.table import ANYBODY, CLASS_HEADER, TENANT_HEADER, Caller, named_in
 from libs.model.chat import ChatMessage
-from libs.model.grammar import GrammarUnread, choice_rule, grammar_rule, pattern_rule
+from libs.model.grammar import InvalidGrammar, choice_rule, grammar_rule, pattern_rule
 from libs.model.info import SamplingDefaults
 from services.gateway.request.chat import ToolUse, chat_message, tool_use
 from services.gateway.request.schema import (
@@ -150,7 +150,7 @@ def _constraint(field: str, value: Any) -> Constraint:
     if field.endswith("grammar"):
         try:
             return Constraint(field, rule=grammar_rule(value))
-        except GrammarUnread as error:
+        except InvalidGrammar as error:
             raise InvalidRequest(f"{field}: it cannot be read: {error}", param=field) from None
     return Constraint(field, {"type": "object"} if field.endswith("json_object") else _schema(value, field))
 

@@ -20,7 +20,7 @@ from services.gateway.request.formats import ChatFormat, ChatTokenLogprob, usage
 from services.gateway.request.intake import Arrival
 from services.gateway.request.parse import ParsedRequest
 from services.gateway.request.prompt import ServedModel
-from services.gateway.responses.request import Items, KeptResponses, parse_response, response_asked
+from services.gateway.responses.request import Items, StoredResponses, parse_response, response_asked
 from services.gateway.responses.schema import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -265,7 +265,7 @@ ID_BYTES = 24
 
 
 class ResponseReader:
-    def __init__(self, kept: KeptResponses) -> None:
+    def __init__(self, kept: StoredResponses) -> None:
         self._kept = kept
 
     async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, Answer]:

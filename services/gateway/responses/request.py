@@ -245,13 +245,13 @@ _AWAY = "where responses are kept does not answer"
 RETRY_AFTER_S = 1.0
 
 
-class _Kept(msgspec.Struct):
+class _StoredResponse(msgspec.Struct):
     items: list[Any]
     response: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class KeptResponses:
+class StoredResponses:
     """The responses in a store, each kept for `keep_s` seconds; 0 keeps none."""
 
     store: ResponseStore
@@ -289,7 +289,7 @@ class KeptResponses:
         if not found:
             raise _absent(response_id, "response_id")
 
-    async def _kept(self, tenant: str, response_id: str, field: str) -> _Kept:
+    async def _kept(self, tenant: str, response_id: str, field: str) -> _StoredResponse:
         try:
             value = await self.store.get(self.home(tenant), response_id)
         except ResponsesDown:
@@ -297,7 +297,7 @@ class KeptResponses:
         if value is None:
             raise _absent(response_id, field)
         try:
-            return msgspec.json.decode(value, type=_Kept)
+            return msgspec.json.decode(value, type=_StoredResponse)
         except msgspec.MsgspecError:  # a stranger's
             raise _absent(response_id, field) from None
 
@@ -312,7 +312,7 @@ DECLARED: Final = (
 _ABSENT: dict[int | str, dict[str, Any]] = {404: {"description": "None of this tenant is kept by this id."}}
 
 
-def make_responses_router(kept: KeptResponses) -> APIRouter:
+def make_responses_router(kept: StoredResponses) -> APIRouter:
     """Return the routes. Another tenant's response is a 404, for operators and admins too."""
     router = APIRouter(prefix="/v1/responses", tags=["responses"])
 

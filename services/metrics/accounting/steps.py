@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from libs.contracts.errors import KeptElsewhere, NoLongerKept, UnknownWorker
+from libs.contracts.errors import NoLongerStored, StoredElsewhere, UnknownWorker
 from libs.contracts.step_row import ReportedStep
 from libs.telemetry.fleet import MAX_FLEET_STEPS, FleetTelemetry
-from libs.telemetry.steps import FULL_SHARE, SpentStep
+from libs.telemetry.steps import FULL_SHARE, StepShare
 from libs.telemetry.timeline import HISTORY_NS, MAX_STEPS, Timeline
 from services.metrics.accounting.answer import GpuTime
 from services.metrics.accounting.queues import MAX_COUNT
@@ -57,7 +57,7 @@ class StepsReport:
 def steps_of(fleet: FleetTelemetry, worker_id: str, end_ns: int, window_ns: int, limit: int) -> StepsReport:
     """Return the steps that ran in the window.
 
-    Raise UnknownWorker, KeptElsewhere if another instance reads the worker, or NoLongerKept if no steps of the
+    Raise UnknownWorker, StoredElsewhere if another instance reads the worker, or NoLongerStored if no steps of the
     window are held.
     """
     facts, timeline, low_ns = fleet.directory.facts(worker_id), fleet.timeline(worker_id), end_ns - window_ns
@@ -66,13 +66,13 @@ def steps_of(fleet: FleetTelemetry, worker_id: str, end_ns: int, window_ns: int,
             f"worker={worker_id[:80]!r} has not been heard of; /v1/occupancy lists them", param="worker"
         )
     if timeline is None:
-        raise KeptElsewhere(
+        raise StoredElsewhere(
             f"{worker_id} is read by the metrics service {fleet.directory.reader(worker_id)!r}, which has its steps",
             param="worker",
         )
     kept_from_ns = timeline.reported_from_ns
     if end_ns <= kept_from_ns:
-        raise NoLongerKept(
+        raise NoLongerStored(
             f"steps of {worker_id} are known from {kept_from_ns // 1_000_000} ms (Unix) on. {KEPT}", param="end_unix_ms"
         )
     spent = timeline.phases(low_ns, end_ns).times(facts.gpus)
@@ -99,7 +99,7 @@ def steps_of(fleet: FleetTelemetry, worker_id: str, end_ns: int, window_ns: int,
     )
 
 
-def _step(spent: SpentStep) -> ReportedStep:
+def _step(spent: StepShare) -> ReportedStep:
     step, counts = spent.step, spent.step.counts
     kinds = {FULL_SHARE: "prefill", 0: "decode"}
     return ReportedStep(

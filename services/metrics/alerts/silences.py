@@ -26,7 +26,7 @@ from libs.policy.alerts.store import (
     Alert,
     AlertStore,
     Silence,
-    SilenceBook,
+    SilenceRegistry,
     ended,
     fault_of,
 )
@@ -46,7 +46,7 @@ class Silencer:
         self._alerts = alerts
         self._bus = bus
         self._clock = clock
-        self.book = SilenceBook()
+        self.book = SilenceRegistry()
         self.changed: list[Callable[[], None]] = []
         """Callbacks that run after each change of a silence."""
 

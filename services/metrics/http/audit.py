@@ -92,7 +92,7 @@ class AuditFilter:
         )
 
 
-class KeptEvents:
+class RecentEvents:
     """The newest events of one group. When there are too many, the tenant with the most loses its oldest."""
 
     def __init__(self, most: int) -> None:
@@ -146,8 +146,8 @@ class AuditLog:
         self._bus = bus
         self._clock = clock
         self._keys = keys
-        self._changes = {group: KeptEvents(most) for group, most in MAX_CHANGES.items()}
-        self._refused = {group: KeptEvents(most) for group, most in MAX_REFUSED.items()}
+        self._changes = {group: RecentEvents(most) for group, most in MAX_CHANGES.items()}
+        self._refused = {group: RecentEvents(most) for group, most in MAX_REFUSED.items()}
         self._readers = 0
 
     def publish(self, event: AuditEvent) -> None:
@@ -180,7 +180,7 @@ class AuditLog:
         """Keep an event; a known one changes nothing."""
         self._kept(event).take(event)
 
-    def _kept(self, event: AuditEvent) -> KeptEvents:
+    def _kept(self, event: AuditEvent) -> RecentEvents:
         return (self._refused if changed_nothing(event.status) else self._changes)[group_of(event)]
 
     def newest(self, limit: int, wanted: AuditFilter = AuditFilter()) -> AuditPage:

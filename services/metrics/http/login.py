@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from libs.contracts.errors import BodyTooLarge, InvalidApiKey
 from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
-from libs.keys.audit import AuditDoor, changes
+from libs.keys.audit import AuditMiddleware, changes
 from libs.keys.book import Role
 from libs.keys.gate import COOKIE, ChangeGuard, KeyGate, Sessions, is_public, own_hosts
 from libs.keys.table import KeyTable
@@ -88,7 +88,7 @@ MAX_BODY_BYTES: Final = 4096
 _POLICY: Final = CONTENT_SECURITY_POLICY.replace("form-action 'none'", "form-action 'self'")
 
 
-class Door:
+class AccessControl:
     """Access control of the metrics service's routes: operators only, where keys are set."""
 
     def __init__(self, keys: KeyTable | None, settings: HttpSettings, clock: Clock, *, token: str) -> None:
@@ -111,7 +111,7 @@ class Door:
             return app
         hosts = own_hosts(self._settings)
         gate = KeyGate(app, self._keys, self._clock, need=_need, hosts=hosts, sessions=self._sessions)
-        return AuditDoor(
+        return AuditMiddleware(
             gate, self._keys, self._clock, service="metrics", audited=changes, publish=record, metrics=metrics
         )
 

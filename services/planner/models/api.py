@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from libs.contracts.errors import Conflict, InvalidRequest, StoreUnavailable, UnknownModel, quoted
 from libs.model.info import BUILTIN_SIM
-from libs.policy.reserve.following import Spread, UseFollower
+from libs.policy.reserve.following import CountDistribution, UseFollower
 from libs.policy.reserve.pool import ClaimRefused, Eviction, GpuClaim, kept_at, refusal
 from libs.runtime.clock import Clock
 from libs.runtime.web import JsonRoute
@@ -188,7 +188,7 @@ def _model(keeper: ModelKeeper, entry: ModelEntry, now_ns: int) -> CatalogueMode
     )
 
 
-def _outcomes(spread: Spread | None) -> Outcomes | None:
+def _outcomes(spread: CountDistribution | None) -> Outcomes | None:
     return Outcomes(round(spread.mean, 2), spread.p50, spread.p90, spread.p99) if spread else None
 
 

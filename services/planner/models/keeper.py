@@ -12,9 +12,17 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     WORKER_STATE_READY,
     Worker,
 )
-from libs.policy.reserve.following import Chances, ModelCount, UseFollower
+from libs.policy.reserve.following import ModelCount, ModelPrediction, UseFollower
 from libs.policy.reserve.placing import NEVER_S, place
-from libs.policy.reserve.pool import GpuClaim, Placed, PlacedModel, PlacementOrder, PoolWorker, WorkerStage, kept_at
+from libs.policy.reserve.pool import (
+    GpuClaim,
+    PlacedModel,
+    PlacementOrder,
+    PoolDecision,
+    PoolWorker,
+    WorkerStage,
+    kept_at,
+)
 from libs.stores.catalogue import DAY_MINUTES, Catalogued, LoadTimes, ModelEntry, ModelOutlook, ModelUse, Uses
 
 SECOND_NS: Final = 1_000_000_000
@@ -163,7 +171,7 @@ class ModelKeeper:
     found: Catalogued = field(default_factory=Catalogued)
     workers: Sequence[Worker] = ()
     """The registered workers that belong to the pool."""
-    placed: Placed = field(default_factory=lambda: Placed((), {}, ()))
+    placed: PoolDecision = field(default_factory=lambda: PoolDecision((), {}, ()))
     models: Mapping[str, PlacedModel] = field(default_factory=dict)
     """The models as the last decision saw them."""
     switches: Counter[str] = field(default_factory=Counter)
@@ -181,8 +189,8 @@ class ModelKeeper:
     follower: UseFollower = field(init=False)
     """Follows the use of models. Requests to adapters count for their model, since they need the same GPUs."""
     adapter_follower: UseFollower = field(init=False)
-    chances: Mapping[str, Chances] = field(default_factory=dict)
-    adapter_chances: Mapping[str, Chances] = field(default_factory=dict)
+    chances: Mapping[str, ModelPrediction] = field(default_factory=dict)
+    adapter_chances: Mapping[str, ModelPrediction] = field(default_factory=dict)
     adapters: Mapping[str, ModelEntry] = field(init=False)
     """The catalogue's LoRA adapters, by name."""
     _models: Mapping[str, ModelEntry] = field(init=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from libs.contracts.errors import KeyNotFound, StoreUnavailable
-from libs.keys.book import KeyBook, KeyStore, draw_key
+from libs.keys.book import KeySet, KeyStore, draw_key
 from libs.keys.redis import RedisKeys
 from libs.keys.store import FileKeys
 
@@ -33,12 +33,12 @@ async def store(open_store: Open) -> AsyncIterator[KeyStore]:
 
 async def test_a_store_that_was_never_written_is_empty_and_says_when_it_is_not(store: KeyStore) -> None:
     first = await store.load()
-    assert first is not None and first.book == KeyBook()
+    assert first is not None and first.book == KeySet()
     assert await store.load(first.version) is None
     _, key = draw_key("a", now_s=0)
     changed = await store.change(lambda book: book.with_key(key, 0))
     then = await store.load(first.version)
-    assert then is not None and then.book == changed == KeyBook((key,), cache_secret=changed.cache_secret)
+    assert then is not None and then.book == changed == KeySet((key,), cache_secret=changed.cache_secret)
     assert changed.cache_secret  # drawn with the first key
     assert await store.load(then.version) is None
 

@@ -15,7 +15,7 @@ from libs.bus.work import Lane
 from libs.contracts.errors import BrokerUnavailable, StartupError
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share
 from libs.contracts.topics import BATCH_RESULTS, BATCH_SHARES
-from libs.keys.book import KeyBook, draw_key
+from libs.keys.book import KeySet, draw_key
 from libs.keys.redis import RedisKeys
 from libs.runtime.redis import make_redis
 from libs.runtime.settings import CommonSettings
@@ -170,7 +170,7 @@ async def test_scripts_and_keys_work_by_tls_as_a_user_that_may_touch_nothing_els
     await store.change(lambda book: book.with_key(key, 0))
     loaded = await store.load()
     await store.close()
-    assert loaded is not None and isinstance(loaded.book, KeyBook) and loaded.book.keys == (key,)
+    assert loaded is not None and isinstance(loaded.book, KeySet) and loaded.book.keys == (key,)
     client = make_redis(redis_url(redis), timeout_ms=3000)
     for forbidden in (("SET", "other:key", "x"), ("CONFIG", "GET", "*"), ("FLUSHALL",), ("ACL", "LIST")):
         with pytest.raises(NoPermissionError):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import KvLost, KvMismatch
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.kv.blocks import Held
+from libs.engine.kv.blocks import HandleBlocks
 from libs.engine.kv.transfer import MAX_CHUNK_BYTES, BlockExport, block_checksum
 from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.port import Capabilities
@@ -47,7 +47,7 @@ class Sender:
         self.readers: Counter[bytes] = Counter()
         self.taken: Counter[int] = Counter()
         """How often each pool block was read."""
-        self._held: dict[bytes, Held] = {}
+        self._held: dict[bytes, HandleBlocks] = {}
         self._waiting: set[Callable[[], None]] = set()
 
     @property
@@ -58,7 +58,9 @@ class Sender:
         """All ready and whole unless `ready` says how many are."""
         opaque, first = name.encode(), sum(len(held.blocks) for held in self._held.values())
         numbers = list(range(first, first + blocks))
-        self._held[opaque] = Held(opaque, 0, numbers, blocks if ready is None else ready, 1 if ready is None else None)
+        self._held[opaque] = HandleBlocks(
+            opaque, 0, numbers, blocks if ready is None else ready, 1 if ready is None else None
+        )
         return KvHandle("prefill-0", 1, self.address, opaque, 16 * blocks, blocks, LAYOUT)
 
     def ready(self, handle: KvHandle, blocks: int) -> None:
@@ -93,7 +95,7 @@ class Sender:
     def acknowledged(self, opaque: bytes) -> None:
         self.released[opaque] += 1
 
-    def _find(self, opaque: bytes) -> Held:
+    def _find(self, opaque: bytes) -> HandleBlocks:
         if opaque not in self._held:
             raise KvLost("no such handle")
         return self._held[opaque]

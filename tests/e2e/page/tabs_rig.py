@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from playwright.async_api import Page, Route
 
-from libs.capacity.planning import PlanAsked
+from libs.capacity.planning import PlanQuery
 from libs.demand.counts import Counts, DemandKey
 from libs.demand.history import DemandBins
 from libs.demand.report import forecast_report, model_demand
@@ -45,7 +45,7 @@ def forecast(horizon_s: float = 86_400.0) -> dict[str, Any]:
 
 def plan(folder: Path) -> dict[str, Any]:
     """Of a day whose afternoon wants more than there is."""
-    row = plan_row(folder, PlanAsked(SLO, 86_400.0))
+    row = plan_row(folder, PlanQuery(SLO, 86_400.0))
     row["model"] = "llama-70b"
     shift_s = time.time() // 3600 * 3600 - row["starts_unix_s"][0]
     row["starts_unix_s"] = [each + shift_s for each in row["starts_unix_s"]]

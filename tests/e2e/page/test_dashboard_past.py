@@ -13,7 +13,7 @@ import pytest
 from playwright.async_api import Error, Page, Route, expect
 
 from libs.telemetry import directory as roll
-from libs.telemetry.rollups import KeptWindow
+from libs.telemetry.rollups import StoredWindow
 from libs.telemetry.workers import Member
 from libs.testing.wait import until
 from tests.e2e.page.page_rig import (
@@ -88,7 +88,7 @@ async def test_the_past_hours_are_replayed_as_the_api_tells_them() -> None:
         for back in range(3 * 360, 0, -1):
             start_ns, busy = now_ns - back * 10 * SECOND_NS, (back % 100) * SECOND_NS // 20
             times = np.array([[10 * SECOND_NS, busy, 0, 0], [10 * SECOND_NS, 0, 2 * SECOND_NS, 0]], np.int64)
-            kept = KeptWindow(
+            kept = StoredWindow(
                 10 * SECOND_NS, start_ns, [worker.id for worker in workers], times, np.array([1, 2], np.uint8)
             )
             service.state.rollups.restore(kept)

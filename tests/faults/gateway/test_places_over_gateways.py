@@ -19,7 +19,7 @@ from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import ApiFinishReason, Generation, RequestTimes
 from libs.engine.reports import Logprob
-from libs.keys.book import KeyBook, TenantLimits
+from libs.keys.book import KeySet, TenantLimits
 from libs.keys.table import KeyTable
 from libs.stores.limits import REPORT_HOLD_S
 from libs.testing.memory.limits import MemoryLedger
@@ -141,7 +141,7 @@ def simulated(
     try:
         with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
             net, table = Net(loop, Random("network"), Log(loop, None)), Known(open_without_keys=True)
-            table.replace(KeyBook(limits=dict(limits or {})), 0.0)
+            table.replace(KeySet(limits=dict(limits or {})), 0.0)
             cluster = Cluster(
                 loop, net, Stores(loop, Random("stores")), engine=ENGINE | {"max_sequences": places // 2}, keys=table,
                 limits=ledger, settings={"gateway": {"max_waiting": 4096, "drain_s": 1}},

@@ -20,7 +20,7 @@ from libs.testing.examples import examples
 from services.gateway.batch.job import Job
 from services.gateway.batch.keeper import sweep
 from services.gateway.batch.output import PART_PURPOSE, Assembly
-from services.gateway.batch.view import JobBook
+from services.gateway.batch.view import JobTable
 
 PART_BYTES = 12
 """Of a few lines."""
@@ -136,7 +136,7 @@ class Story:
     async def keep(self) -> None:
         """A new keeper, until the job has finished."""
         self._keepers += 1
-        me, book = self._keepers, JobBook()
+        me, book = self._keepers, JobTable()
         job = self._job(book)
 
         async def publish(event: pb.JobEvent) -> None:
@@ -218,8 +218,8 @@ class Story:
     async def parts(self) -> set[str]:
         return {info.id for info in await self.files.infos() if info.purpose == PART_PURPOSE}
 
-    def _job(self, book: JobBook | None = None) -> Job:
-        book = JobBook() if book is None else book
+    def _job(self, book: JobTable | None = None) -> Job:
+        book = JobTable() if book is None else book
         for event in self._events:
             book.apply(event)
         job = book.get("job")

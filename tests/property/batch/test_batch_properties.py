@@ -16,7 +16,7 @@ from libs.policy.gateway.order import Line
 from services.gateway.batch.job import ShareNote
 from services.gateway.batch.lines import IdHashes, custom_id_of, read_line
 from services.gateway.batch.shares import Cutter, after
-from services.gateway.batch.view import MAX_EARLY, JobBook, snapshot
+from services.gateway.batch.view import MAX_EARLY, JobTable, snapshot
 
 LINES = st.lists(
     st.one_of(
@@ -125,7 +125,7 @@ COUNTS = st.lists(
 @given(COUNTS, st.lists(st.integers(0, 30)))
 def test_events_that_come_again_change_no_job(events: list[pb.JobEvent], again: list[int]) -> None:
     def fold(found: list[pb.JobEvent]) -> tuple[int, int]:
-        book = JobBook()
+        book = JobTable()
         book.apply(pb.JobEvent(job_id="job", created=pb.Created()))
         for event in found:
             job = book.apply(event)
@@ -164,7 +164,7 @@ EVENTS = st.lists(
 def test_who_begins_to_read_where_jobs_were_told_anew_knows_what_all_others_know(
     before: list[pb.JobEvent], meanwhile: list[pb.JobEvent], then: list[pb.JobEvent], ends: bool
 ) -> None:
-    keeper, late = JobBook(), JobBook()
+    keeper, late = JobTable(), JobTable()
     created = pb.JobEvent(job_id="job", at_unix_ns=5, created=pb.Created(tenant="ann"))
     finished = [pb.JobEvent(job_id="job", at_unix_ns=8, finished=pb.Finished(completed=3))] if ends else []
     for event in (created, *before, *finished):
@@ -195,7 +195,7 @@ def test_a_second_created_hides_nothing_that_a_snapshot_tells(data: st.DataObjec
     started = pb.JobEvent(job_id="job", at_unix_ns=2, started=pb.Started(lines=sum(shares)))
     created = pb.JobEvent(job_id="job", at_unix_ns=1, created=pb.Created(tenant="ann"))
     again = pb.JobEvent(job_id="job", at_unix_ns=5, created=pb.Created(tenant="ann"))
-    keeper, late = JobBook(), JobBook()
+    keeper, late = JobTable(), JobTable()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(told)), min_size=3, max_size=3)))
     before, early, meanwhile, then = told[: cuts[0]], told[cuts[0] : cuts[1]], told[cuts[1] : cuts[2]], told[cuts[2] :]
     for event in (created, started, *before):
@@ -210,7 +210,7 @@ def test_a_second_created_hides_nothing_that_a_snapshot_tells(data: st.DataObjec
 
 
 def test_events_of_unknown_jobs_have_a_bound_and_those_that_find_no_room_are_counted() -> None:
-    book = JobBook()
+    book = JobTable()
     for number in range(MAX_EARLY + 2):
         book.apply(pb.JobEvent(job_id=f"job-{number}", progress=pb.Progress(completed=1)))
     assert book.dropped == 2

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from libs.contracts.errors import InvalidRequest, KvLost, QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
-from libs.engine.kv.blocks import Received
+from libs.engine.kv.blocks import ReceivedTotals
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import FinishReason
@@ -176,7 +176,7 @@ class CoreMachine(RuleBasedStateMachine):
         if held.whole:
             worker.core.kv_asked(sequence)
             pulled = len(blocks) - found
-            worker.core.kv_arrived(sequence, Received(pulled, 64 * pulled), self.now, self.now)
+            worker.core.kv_arrived(sequence, ReceivedTotals(pulled, 64 * pulled), self.now, self.now)
             source.core.release(handle.opaque, self.now)
             source.handles.pop(handle.opaque)
             self.observe(source)

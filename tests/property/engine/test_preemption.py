@@ -11,7 +11,7 @@ from hypothesis import event, given, settings
 from libs.contracts.errors import InvalidRequest
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
-from libs.engine.kv.blocks import Received
+from libs.engine.kv.blocks import ReceivedTotals
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest
 from libs.engine.port import SamplingParams as Sampling
@@ -86,7 +86,7 @@ class Run:
             kv = sequence.request.kv
             assert kv is not None
             self.device.fill(np.array(sequence.blocks), sequence.request.token_ids[: kv.tokens])
-            self.core.kv_arrived(sequence, Received(kv.blocks, 1), NOW, NOW)
+            self.core.kv_arrived(sequence, ReceivedTotals(kv.blocks, 1), NOW, NOW)
         batch = self.core.plan(NOW)
         if batch is None:
             assert self.core.load().awaiting_kv, "something lives, and nothing is done for it"

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from libs.policy.gateway.binding import POLICIES, LeastLoaded, RoutingPolicy, bind
 from libs.policy.gateway.outlook import CreditBalance
-from libs.policy.gateway.view import Ask, Binding, WorkerView
+from libs.policy.gateway.view import Binding, BindingRequest, WorkerView
 from services.gateway.request.choice import StopMatcher
 
 MODELS = ("a", "b")
@@ -35,9 +35,9 @@ def views(draw: st.DrawFn) -> list[WorkerView]:
 
 
 @st.composite
-def asks(draw: st.DrawFn) -> list[Ask]:
+def asks(draw: st.DrawFn) -> list[BindingRequest]:
     return [
-        Ask(
+        BindingRequest(
             sequence_id=key,
             model=draw(st.sampled_from(MODELS)),
             tokens=draw(st.integers(1, 5000)),
@@ -61,7 +61,7 @@ def spent(bindings: list[Binding]) -> dict[tuple[str, str], int]:
 
 @given(asks(), views(), policies)
 def test_a_binding_is_covered_by_credits_and_fits_roles_model_and_blocks(
-    waiting: list[Ask], workers: list[WorkerView], policy: RoutingPolicy
+    waiting: list[BindingRequest], workers: list[WorkerView], policy: RoutingPolicy
 ) -> None:
     bindings = bind(waiting, workers, policy)
     by_id, by_key = {view.id: view for view in workers}, {ask.sequence_id: ask for ask in waiting}
@@ -88,7 +88,7 @@ def test_a_binding_is_covered_by_credits_and_fits_roles_model_and_blocks(
 
 @given(asks(), views(), policies)
 def test_nobody_is_overtaken_within_a_model(
-    waiting: list[Ask], workers: list[WorkerView], policy: RoutingPolicy
+    waiting: list[BindingRequest], workers: list[WorkerView], policy: RoutingPolicy
 ) -> None:
     bound = {binding.sequence_id for binding in bind(waiting, workers, policy)}
     for model in MODELS:
@@ -99,7 +99,7 @@ def test_nobody_is_overtaken_within_a_model(
 
 @given(asks(), views(), policies)
 def test_a_head_that_could_be_bound_is_bound(
-    waiting: list[Ask], workers: list[WorkerView], policy: RoutingPolicy
+    waiting: list[BindingRequest], workers: list[WorkerView], policy: RoutingPolicy
 ) -> None:
     bound = {binding.sequence_id for binding in bind(waiting, workers, policy)}
     for model in MODELS:
@@ -122,7 +122,7 @@ def test_a_head_that_could_be_bound_is_bound(
 def test_work_goes_to_the_least_loaded(loads: list[int], count: int) -> None:
     workers = [WorkerView(f"w{i}", "a", "k", False, True, True, 0, 20, load) for i, load in enumerate(loads)]
     after = list(loads)
-    for binding in bind([Ask(key, "a") for key in range(count)], workers, LeastLoaded()):
+    for binding in bind([BindingRequest(key, "a") for key in range(count)], workers, LeastLoaded()):
         place = int(binding.decode_worker[1:])
         assert after[place] == min(after)
         after[place] += 1
@@ -200,7 +200,7 @@ def test_batch_lines_leave_half_of_the_prompt_credits_to_people(
     held = free + there
     prefill = WorkerView("p", "a", "k", True, False, False, free, 0, 0, prompts=there, batch_prompts=there)
     decode = WorkerView("d", "a", "k", False, True, False, 0, 100, 0)
-    bound = bind([Ask(key, "a", batch=True) for key in range(lines)], [prefill, decode], policy)
+    bound = bind([BindingRequest(key, "a", batch=True) for key in range(lines)], [prefill, decode], policy)
     assert len(bound) == max(min(max(held // 2, 1) - there, free, lines), 0)
-    people = bind([Ask(key, "a") for key in range(lines)], [prefill, decode], policy)
+    people = bind([BindingRequest(key, "a") for key in range(lines)], [prefill, decode], policy)
     assert len(people) == min(free, lines)

@@ -6,7 +6,7 @@ from math import inf
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from libs.policy.gateway.order import Due, making_room
+from libs.policy.gateway.order import QueuedRequest, making_room
 
 NOW_NS = 1_000
 PACES = st.sampled_from([0.5, 1.0, 4.0])
@@ -14,12 +14,12 @@ ANY_LATEST = st.one_of(st.just(inf), st.integers(NOW_NS - 50, NOW_NS + 400).map(
 
 
 @st.composite
-def lines(draw: st.DrawFn, *, flows: int = 3, most: int = 12) -> list[Due]:
+def lines(draw: st.DrawFn, *, flows: int = 3, most: int = 12) -> list[QueuedRequest]:
     found = draw(st.lists(st.tuples(st.integers(0, flows - 1), st.integers(0, 100), ANY_LATEST), max_size=most))
-    return [Due(number, *each) for number, each in enumerate(found)]
+    return [QueuedRequest(number, *each) for number, each in enumerate(found)]
 
 
-def late(line: list[Due], pace: float) -> list[Due]:
+def late(line: list[QueuedRequest], pace: float) -> list[QueuedRequest]:
     """Those that start too late, of all that go one after the other."""
     found, at_ns = [], float(NOW_NS)
     for due in line:
@@ -30,25 +30,34 @@ def late(line: list[Due], pace: float) -> list[Due]:
 
 
 @given(lines(), PACES)
-def test_whoever_goes_starts_in_time(line: list[Due], pace: float) -> None:
+def test_whoever_goes_starts_in_time(line: list[QueuedRequest], pace: float) -> None:
     found = making_room(line, NOW_NS, pace)
     assert late([due for due in line if due.number not in found], pace) == []
 
 
 @given(lines(), PACES)
-def test_a_class_whose_own_would_all_be_in_time_makes_no_room(line: list[Due], pace: float) -> None:
+def test_a_class_whose_own_would_all_be_in_time_makes_no_room(line: list[QueuedRequest], pace: float) -> None:
     found, pressed = making_room(line, NOW_NS, pace), {due.flow for due in late(line, pace)}
     assert {line[number].flow for number in found} <= pressed
 
 
 @given(lines(), PACES)
-def test_what_is_never_late_is_never_put_off(line: list[Due], pace: float) -> None:
+def test_what_is_never_late_is_never_put_off(line: list[QueuedRequest], pace: float) -> None:
     assert all(line[number].latest_ns < inf for number in making_room(line, NOW_NS, pace))
 
 
 @given(lines(flows=1, most=7), PACES)
-@example([Due(0, 0, 90, NOW_NS + 0.0), Due(1, 0, 10, NOW_NS + 50.0), Due(2, 0, 10, NOW_NS + 60.0)], 1.0)
-def test_of_one_class_in_order_of_deadlines_nobody_could_leave_out_fewer(line: list[Due], pace: float) -> None:
+@example(
+    [
+        QueuedRequest(0, 0, 90, NOW_NS + 0.0),
+        QueuedRequest(1, 0, 10, NOW_NS + 50.0),
+        QueuedRequest(2, 0, 10, NOW_NS + 60.0),
+    ],
+    1.0,
+)
+def test_of_one_class_in_order_of_deadlines_nobody_could_leave_out_fewer(
+    line: list[QueuedRequest], pace: float
+) -> None:
     line = [due for due in line if due.latest_ns < inf]
     line.sort(key=lambda due: due.latest_ns + due.prefill_ns / pace)
     fewest = next(
@@ -60,6 +69,6 @@ def test_of_one_class_in_order_of_deadlines_nobody_could_leave_out_fewer(line: l
 
 
 def test_the_longest_waits_rather_than_the_many_behind_it() -> None:
-    line = [Due(0, "a", 900, 1_500.0), *(Due(number, "a", 50, 1_500.0) for number in range(1, 8))]
+    line = [QueuedRequest(0, "a", 900, 1_500.0), *(QueuedRequest(number, "a", 50, 1_500.0) for number in range(1, 8))]
     assert making_room(line, NOW_NS, 1.0) == {0}
     assert making_room(line, NOW_NS, 10.0) == set(), "there is time for all of them"

@@ -47,7 +47,7 @@ class AnyCluster:
         return self.has_readers and model == "m" and kv_kind in KINDS
 
 
-class Placed(RuleBasedStateMachine):
+class PoolDecision(RuleBasedStateMachine):
     """A gateway that carries effects out, and keeps its own books of them."""
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ class Placed(RuleBasedStateMachine):
         assert self.placement.reroutes <= self.cluster.max_reroutes + 1
 
 
-TestPlaced = Placed.TestCase
+TestPlaced = PoolDecision.TestCase
 TestPlaced.settings = settings(max_examples=examples(300), stateful_step_count=40, deadline=None)
 
 

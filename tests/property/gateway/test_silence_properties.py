@@ -12,7 +12,7 @@ from libs.policy.gateway.view import (
     MAX_SILENT_MS,
     QUIET_SHARE,
     SILENT_MS,
-    Heard,
+    WorkerSilence,
     WorkerView,
     serves,
     whom_to_leave,
@@ -24,7 +24,7 @@ ROLES = {"prefill": (True, False, False), "decode": (False, True, False), "mixed
 
 
 @st.composite
-def heard(draw: st.DrawFn) -> list[Heard]:
+def heard(draw: st.DrawFn) -> list[WorkerSilence]:
     found = []
     for place in range(draw(st.integers(0, 8))):
         model = draw(st.sampled_from(["a", "b"]))
@@ -41,7 +41,7 @@ def heard(draw: st.DrawFn) -> list[Heard]:
             load=0,
         )
         silent_ms = draw(st.sampled_from([0.0, QUIET_MS, SILENT_MS - 1, SILENT_MS, 10 * SILENT_MS]))
-        found.append(Heard(place, model, silent_ms, view if draw(st.booleans()) else None))
+        found.append(WorkerSilence(place, model, silent_ms, view if draw(st.booleans()) else None))
     return found
 
 
@@ -50,7 +50,9 @@ def counts(most: int = 4) -> st.SearchStrategy[Counter[str]]:
 
 
 @given(heard(), counts())
-def test_only_silent_workers_are_left_and_the_others_serve_their_model(all_heard: list[Heard], away: Counter[str]):
+def test_only_silent_workers_are_left_and_the_others_serve_their_model(
+    all_heard: list[WorkerSilence], away: Counter[str]
+):
     leaving = whom_to_leave(all_heard, away)
     assert len({each.place for each in leaving}) == len(leaving)
     for each in leaving:
@@ -60,14 +62,14 @@ def test_only_silent_workers_are_left_and_the_others_serve_their_model(all_heard
 
 
 @given(heard(), counts())
-def test_at_most_a_share_of_a_model_is_away_at_once(all_heard: list[Heard], away: Counter[str]):
+def test_at_most_a_share_of_a_model_is_away_at_once(all_heard: list[WorkerSilence], away: Counter[str]):
     for model, leaving in Counter(each.model for each in whom_to_leave(all_heard, away)).items():
         workers = sum(each.model == model for each in all_heard) + away[model]
         assert away[model] + leaving <= max(1, MAX_AWAY_SHARE * workers)
 
 
 @given(heard(), counts())
-def test_where_more_than_a_share_is_quiet_at_once_nobody_is_left(all_heard: list[Heard], away: Counter[str]):
+def test_where_more_than_a_share_is_quiet_at_once_nobody_is_left(all_heard: list[WorkerSilence], away: Counter[str]):
     leaving = whom_to_leave(all_heard, away)
     for model in {each.model for each in all_heard}:
         of_model = [each for each in all_heard if each.model == model]
@@ -78,7 +80,7 @@ def test_where_more_than_a_share_is_quiet_at_once_nobody_is_left(all_heard: list
 
 @given(heard(), counts(), st.sets(st.integers(0, 7)))
 def test_whoever_is_silent_without_end_is_left_whatever_the_others_do(
-    all_heard: list[Heard], away: Counter[str], endless: set[int]
+    all_heard: list[WorkerSilence], away: Counter[str], endless: set[int]
 ):
     found = [replace(each, silent_ms=MAX_SILENT_MS) if each.place in endless else each for each in all_heard]
     left = {each.place for each in whom_to_leave(found, away)}
@@ -86,7 +88,7 @@ def test_whoever_is_silent_without_end_is_left_whatever_the_others_do(
 
 
 @given(heard())
-def test_one_silent_worker_beside_others_that_serve_is_always_left(all_heard: list[Heard]):
+def test_one_silent_worker_beside_others_that_serve_is_always_left(all_heard: list[WorkerSilence]):
     quiet = [each for each in all_heard if each.silent_ms >= QUIET_MS]
     rest = [each.view for each in all_heard if each.silent_ms < SILENT_MS and each.view]
     if len(quiet) == 1 and quiet[0].silent_ms >= SILENT_MS and serves(rest, quiet[0].model):

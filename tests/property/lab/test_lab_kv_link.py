@@ -13,7 +13,7 @@ BLOCK_PS = 1000
 
 
 @dataclass
-class Held:
+class HandleBlocks:
     """Blocks at their source."""
 
     ready: int = 0
@@ -58,7 +58,7 @@ def test_turns_are_reckoned_as_they_would_be_taken(ready: list[tuple[int, int, i
     dropped = {stream: at * 2 + 1 for at, stream in gone if at * 2 + 1 < 9_000}
     time, ends = VirtualTime(), list[tuple[int, int]]()
     link = ReceivingLink(time, BLOCK_PS, lambda stream: ends.append((time.now_ps - START_PS, names[stream])))
-    streams = [Stream(cast(Any, None), cast(Any, Held()), 0, 0) for _ in range(4)]
+    streams = [Stream(cast(Any, None), cast(Any, HandleBlocks()), 0, 0) for _ in range(4)]
     names = {stream: place for place, stream in enumerate(streams)}
 
     def pull(place: int, blocks: int) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.policy.reserve.placing import DRAIN_S, LINES_WAIT_S, NEVER_S, PAY_BACK, SETTLE_S, place
-from libs.policy.reserve.pool import Placed, PlacedModel, PoolWorker, Why, WorkerStage
+from libs.policy.reserve.pool import PlacedModel, PoolDecision, PoolWorker, Why, WorkerStage
 from libs.testing.examples import examples
 
 NAMES = [f"m{number}" for number in range(8)]
@@ -47,7 +47,7 @@ def pools(draw: st.DrawFn) -> list[PoolWorker]:
     return found
 
 
-def decide(known: list[PlacedModel], pool: list[PoolWorker]) -> Placed:
+def decide(known: list[PlacedModel], pool: list[PoolWorker]) -> PoolDecision:
     return place(known, pool, turn_s=10.0)
 
 

@@ -17,7 +17,7 @@ from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.local import LocalFiles
 from libs.filestore.port import StoreTotals
-from libs.keys.book import KeyBook, Role, TenantLimits, draw_key
+from libs.keys.book import KeySet, Role, TenantLimits, draw_key
 from libs.keys.gate import KeyGate
 from libs.keys.table import KeyTable
 from libs.runtime.clock import SystemClock
@@ -39,7 +39,7 @@ class World:
         self.files, self.work = LocalFiles(folder, max_bytes=10**7), MemoryWork(BATCH_JOBS)
         self.clock, self.view = ManualClock(time.time_ns()), JobView(self.work)
         self.view.replayed.set()
-        self.table, book, self.keys = KeyTable(open_without_keys=True), KeyBook().with_limits("a", limits), {}
+        self.table, book, self.keys = KeyTable(open_without_keys=True), KeySet().with_limits("a", limits), {}
         roles: dict[str, Role] = {"a": "user", "b": "user", "admin": "admin"}
         for tenant, role in roles.items():
             self.keys[tenant], key = draw_key(tenant, now_s=0, role=role)

@@ -24,7 +24,7 @@ from services.gateway.batch.job import Job
 from services.gateway.batch.line_request import Slots
 from services.gateway.batch.lines import BatchLine
 from services.gateway.batch.runner import LaneRunner
-from services.gateway.batch.view import JobBook, JobView, snapshot
+from services.gateway.batch.view import JobTable, JobView, snapshot
 from services.gateway.metrics import BatchMetrics
 
 LINES = 200
@@ -142,7 +142,7 @@ async def test_an_old_offset_is_not_believed_while_the_gateway_does_not_know_all
     await put_out(work, files)
     work.tells.set()
     await run(work, files, LINES + 50, LINES + 50)
-    book = JobBook()
+    book = JobTable()
     for event in work.values_of(BATCH_JOBS):
         assert isinstance(event, pb.JobEvent)
         book.apply(event)

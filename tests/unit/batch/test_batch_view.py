@@ -32,14 +32,14 @@ from services.gateway.batch import view as view_module
 from services.gateway.batch.begin import AllowedTopics, Submissions
 from services.gateway.batch.job import Job
 from services.gateway.batch.routes import make_batch_router, show_batch, show_page
-from services.gateway.batch.view import MAX_TENANT_UNFINISHED, MAX_UNFINISHED, JobBook, JobView
+from services.gateway.batch.view import MAX_TENANT_UNFINISHED, MAX_UNFINISHED, JobTable, JobView
 
 ASKED = {"endpoint": "/v1/completions", "input_file_id": "file-1", "completion_window": "24h"}
 
 TOPICS = AllowedTopics("batch.*")
 
 
-class Held(MemoryWork):
+class HandleBlocks(MemoryWork):
     """Nothing that is published can be read, as behind a transaction of one that was killed, until it is let go."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ async def gateway(work: MemoryWork, tmp_path: Path) -> AsyncIterator[tuple[httpx
 
 
 def test_a_tenants_finished_jobs_push_out_its_own_and_none_of_another() -> None:
-    book = JobBook(max_jobs=10)
+    book = JobTable(max_jobs=10)
     for number in range(40):
         tenant = "modest" if number < 2 else "flood"
         book.apply(pb.JobEvent(job_id=f"batch_{number}", at_unix_ns=number, created=pb.Created(tenant=tenant)))
@@ -90,7 +90,7 @@ def test_a_tenants_finished_jobs_push_out_its_own_and_none_of_another() -> None:
 
 
 async def test_a_job_that_was_created_is_there_at_once_however_long_the_broker_hides_it(tmp_path: Path) -> None:
-    async with gateway(Held(), tmp_path) as (http, _):
+    async with gateway(HandleBlocks(), tmp_path) as (http, _):
         job = (await http.post("/v1/batches", json=ASKED)).json()
         assert job["status"] == "validating"
         assert (await http.get(f"/v1/batches/{job['id']}")).json() == job
@@ -113,7 +113,7 @@ def test_of_all_jobs_only_those_on_the_page_are_rendered() -> None:
 
 
 async def test_a_job_that_is_asked_for_again_with_its_key_is_the_same(tmp_path: Path) -> None:
-    work = Held()
+    work = HandleBlocks()
 
     async def post(http: httpx.AsyncClient, key: str = "mine", **change: Any) -> str:
         headers = {"Idempotency-Key": key}
@@ -139,7 +139,7 @@ async def test_a_job_that_is_asked_for_again_with_its_key_is_the_same(tmp_path: 
 
 
 async def test_a_job_is_only_made_of_json_that_says_so(tmp_path: Path) -> None:
-    work = Held()
+    work = HandleBlocks()
     async with gateway(work, tmp_path) as (http, _):
         for headers in ({}, {"content-type": "text/plain"}, {"content-encoding": "gzip"}):
             with pytest.raises(UnsupportedMediaType):
@@ -156,7 +156,7 @@ async def test_a_job_is_only_made_of_json_that_says_so(tmp_path: Path) -> None:
 async def test_an_error_of_files_and_batches_is_short_however_long_what_it_names(tmp_path: Path) -> None:
     long = "x" * 10_000
     form = {"files": {"file": ("f", b"{}")}, "data": {"purpose": "batch", long[:3000]: "1"}}
-    async with gateway(Held(), tmp_path) as (http, _):
+    async with gateway(HandleBlocks(), tmp_path) as (http, _):
         for method, path, more in (
             ("GET", f"/v1/files/{long}", {}),
             ("DELETE", f"/v1/files/{long}", {}),
@@ -175,7 +175,7 @@ async def test_an_error_of_files_and_batches_is_short_however_long_what_it_names
 
 @pytest.mark.parametrize("change", [{"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, {"any": 1}])
 async def test_a_field_of_batches_that_is_not_served_is_refused_by_name(tmp_path: Path, change: dict[str, Any]) -> None:
-    async with gateway(Held(), tmp_path) as (http, _):
+    async with gateway(HandleBlocks(), tmp_path) as (http, _):
         with pytest.raises(UnsupportedField) as refused:
             await http.post("/v1/batches", json={**ASKED, **change})
         (name,) = change
@@ -186,7 +186,7 @@ async def test_a_field_of_batches_that_is_not_served_is_refused_by_name(tmp_path
 
 @pytest.mark.parametrize("order", ["desc", "asc"])
 async def test_files_of_one_second_are_listed_and_paged_in_the_order_they_were_made(tmp_path: Path, order: str) -> None:
-    async with gateway(Held(), tmp_path) as (http, _):
+    async with gateway(HandleBlocks(), tmp_path) as (http, _):
 
         async def upload(name: str) -> str:
             answer = await http.post("/v1/files", files={"file": (name, b"{}")}, data={"purpose": "batch"})
@@ -208,7 +208,7 @@ async def test_files_of_one_second_are_listed_and_paged_in_the_order_they_were_m
 
 
 async def test_a_job_that_does_not_fit_names_its_field(tmp_path: Path) -> None:
-    async with gateway(Held(), tmp_path) as (http, _):
+    async with gateway(HandleBlocks(), tmp_path) as (http, _):
         for change, param in (({"priority": "high"}, "priority"), ({"metadata": {"a": 1}}, "metadata")):
             with pytest.raises(InvalidRequest) as refused:
                 await http.post("/v1/batches", json={**ASKED, **change})
@@ -216,7 +216,7 @@ async def test_a_job_that_does_not_fit_names_its_field(tmp_path: Path) -> None:
 
 
 async def test_clients_do_not_repeat_by_themselves_what_may_have_created_a_job(tmp_path: Path) -> None:
-    class Unsure(Held):
+    class Unsure(HandleBlocks):
         async def send(self, topic: Topic, value: Message) -> None:
             raise BrokerUnavailable("the broker did not reply in time")
 
@@ -341,7 +341,7 @@ async def test_a_record_is_held_to_the_list_of_topics_as_a_request_is(tmp_path: 
     finished = [event for event in job_events(records) if not event.HasField("look_back")][1].finished
     assert (finished.error_code, finished.error_param) == ("topic_not_allowed", "output_topic")
     assert "FULCRUM_GATEWAY_BATCH_TOPICS" in finished.error_message
-    async with gateway(Held(), tmp_path) as (http, view):
+    async with gateway(HandleBlocks(), tmp_path) as (http, view):
         with pytest.raises(TopicNotAllowed, match="FULCRUM_GATEWAY_BATCH_TOPICS") as refused:
             await http.post("/v1/batches", json=body)
         assert (refused.value.param, refused.value.http_status) == ("output_topic", 403)

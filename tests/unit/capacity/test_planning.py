@@ -10,7 +10,7 @@ import pytest
 from libs.capacity.inputs import PlanInput, input_from_json, input_json, input_of_trace
 from libs.capacity.measure import edge, gap_cv, made_trace
 from libs.capacity.planning import (
-    PlanAsked,
+    PlanQuery,
     bench_of,
     check_plan,
     fingerprint,
@@ -48,7 +48,7 @@ def daily(days: int = 6) -> PlanInput:
     )
 
 
-def table_folder(folder: Path, found: PlanInput, asked: PlanAsked) -> Path:
+def table_folder(folder: Path, found: PlanInput, asked: PlanQuery) -> Path:
     """As if the lab had measured 0.6, 1.4 and 3.2 workers' worth of work on 1, 2 and 4."""
     table = {"workers": [1, 2, 4], "work": [0.6, 1.4, 3.2]}
     name = fingerprint(rounded(bench_of(found, asked, HARDWARE)))
@@ -56,14 +56,14 @@ def table_folder(folder: Path, found: PlanInput, asked: PlanAsked) -> Path:
     return folder
 
 
-def plan_row(tmp_path: Path, asked: PlanAsked) -> dict[str, Any]:
+def plan_row(tmp_path: Path, asked: PlanQuery) -> dict[str, Any]:
     found = daily()
     planned = plan_capacity(found, asked, HARDWARE, table_folder(tmp_path, found, asked))
     return plan_json(found, asked, planned, None)
 
 
 def test_the_plan_follows_the_day_and_says_when_what_is_there_runs_short(tmp_path: Path) -> None:
-    row = plan_row(tmp_path, PlanAsked(SLO, 86_400.0, gpu_hour=2.0))
+    row = plan_row(tmp_path, PlanQuery(SLO, 86_400.0, gpu_hour=2.0))
     gpus = row["pools"]["prefill"]["gpus"]
     starts = row["starts_unix_s"]
     hour = [start / 3600 % 24 for start in starts]
@@ -81,9 +81,9 @@ def test_the_plan_follows_the_day_and_says_when_what_is_there_runs_short(tmp_pat
 def test_more_traffic_and_longer_prompts_take_more_gpus_of_their_pool(tmp_path: Path) -> None:
     most = {}
     for name, asked in {
-        "now": PlanAsked(SLO, 86_400.0),
-        "traffic": PlanAsked(SLO, 86_400.0, traffic=1.5),
-        "isl": PlanAsked(SLO, 86_400.0, isl=2.0),
+        "now": PlanQuery(SLO, 86_400.0),
+        "traffic": PlanQuery(SLO, 86_400.0, traffic=1.5),
+        "isl": PlanQuery(SLO, 86_400.0, isl=2.0),
     }.items():
         row = plan_row(tmp_path, asked)
         most[name] = {phase: row["pools"][phase]["most"] for phase in ("prefill", "decode")}
@@ -93,11 +93,11 @@ def test_more_traffic_and_longer_prompts_take_more_gpus_of_their_pool(tmp_path: 
 
 
 def test_a_plan_is_the_same_each_time(tmp_path: Path) -> None:
-    assert plan_row(tmp_path, PlanAsked(SLO, 7200.0)) == plan_row(tmp_path, PlanAsked(SLO, 7200.0))
+    assert plan_row(tmp_path, PlanQuery(SLO, 7200.0)) == plan_row(tmp_path, PlanQuery(SLO, 7200.0))
 
 
 def test_a_planner_reads_the_plan_that_the_metrics_service_sends(tmp_path: Path) -> None:
-    row = plan_row(tmp_path, PlanAsked(SLO, 86_400.0, spare=1))
+    row = plan_row(tmp_path, PlanQuery(SLO, 86_400.0, spare=1))
     sent = plan_message(plan_from_json(row), "llama", "metrics-0", 1).SerializeToString()
 
     class Kept:
@@ -128,7 +128,7 @@ def test_a_trace_is_planned_for_with_its_own_lengths_and_bursts() -> None:
 
 
 def test_a_slo_that_not_one_sequence_keeps_is_refused_in_words() -> None:
-    found, asked = daily(), PlanAsked(parse_slo("ttft=2s,tpot=1ms"), 3600.0)
+    found, asked = daily(), PlanQuery(parse_slo("ttft=2s,tpot=1ms"), 3600.0)
     with pytest.raises(InvalidRequest, match="cannot be met"):
         plan_capacity(found, asked, HARDWARE)
 
@@ -153,7 +153,7 @@ def test_hardware_that_workers_told_of_is_as_they_told() -> None:
 
 @pytest.mark.slow
 def test_a_plan_measures_its_pools_with_the_lab_and_finds_them_kept_the_next_time(tmp_path: Path) -> None:
-    found, asked, notes = daily(), PlanAsked(SLO, 7200.0), list[str]()
+    found, asked, notes = daily(), PlanQuery(SLO, 7200.0), list[str]()
     first = plan_capacity(found, asked, HARDWARE, tmp_path, notes.append)
     measured = list(notes)
     again = plan_capacity(found, asked, HARDWARE, tmp_path, notes.append)
@@ -175,7 +175,7 @@ def test_a_part_of_a_plan_keeps_its_balance() -> None:
 
 
 def test_a_queue_finds_where_a_pool_is_full() -> None:
-    bench = bench_of(daily(), PlanAsked(SLO, 7200.0), HARDWARE)
+    bench = bench_of(daily(), PlanQuery(SLO, 7200.0), HARDWARE)
     for phase, each in bench.work_each().items():
         assert bench.rough_attempt(phase, 2, 1.0 / each) == 1.0
         assert bench.rough_attempt(phase, 2, 3.5 / each) < 0.9

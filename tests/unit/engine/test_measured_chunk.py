@@ -18,7 +18,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import REQUESTS
 from libs.perfmodel.profiles import profile
 from libs.policy.worker.saturation import MOST_TOKENS, knee_of
-from load.chaos.clients import Ask, send
+from load.chaos.clients import ClientCall, send
 from load.chaos.cluster import Cluster, Stores
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
@@ -78,7 +78,7 @@ async def _run(
 async def _ask(net: Net, client: Node, number: int, at_s: float, prompt_tokens: int) -> None:
     await asyncio.sleep(at_s)
     prompt = tuple(f"{number} {at_s} ".ljust(prompt_tokens, "x")[:prompt_tokens].encode())
-    ask = Ask(number, prompt, 1, temperature=0.0, seed=0, n=1, stream=False, stop="", leaves_after_s=None)
+    ask = ClientCall(number, prompt, 1, temperature=0.0, seed=0, n=1, stream=False, stop="", leaves_after_s=None)
     outcome = await send(net, client, GATEWAY, ask)
     if outcome is None or outcome.kind != "ok":
         raise AssertionError(f"a prompt was not answered: {outcome}")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from libs.contracts.errors import BodyTooLarge, InvalidRequest, QueueFull
-from services.gateway.request.exchange import BODY_TIMEOUT_S, ClientGone, Patience, Stalls, read_body
+from services.gateway.request.exchange import BODY_TIMEOUT_S, ClientGone, ReadDeadline, Stalls, read_body
 
 ROOM = 4096
 
@@ -68,7 +68,7 @@ async def read(*parts: bytes, max_bytes: int = 1024, headers: tuple[tuple[bytes,
 
     task = asyncio.current_task()
     assert task is not None
-    return await read_body(receive, dict(headers), max_bytes, Patience(task), Stalls(8, ROOM))
+    return await read_body(receive, dict(headers), max_bytes, ReadDeadline(task), Stalls(8, ROOM))
 
 
 async def test_a_body_in_many_parts_is_joined_within_its_bound() -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from libs.contracts.topics import BATCH_JOBS
-from libs.keys.book import KeyBook, Role, draw_key
+from libs.keys.book import KeySet, Role, draw_key
 from libs.keys.gate import KeyGate
 from libs.keys.store import FileKeys
 from libs.keys.table import KeyTable
@@ -36,13 +36,13 @@ from services.gateway.request.parse import parse_chat, parse_completion
 from services.gateway.request.prompt import load_catalog
 from services.gateway.request.recorder import DemandPublisher
 from services.gateway.responses.exchange import ResponseReader
-from services.gateway.responses.request import KeptResponses, make_responses_router
+from services.gateway.responses.request import StoredResponses, make_responses_router
 from services.gateway.routes import GatewayRoutes, make_routes, make_tenant_router, need, token_routes
 from tests.unit.routes import head_differs, routes
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "open", "prompt": "a"}}\n'
 UNUSED: Any = None
-KEPT = KeptResponses(MemoryResponses(time.time), 600)
+KEPT = StoredResponses(MemoryResponses(time.time), 600)
 
 
 @dataclass
@@ -97,7 +97,7 @@ def make_app(files: Any, view: JobView, work: MemoryWork, keys: FileKeys, table:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     work, files, clock = MemoryWork(BATCH_JOBS), await store(tmp_path), SystemClock()
     view, table = JobView(work), KeyTable(open_without_keys=True)
-    key_store, book, keys = FileKeys(tmp_path / "keys" / "keys.json"), KeyBook(), {}
+    key_store, book, keys = FileKeys(tmp_path / "keys" / "keys.json"), KeySet(), {}
     app = make_app(files, view, work, key_store, table)
     roles: dict[str, Role] = {"a": "user", "b": "user", "operator": "operator", "admin": "admin"}
     for tenant, role in roles.items():

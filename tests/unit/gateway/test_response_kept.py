@@ -14,7 +14,7 @@ from libs.dispatch.generation import ApiFinishReason
 from libs.stores.responses import MemoryResponses, ResponsesDown
 from services.gateway.request.choice import Piece
 from services.gateway.responses.exchange import ResponseExchange, ResponseOutput
-from services.gateway.responses.request import KeptResponses, parse_response, response_asked
+from services.gateway.responses.request import StoredResponses, parse_response, response_asked
 
 KEEP_S = 60
 
@@ -55,7 +55,7 @@ async def answered(
     store: Any, monkeypatch: pytest.MonkeyPatch, *, streamed: bool, asks: bool = True
 ) -> tuple[Any, Any]:
     """The response as its client got it last, and its `store` in each event before."""
-    kept = KeptResponses(store, KEEP_S)
+    kept = StoredResponses(store, KEEP_S)
     body = {"model": "m", "input": "hi", "store": asks}
     found = response_asked(parse_response(json.dumps(body).encode()), [], "resp_1", 1)
 
@@ -91,7 +91,7 @@ async def test_store_is_true_where_the_response_can_be_got_again(
     assert shown["status"] == "completed"
     assert True not in before, "a promise that the end may take back"
     try:
-        again = await KeptResponses(store, KEEP_S).response("a", "resp_1")
+        again = await StoredResponses(store, KEEP_S).response("a", "resp_1")
     except ResponseNotFound:
         assert shown["store"] is False
     else:
@@ -103,12 +103,12 @@ async def test_who_does_not_want_it_kept_is_told_so(monkeypatch: pytest.MonkeyPa
     shown, _ = await answered(store, monkeypatch, streamed=False, asks=False)
     assert shown["store"] is False
     with pytest.raises(ResponseNotFound):
-        await KeptResponses(store, KEEP_S).response("a", "resp_1")
+        await StoredResponses(store, KEEP_S).response("a", "resp_1")
 
 
 @pytest.mark.parametrize("value", [b"", b"nonsense", b"[]", b"""{"items": 1, "response": {}}"""])
 async def test_a_value_that_nobody_of_ours_wrote_is_none(value: bytes) -> None:
-    kept = KeptResponses(MemoryResponses(time.time), KEEP_S)
+    kept = StoredResponses(MemoryResponses(time.time), KEEP_S)
     await kept.store.keep("a", "resp_1", value, KEEP_S)
     with pytest.raises(ResponseNotFound):
         await kept.response("a", "resp_1")

@@ -13,8 +13,8 @@ from libs.engine.reports import EngineEvent, KvTransferReport
 from libs.perfmodel.profiles import PROFILES, prior_speed
 from libs.perfmodel.wire import speed_message, speed_of
 from libs.policy.gateway.binding import LeastLoaded, PredictedTtft, RoundRobin, bind
-from libs.policy.gateway.outlook import Sent, lend_speeds
-from libs.policy.gateway.view import Ask, WorkerView
+from libs.policy.gateway.outlook import SubmitLoad, lend_speeds
+from libs.policy.gateway.view import BindingRequest, WorkerView
 from libs.policy.speed import Speed
 from libs.testing.workers.hosts import local_worker
 from services.gateway.link import outlook_of, read_report
@@ -37,13 +37,13 @@ def mixed(worker_id: str, **fields: Any) -> WorkerView:
     return replace(decode(worker_id, **fields), takes_both=True)
 
 
-def where(ask: Ask, *views: WorkerView, policy: Any = None) -> tuple[str | None, str]:
+def where(ask: BindingRequest, *views: WorkerView, policy: Any = None) -> tuple[str | None, str]:
     (binding,) = bind([ask], views, policy or PredictedTtft())
     return binding.prompt_worker, binding.decode_worker
 
 
-def ask(key: int = 1, **cached: int) -> Ask:
-    return Ask(key, "m", tokens=PROMPT, cached_tokens=cached)
+def ask(key: int = 1, **cached: int) -> BindingRequest:
+    return BindingRequest(key, "m", tokens=PROMPT, cached_tokens=cached)
 
 
 def test_a_prompt_goes_where_its_prefix_is_cached() -> None:
@@ -58,7 +58,7 @@ def test_a_holder_whose_backlog_takes_longer_than_the_prefix_saves_does_not_get_
 
 def test_an_overloaded_holder_of_everyones_prefix_does_not_attract_everything() -> None:
     """One system prompt cached in one place, and a flood of requests that begin with it."""
-    asks = [Ask(key, "m", tokens=8_000, cached_tokens={"p0": 4_000}) for key in range(32)]
+    asks = [BindingRequest(key, "m", tokens=8_000, cached_tokens={"p0": 4_000}) for key in range(32)]
     views = [*(prefill(f"p{number}", prefill_credits=32) for number in range(4)), decode("d")]
     bound = Counter(binding.prompt_worker for binding in bind(asks, views, PredictedTtft()))
     assert max(bound.values()) <= 2 * min(bound.values())
@@ -148,7 +148,7 @@ def test_a_round_over_a_long_queue_is_cheap(credits_each: int) -> None:
     """128 waiting, 16 workers; the bound leaves room for a slow machine under load."""
     views = [prefill(f"p{number}", prefill_credits=credits_each) for number in range(8)]
     views += [decode(f"d{number}") for number in range(8)]
-    asks = [Ask(key, "m", tokens=100, cached_tokens={"p1": key, "p3": 90}) for key in range(128)]
+    asks = [BindingRequest(key, "m", tokens=100, cached_tokens={"p1": key, "p3": 90}) for key in range(128)]
     spent_s = []
     for _ in range(5):
         start_s = time.process_time()
@@ -187,8 +187,8 @@ def test_a_submit_counts_until_the_worker_counts_it_itself() -> None:
         return outlook.view(who, "k", prefill_credits=1, decode_credits=0).backlog_ns(0)
 
     assert backlog_ns() == 0
-    outlook.sent(1, Sent.of(1000, {"w": 400}, "w", pb.PHASE_PREFILL))
-    outlook.sent(2, Sent.of(1000, {}, "w", pb.PHASE_PREFILL))
+    outlook.sent(1, SubmitLoad.of(1000, {"w": 400}, "w", pb.PHASE_PREFILL))
+    outlook.sent(2, SubmitLoad.of(1000, {}, "w", pb.PHASE_PREFILL))
     both = backlog_ns()
     assert both == prior_speed("sim", "sim:llama-8b-h100", 2048).prompt_ns(1600, 2 * 1000**2 - 400**2)
     read_report(outlook, told(1, tokens=600), who, 0)
@@ -209,7 +209,7 @@ def test_a_reserved_decode_counts_until_it_has_come() -> None:
     view = outlook.view(who, "k", prefill_credits=0, decode_credits=1)
     assert (view.load, view.decode_sequences, view.arriving_kv_tokens, view.free_kv_tokens) == (1, 1, 800, 15_200)
     outlook.reserved(800, -1)
-    outlook.sent(1, Sent.of(800, {"w": 160}, "w", pb.PHASE_DECODE))
+    outlook.sent(1, SubmitLoad.of(800, {"w": 160}, "w", pb.PHASE_DECODE))
     view = outlook.view(who, "k", prefill_credits=0, decode_credits=1)
     assert (view.load, view.decode_sequences, view.arriving_kv_tokens, view.free_kv_tokens) == (1, 1, 640, 15_360)
 

@@ -9,7 +9,7 @@ import msgspec
 from libs.dispatch.places import NOBODY, ModelPlaces, Others, TenantCount, together
 from libs.dispatch.ports import OneForAll
 from libs.testing.memory.limits import MemoryLedger
-from services.gateway.request.limits import LISTEN_EVERY, MAX_TENANTS, SharedPlaces, read_places
+from services.gateway.request.limits import LISTEN_EVERY, MAX_TENANTS, PlaceExchange, read_places
 
 
 class Places:
@@ -26,11 +26,11 @@ class Places:
         self.heard = others
 
 
-def gateways(ledger: MemoryLedger, *names: str) -> list[tuple[Places, SharedPlaces]]:
+def gateways(ledger: MemoryLedger, *names: str) -> list[tuple[Places, PlaceExchange]]:
     found: list[tuple[Places, Any]] = []
     for name in names:
         places: Any = Places()
-        found.append((places, SharedPlaces(places, ledger, OneForAll(), name)))
+        found.append((places, PlaceExchange(places, ledger, OneForAll(), name)))
     return found
 
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import httpx
 
-from libs.keys.audit import AuditDoor
-from libs.keys.book import KeyBook, Role, draw_key
+from libs.keys.audit import AuditMiddleware
+from libs.keys.book import KeySet, Role, draw_key
 from libs.keys.gate import KeyGate
 from libs.keys.table import KeyTable
 from libs.runtime.clock import SystemClock
@@ -52,8 +52,8 @@ class CapturingTransport(SystemTransport):
 class Served:
     """One service behind its door, its routes, and a key of each role."""
 
-    def __init__(self, app: Any, secrets: dict[Role, str], book: KeyBook) -> None:
-        assert isinstance(app, AuditDoor) and isinstance(app._app, KeyGate)
+    def __init__(self, app: Any, secrets: dict[Role, str], book: KeySet) -> None:
+        assert isinstance(app, AuditMiddleware) and isinstance(app._app, KeyGate)
         self.app, self.secrets, self.book = app, secrets, book
         self.routes = routes(app._app._app.routes)  # type: ignore[attr-defined]
 
@@ -69,7 +69,7 @@ class Served:
 @asynccontextmanager
 async def serving(service: str) -> AsyncIterator[Served]:
     clock, tasks, table = SystemClock(), TaskOwner(), KeyTable(open_without_keys=True, token=TOKEN)
-    book, secrets = KeyBook(), {}
+    book, secrets = KeySet(), {}
     for role in ROLES:
         secrets[role], key = draw_key("a", now_s=0, role=role)
         book = book.with_key(key, 0)

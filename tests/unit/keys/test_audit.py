@@ -18,8 +18,8 @@ from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.contracts.topics import AUDIT
 from libs.keys import audit as audit_keys
 from libs.keys import book as book_module
-from libs.keys.audit import MAX_DETAIL_BYTES, AuditDoor, changes, deletes
-from libs.keys.book import KeyBook, KeyChange, draw_key
+from libs.keys.audit import MAX_DETAIL_BYTES, AuditMiddleware, changes, deletes
+from libs.keys.book import KeyChange, KeySet, draw_key
 from libs.keys.gate import KeyGate
 from libs.keys.table import KeyTable
 from libs.testing.batch.work import running
@@ -28,7 +28,7 @@ from libs.testing.memory.bus import MemoryBus
 from libs.testing.wait import ManualClock, until
 from libs.testing.workers.hosts import RecordingBus
 from services.metrics.http import audit as audit_module
-from services.metrics.http.audit import AuditFilter, AuditLog, KeptEvents
+from services.metrics.http.audit import AuditFilter, AuditLog, RecentEvents
 
 
 class World:
@@ -37,7 +37,7 @@ class World:
     def __init__(self, *, keys: bool = True, audited: Any = changes, with_body: bool = True) -> None:
         self.clock, self.recorded = ManualClock(), list[AuditEvent]()
         self.metrics = CollectorRegistry()
-        self.table, book = KeyTable(open_without_keys=True, token="suite"), KeyBook()
+        self.table, book = KeyTable(open_without_keys=True, token="suite"), KeySet()
         self.secret, self.key = draw_key("a", now_s=0, role="operator")
         self.user, self.bearer = "", f"Bearer {self.secret}".encode()
         if keys:
@@ -46,7 +46,7 @@ class World:
             book = book.with_key(user, 0)
         self.table.replace(book, 0)
         gate = KeyGate(self.answer, self.table, self.clock, need=lambda *_: "operator")
-        door = AuditDoor(
+        door = AuditMiddleware(
             gate, self.table, self.clock, service="planner", audited=audited, publish=self.recorded.append,
             with_body=with_body, metrics=self.metrics,
         )  # fmt: skip
@@ -150,7 +150,7 @@ def change(number: int) -> KeyChange:
 
 
 def test_the_book_keeps_its_last_changes() -> None:
-    book = KeyBook()
+    book = KeySet()
     for number in range(book_module.MAX_CHANGES + 5):
         book = book.noted(change(number))
     assert [each.at_unix_ns for each in book.changes] == list(range(5, book_module.MAX_CHANGES + 5))
@@ -162,7 +162,7 @@ async def test_changes_of_keys_reach_the_topic_once_and_the_trail_is_bounded(mon
     trail = AuditLog(bus, ManualClock(), table)
     async with running(trail.bring_keys()):
         for number in (1, 2):
-            table.replace(KeyBook().noted(change(1)).noted(change(number)), 0)
+            table.replace(KeySet().noted(change(1)).noted(change(number)), 0)
             await until(lambda number=number: len(bus.published) >= number)
     assert [each.action for each in bus.published] == ["create key_1", "create key_2"]  # type: ignore[attr-defined]
     assert [each.actor for each in trail.newest(9, AuditFilter(tenant="a")).events] == ["root", "root"]
@@ -227,7 +227,7 @@ def test_it_is_said_that_older_records_are_not_shown() -> None:
 def test_a_full_share_takes_from_the_tenant_that_has_most_and_knows_what_is_missing(
     made: list[tuple[str, int]], most: int
 ) -> None:
-    kept, taken = KeptEvents(most), list[AuditEvent]()
+    kept, taken = RecentEvents(most), list[AuditEvent]()
     for number, (tenant, _) in enumerate(made):
         taken.append(event(number + 1, tenant=tenant))
         kept.take(taken[-1])

@@ -21,7 +21,7 @@ from libs.contracts.errors import (
 )
 from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.keys import gate as key_gate
-from libs.keys.book import KeyBook, Role, StoredBook, draw_key
+from libs.keys.book import KeySet, Role, StoredKeySet, draw_key
 from libs.keys.gate import COOKIE, SESSION_S, HostCheck, Sessions, follow_keys, start_keys
 from libs.keys.store import FileKeys
 from libs.keys.table import Caller, KeyTable
@@ -29,7 +29,7 @@ from libs.runtime.http.settings import HttpSettings
 from libs.runtime.web import make_web_app
 from libs.testing.batch.work import running
 from libs.testing.wait import ManualClock, until
-from services.metrics.http.login import Door
+from services.metrics.http.login import AccessControl
 
 HTML = {"accept": "text/html,*/*"}
 
@@ -40,10 +40,10 @@ class World:
     def __init__(self, **settings: Any) -> None:
         self.clock = ManualClock()
         self.recorded: list[AuditEvent] = []
-        self.revoke_after: tuple[int, KeyBook] = (-1, KeyBook())
+        self.revoke_after: tuple[int, KeySet] = (-1, KeySet())
         self.table = KeyTable(open_without_keys=True)
-        self.table.replace(KeyBook(), self.now_s)
-        door = Door(self.table, HttpSettings(**settings), self.clock, token="suite")
+        self.table.replace(KeySet(), self.now_s)
+        door = AccessControl(self.table, HttpSettings(**settings), self.clock, token="suite")
         self.door = door
         app: FastAPI = make_web_app("t", "t", not_ready=lambda: None, metrics=CollectorRegistry())
         for router in door.routers():
@@ -70,9 +70,9 @@ class World:
     def now_s(self) -> float:
         return self.clock.now_ns() / 1e9
 
-    def key(self, role: Role) -> tuple[str, KeyBook]:
+    def key(self, role: Role) -> tuple[str, KeySet]:
         secret, key = draw_key("a", now_s=self.now_s, role=role)
-        book = KeyBook().with_key(key, self.now_s)
+        book = KeySet().with_key(key, self.now_s)
         self.table.replace(book, self.now_s)
         return secret, book
 
@@ -229,9 +229,9 @@ class Away:
     """A store that answers when it is let."""
 
     def __init__(self) -> None:
-        self.stored: StoredBook | None = None
+        self.stored: StoredKeySet | None = None
 
-    async def load(self, known: str = "") -> StoredBook | None:
+    async def load(self, known: str = "") -> StoredKeySet | None:
         if self.stored is None:
             raise StoreUnavailable("away")
         return None if known == self.stored.version else self.stored
@@ -243,14 +243,14 @@ async def test_what_was_known_last_counts_while_the_store_is_away(monkeypatch: p
     table = await start_keys(HttpSettings(keys="redis"), store, clock)  # type: ignore[arg-type]
     assert not table.known
     secret, key = draw_key("a", now_s=0)
-    first = KeyBook().with_key(key, 0)
+    first = KeySet().with_key(key, 0)
     async with running(follow_keys(store, table, clock)):  # type: ignore[arg-type]
-        store.stored = StoredBook("1", first)
+        store.stored = StoredKeySet("1", first)
         await until(lambda: table.known)
         store.stored = None
         await asyncio.sleep(0)
         assert table.caller(f"Bearer {secret}".encode(), 0).tenant == "a"
-        store.stored = StoredBook("2", first.without_key(key.id, 0))
+        store.stored = StoredKeySet("2", first.without_key(key.id, 0))
         await until(lambda: not admitted(table, secret))
 
 
@@ -276,7 +276,7 @@ def test_what_changes_something_needs_a_key_of_its_role_or_the_suites_token(role
 
 
 def test_a_service_without_a_token_takes_no_empty_one() -> None:
-    door = Door(None, HttpSettings(), ManualClock(), token="")
+    door = AccessControl(None, HttpSettings(), ManualClock(), token="")
     for header in ("", "Bearer "):
         with pytest.raises(Unauthenticated):
             door.guard.admit(header, "this")

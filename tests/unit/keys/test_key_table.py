@@ -14,7 +14,7 @@ from libs.contracts.errors import (
     StoreUnavailable,
 )
 from libs.keys import book as book_module
-from libs.keys.book import KeyBook, TenantLimits, digest_of, draw_key, read_book, shown_key
+from libs.keys.book import KeySet, TenantLimits, digest_of, draw_key, read_book, shown_key
 from libs.keys.table import ANYBODY, Caller, KeyTable
 
 NOW_S = 1_700_000_000.0
@@ -24,7 +24,7 @@ def bearer(secret: str) -> bytes:
     return f"Bearer {secret}".encode()
 
 
-def table(*books: KeyBook, open_without_keys: bool = True, token: str = "") -> KeyTable:
+def table(*books: KeySet, open_without_keys: bool = True, token: str = "") -> KeyTable:
     made = KeyTable(open_without_keys=open_without_keys, token=token)
     for each in books:
         made.replace(each, NOW_S)
@@ -33,7 +33,7 @@ def table(*books: KeyBook, open_without_keys: bool = True, token: str = "") -> K
 
 def test_a_stored_key_holds_its_hash_and_never_the_key() -> None:
     secret, key = draw_key("a", now_s=NOW_S, role="operator", models=("m",), expires_in_s=60)
-    stored = msgspec.json.encode(KeyBook().with_key(key, NOW_S))
+    stored = msgspec.json.encode(KeySet().with_key(key, NOW_S))
     assert secret.startswith("sk-fulcrum-") and secret.encode() not in stored
     assert read_book(stored).keys == (key,)
     assert bytes.fromhex(key.digest) == digest_of(secret.encode())
@@ -62,7 +62,7 @@ def test_a_full_book_forgets_the_oldest_key_that_has_ended_and_none_that_counts(
 ) -> None:
     monkeypatch.setattr(book_module, "MAX_KEYS", 3)
     made = [draw_key(tenant, now_s=NOW_S)[1] for tenant in "abcd"]
-    full = KeyBook()
+    full = KeySet()
     for key in made[:3]:
         full = full.with_key(key, NOW_S)
     with pytest.raises(Conflict, match="revoke some"):
@@ -74,10 +74,10 @@ def test_a_full_book_forgets_the_oldest_key_that_has_ended_and_none_that_counts(
 
 
 def test_a_suite_without_keys_lets_everybody_in_and_one_with_a_key_nobody_without() -> None:
-    made = table(KeyBook())
+    made = table(KeySet())
     assert made.caller(None, NOW_S) is made.caller(b"Bearer any", NOW_S) is ANYBODY
     secret, key = draw_key("a", now_s=NOW_S)
-    made.replace(KeyBook().with_key(key, NOW_S), NOW_S)
+    made.replace(KeySet().with_key(key, NOW_S), NOW_S)
     for sent in (None, b"", b"Bearer any", b"Basic " + secret.encode(), secret.encode(), bearer(secret + "x")):
         with pytest.raises(InvalidApiKey):
             made.caller(sent, NOW_S)
@@ -87,8 +87,8 @@ def test_a_suite_without_keys_lets_everybody_in_and_one_with_a_key_nobody_withou
 
 def test_revoking_the_last_key_and_losing_the_store_let_nobody_in() -> None:
     secret, key = draw_key("a", now_s=NOW_S)
-    first = KeyBook().with_key(key, NOW_S)
-    for after in (first.without_key(key.id, NOW_S), KeyBook()):
+    first = KeySet().with_key(key, NOW_S)
+    for after in (first.without_key(key.id, NOW_S), KeySet()):
         made = table(first, after)
         for sent in (None, bearer(secret)):
             with pytest.raises(InvalidApiKey):
@@ -97,7 +97,7 @@ def test_revoking_the_last_key_and_losing_the_store_let_nobody_in() -> None:
 
 def test_a_key_lets_nobody_in_from_the_moment_it_expires() -> None:
     secret, key = draw_key("a", now_s=NOW_S, expires_in_s=10)
-    made = table(KeyBook().with_key(key, NOW_S))
+    made = table(KeySet().with_key(key, NOW_S))
     assert made.caller(bearer(secret), NOW_S + 9.9).tenant == "a"
     with pytest.raises(InvalidApiKey):
         made.caller(bearer(secret), NOW_S + 10)
@@ -113,15 +113,15 @@ def test_nobody_is_let_in_until_it_is_known_which_keys_there_are() -> None:
 
 def test_beyond_loopback_a_suite_without_keys_lets_nobody_in() -> None:
     with pytest.raises(InvalidApiKey):
-        table(KeyBook(), open_without_keys=False).caller(None, NOW_S)
+        table(KeySet(), open_without_keys=False).caller(None, NOW_S)
 
 
 def test_the_suites_token_counts_as_an_admins_key() -> None:
-    made = table(KeyBook().with_key(draw_key("a", now_s=NOW_S)[1], NOW_S), token="t")
+    made = table(KeySet().with_key(draw_key("a", now_s=NOW_S)[1], NOW_S), token="t")
     assert made.caller(b"Bearer t", NOW_S).role == "admin"
     assert made.caller(b"Bearer t", NOW_S).name == "token"
     with pytest.raises(InvalidApiKey):
-        table(KeyBook(), open_without_keys=False, token="").caller(b"Bearer ", NOW_S)
+        table(KeySet(), open_without_keys=False, token="").caller(b"Bearer ", NOW_S)
 
 
 def test_roles_go_from_user_over_operator_to_admin() -> None:
@@ -164,16 +164,16 @@ def test_without_keys_headers_say_tenant_and_class_as_they_did() -> None:
 
 
 def test_a_salt_is_made_from_a_secret_is_alike_at_every_gateway_and_apart_for_every_tenant() -> None:
-    book = KeyBook().with_key(draw_key("a", now_s=NOW_S)[1], NOW_S)
+    book = KeySet().with_key(draw_key("a", now_s=NOW_S)[1], NOW_S)
     one, other = table(book), table(read_book(msgspec.json.encode(book)))
     assert one.cache_salt("a") == other.cache_salt("a") != one.cache_salt("b")
     assert len(bytes.fromhex(one.cache_salt("a"))) == 16
-    another_suite = table(KeyBook().with_key(draw_key("a", now_s=NOW_S)[1], NOW_S))
+    another_suite = table(KeySet().with_key(draw_key("a", now_s=NOW_S)[1], NOW_S))
     assert another_suite.cache_salt("a") != one.cache_salt("a"), "it could be made from a name"
 
 
 def test_a_salt_changes_when_the_secret_is_rotated_and_when_its_tenant_was_deleted() -> None:
-    book = KeyBook().with_key(draw_key("a", now_s=NOW_S)[1], NOW_S)
+    book = KeySet().with_key(draw_key("a", now_s=NOW_S)[1], NOW_S)
     books = (book, book.with_cache_secret(anew=True), book.without_tenant("a", 10**18))
     assert len({table(each).cache_salt("a") for each in books}) == 3
     assert table(books[2]).cache_salt("b") == table(book).cache_salt("b")
@@ -181,12 +181,12 @@ def test_a_salt_changes_when_the_secret_is_rotated_and_when_its_tenant_was_delet
 
 
 def test_without_keys_a_tenant_is_apart_by_its_name() -> None:
-    assert table(KeyBook()).cache_salt("a") == "a"
+    assert table(KeySet()).cache_salt("a") == "a"
 
 
 def test_a_tenant_is_deleted_with_its_keys_and_limits_and_others_are_not() -> None:
     keys = {tenant: draw_key(tenant, now_s=NOW_S) for tenant in ("a", "b")}
-    book = KeyBook()
+    book = KeySet()
     for _, key in keys.values():
         book = book.with_key(key, NOW_S)
     for tenant in keys:

@@ -7,7 +7,7 @@ import pytest
 
 from libs.cli.planner.in_lab import standing_before
 from libs.contracts.errors import InvalidRequest, StartupError
-from libs.lab.counterfactual import Standing, counterfactual
+from libs.lab.counterfactual import RoleAndBudget, counterfactual
 from libs.lab.experiment import Experiment
 from libs.lab.hardware import Hardware, by_name
 from libs.lab.slo import parse_slo
@@ -16,7 +16,7 @@ from libs.perfmodel.profiles import profile
 from libs.policy.roles import Role
 from load.planner.stories import bursts, made
 
-PREFILL, DECODE, LENT = Standing(Role.PREFILL), Standing(Role.MIXED), Standing(Role.MIXED, 2048)
+PREFILL, DECODE, LENT = RoleAndBudget(Role.PREFILL), RoleAndBudget(Role.MIXED), RoleAndBudget(Role.MIXED, 2048)
 SPLIT = [PREFILL, DECODE, DECODE, DECODE]
 
 
@@ -63,8 +63,8 @@ def test_budgets_in_a_burst_are_useful_whatever_step_they_come_in(at_s: float) -
         chunk_tokens=2048,
         max_sequences=16,
     )
-    standing = [Standing(Role.PREFILL)] * 8 + [Standing(Role.MIXED)] * 8
-    found = counterfactual(burst, standing, {index: Standing(Role.MIXED, 2048) for index in range(8, 16)}, at_s)
+    standing = [RoleAndBudget(Role.PREFILL)] * 8 + [RoleAndBudget(Role.MIXED)] * 8
+    found = counterfactual(burst, standing, {index: RoleAndBudget(Role.MIXED, 2048) for index in range(8, 16)}, at_s)
     assert found.useful and found.with_it.good == found.without.good == 1.0
 
 
@@ -97,7 +97,7 @@ def test_roles_before_a_decision_follow_from_those_of_now_and_all_later_decision
         decision(3, ("b", "mixed", "decode")),
     ]
     now = [worker("a", "prefill"), worker("b", "decode"), worker("c", "standby")]
-    lent = Standing(Role.MIXED, 512)
+    lent = RoleAndBudget(Role.MIXED, 512)
     assert standing_before(decisions[0], now, decisions) == {"a": DECODE, "b": DECODE}
     assert standing_before(decisions[1], now, decisions) == {"a": lent, "b": lent}
     assert standing_before(decisions[2], now, decisions) == {"a": PREFILL, "b": lent}

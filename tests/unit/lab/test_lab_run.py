@@ -7,12 +7,12 @@ import pytest
 
 from libs.contracts.errors import InvalidRequest
 from libs.lab.cluster.books import LabAnswer, LabOutcome
-from libs.lab.cluster.run import BooksDoNotBalance, check
+from libs.lab.cluster.run import InconsistentSimulation, check
 from libs.lab.cluster.time import VirtualTime
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import by_name, resolve
 from libs.lab.policies import ALL, has_hindsight, policy_named
-from libs.lab.search import STEP, Found, fewest_workers, highest_rate, lower_bound
+from libs.lab.search import STEP, SearchResult, fewest_workers, highest_rate, lower_bound
 from libs.lab.slo import is_good, parse_slo
 from libs.lab.study import run_named
 from libs.lab.traces.generate import generate
@@ -97,11 +97,11 @@ def test_a_cluster_that_lost_a_token_fails_its_run() -> None:
     _, result = run(experiment(), policy_named("fulcrum:2:2", 4))
     check(result)
     result.answers[3].tokens -= 1
-    with pytest.raises(BooksDoNotBalance, match="request 3"):
+    with pytest.raises(InconsistentSimulation, match="request 3"):
         check(result)
     result.answers[3].tokens += 1
     result.spent[1].idle_ps += 1
-    with pytest.raises(BooksDoNotBalance, match="w1"):
+    with pytest.raises(InconsistentSimulation, match="w1"):
         check(result)
 
 
@@ -166,7 +166,7 @@ def test_the_highest_rate_is_within_a_step_of_the_edge(edge: float) -> None:
         share = 0.95 if rate <= edge else 0.5
         return [replace(base, score=replace(base.score, slo_attainment=share, work_attainment=share))]
 
-    found: Found = highest_rate(at_rate)  # type: ignore[arg-type]
+    found: SearchResult = highest_rate(at_rate)  # type: ignore[arg-type]
     assert found.rate_scale <= edge < found.rate_scale * STEP
     assert all((bound >= 0.9) == (rate <= edge) for rate, bound in found.tried.items())
 

@@ -6,7 +6,7 @@ import pytest
 
 from libs.cli.lab.runs import parse_wrong
 from libs.contracts.errors import InvalidRequest
-from libs.lab.cluster.host.shape import Wrong
+from libs.lab.cluster.host.shape import InjectedErrors
 from libs.lab.experiment import Experiment, LabReport, run
 from libs.lab.hardware import resolve
 from libs.lab.policies import policy_named
@@ -20,28 +20,30 @@ TURNING = generate("flipflop:rate=12,seconds=40,period=20,isl=3000,osl=200", see
 BASE = Experiment(TRACE, resolve("llama-3.1-8b", "h100"), 4, parse_slo("ttft=max(2s,3x),tpot=50ms"))
 
 
-def served(wrong: Wrong) -> LabReport:
+def served(wrong: InjectedErrors) -> LabReport:
     report, _ = run(replace(BASE, wrong=wrong), policy_named("fulcrum-auto", 4))
     assert report.score.completed == len(TRACE.requests)
     return report
 
 
-def near(wrong: Wrong) -> float:
+def near(wrong: InjectedErrors) -> float:
     return served(wrong).score.ttft_prediction["within"]
 
 
 def test_nothing_wrong_changes_nothing() -> None:
-    right = served(Wrong()).score
-    assert right == served(Wrong(slow={1: 1.0})).score == run(BASE, policy_named("fulcrum-auto", 4))[0].score
+    right = served(InjectedErrors()).score
+    assert right == served(InjectedErrors(slow={1: 1.0})).score == run(BASE, policy_named("fulcrum-auto", 4))[0].score
 
 
-@pytest.mark.parametrize("wrong", [Wrong(step_times=0.4), Wrong(slow={0: 3.0, 1: 3.0}), Wrong(hints=0.6)])
-def test_predictions_are_worse_and_all_is_served(wrong: Wrong) -> None:
-    assert near(wrong) < near(Wrong())
+@pytest.mark.parametrize(
+    "wrong", [InjectedErrors(step_times=0.4), InjectedErrors(slow={0: 3.0, 1: 3.0}), InjectedErrors(hints=0.6)]
+)
+def test_predictions_are_worse_and_all_is_served(wrong: InjectedErrors) -> None:
+    assert near(wrong) < near(InjectedErrors())
 
 
 def test_old_telemetry_leaves_all_served() -> None:
-    served(Wrong(telemetry_ms=500))
+    served(InjectedErrors(telemetry_ms=500))
 
 
 def test_old_telemetry_asks_no_worker_again_for_what_it_was_asked_for() -> None:
@@ -51,7 +53,7 @@ def test_old_telemetry_asks_no_worker_again_for_what_it_was_asked_for() -> None:
         looks: list[int] = []
         policy = policy_named("fulcrum-auto", 4)
         policy = replace(policy, on_look=lambda _, __, plan: looks.append(len(plan.changes)))
-        run(replace(BASE, trace=TURNING, wrong=Wrong(telemetry_ms=telemetry_ms)), policy)
+        run(replace(BASE, trace=TURNING, wrong=InjectedErrors(telemetry_ms=telemetry_ms)), policy)
         return sum(looks)
 
     right = changes(0.0)
@@ -61,7 +63,7 @@ def test_old_telemetry_asks_no_worker_again_for_what_it_was_asked_for() -> None:
 
 def test_as_many_requests_are_hinted_falsely_as_asked_for_at_all_workers_alike() -> None:
     workers = [f"w{number}" for number in range(4)]
-    named = [Wrong(hints=0.25).hint(number, workers) for number in range(4000)]
+    named = [InjectedErrors(hints=0.25).hint(number, workers) for number in range(4000)]
     assert sum(map(bool, named)) == pytest.approx(1000, rel=0.1)
     assert all(named.count(worker) == pytest.approx(250, rel=0.2) for worker in workers)
 
@@ -72,7 +74,7 @@ def test_first_come_first_served_knows_no_deadlines() -> None:
 
 
 def test_what_is_wrong_is_asked_for_by_name() -> None:
-    assert parse_wrong(["telemetry=500", "slow=3:2", "slow=5:0.5", "steps=0.2", "hints=0.05"]) == Wrong(
+    assert parse_wrong(["telemetry=500", "slow=3:2", "slow=5:0.5", "steps=0.2", "hints=0.05"]) == InjectedErrors(
         telemetry_ms=500, step_times=0.2, slow={3: 2.0, 5: 0.5}, hints=0.05
     )
 

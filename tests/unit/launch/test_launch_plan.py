@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from libs.contracts.errors import StartupError
 from libs.launch.options import LaunchSettings, SuiteOptions
-from libs.launch.plan import SuitePlace, make_plan
+from libs.launch.plan import SuiteLocation, make_plan
 from libs.launch.preflight import gateway_port
 from libs.launch.processes.port import StatusLine, parse_status
 from libs.model.fetch import BUNDLED_MODEL, Model, resolve_model
 from libs.runtime.http import bind
 
 MODEL = Model("sim", "builtin:sim")
-PLACE = SuitePlace(
+PLACE = SuiteLocation(
     folder=Path("/tmp/suite"),
     broker=("fulcrum-broker",),
     kafka="127.0.0.1:9092",

@@ -6,10 +6,10 @@ import pytest
 
 from libs.contracts.errors import StartupError
 from libs.launch.options import SuiteOptions
-from libs.launch.plan import SuitePlace, make_plan
+from libs.launch.plan import SuiteLocation, make_plan
 from libs.model.fetch import Model
 
-PLACE = SuitePlace(
+PLACE = SuiteLocation(
     folder=Path("/suite"), broker=("kafka",), kafka="127.0.0.1:9", redis_server="redis-server", planner_port=0,
     metrics_port=0, worker_threads=1, worker_drain_s=1.0, gateway_drain_s=1, token="t", cluster="c",
     spares_url="http://127.0.0.1:5",

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from libs.contracts.errors import InvalidRequest, RateLimited
-from libs.keys.book import KeyBook, TenantLimits, draw_key
+from libs.keys.book import KeySet, TenantLimits, draw_key
 from libs.keys.table import KeyTable
 from libs.policy.gateway.usage import written_s
 from libs.testing.memory.limits import MemoryLedger
@@ -23,7 +23,7 @@ class World:
         self.ledger = MemoryLedger(lambda: self.clock.now_ns() / 1e9)
         self.table = KeyTable(open_without_keys=True)
         _, key = draw_key("a", now_s=0)
-        self.book = KeyBook().with_key(key, 0)
+        self.book = KeySet().with_key(key, 0)
         self.limit(limits)
         self.gateways = [
             TenantLimiter(self.table, self.ledger, self.clock, f"gateway-{number}") for number in range(gateways)
@@ -182,7 +182,7 @@ async def test_tenants_without_limits_and_suites_without_keys_ask_nobody() -> No
     world = World(TenantLimits(requests_per_minute=1))
     assert await world.gateways[0].admit("b") is FREE
     world.table = KeyTable(open_without_keys=True)
-    world.table.replace(KeyBook().with_limits("a", TenantLimits(requests_per_minute=1)), 0)
+    world.table.replace(KeySet().with_limits("a", TenantLimits(requests_per_minute=1)), 0)
     gateway = TenantLimiter(world.table, world.ledger, world.clock, "g")
     assert [await gateway.admit("a") for _ in range(3)] == [FREE] * 3
     assert world.ledger.calls == 0

@@ -12,7 +12,7 @@ from libs.bus.port import Record
 from libs.contracts.errors import StartupError
 from libs.contracts.topics import STEPS
 from libs.telemetry.directory import LISTED_NS
-from libs.telemetry.rollups import TIERS, KeptWindow, Tier
+from libs.telemetry.rollups import TIERS, StoredWindow, Tier
 from libs.telemetry.steps import prefill_shares
 from libs.telemetry.workers import Member
 from libs.testing.wait import until
@@ -39,7 +39,7 @@ def opened(path, cluster="local", tiers=(SECOND,)):
 
 def kept(second, workers=("a", "b"), scale=1):
     times = np.arange(4 * len(workers), dtype=np.int64).reshape(-1, 4) * scale
-    return KeptWindow(10**9, second * 10**9, list(workers), times, np.arange(len(workers), dtype=np.uint8) + 1)
+    return StoredWindow(10**9, second * 10**9, list(workers), times, np.arange(len(workers), dtype=np.uint8) + 1)
 
 
 def told(file):

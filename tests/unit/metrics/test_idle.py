@@ -24,7 +24,7 @@ from libs.contracts.step_row import step_count
 from libs.contracts.topics import QUEUES, STEPS
 from libs.telemetry.steps import prefill_shares
 from libs.testing.workers.hosts import RecordingBus
-from load.chaos.clients import Ask, check, send
+from load.chaos.clients import ClientCall, check, send
 from load.chaos.cluster import PROFILE, Cluster, SimClock, Stores
 from load.chaos.loop import Node, SimLoop, current_node
 from load.chaos.net import Log, Net
@@ -107,7 +107,7 @@ class Rig:
         """One request, answered."""
         client = Node("client")
         self.loop.add(client)
-        ask = Ask(1, (97, 98, 99), tokens, temperature=0.8, seed=1, n=1, stream=True, stop="", leaves_after_s=None)
+        ask = ClientCall(1, (97, 98, 99), tokens, temperature=0.8, seed=1, n=1, stream=True, stop="", leaves_after_s=None)
         outcome = await self.loop.spawn(client, send(self.net, client, "g0", ask))
         assert outcome is not None and check(outcome) == []
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.contracts.errors import KeptElsewhere, NoLongerKept, UnknownWorker
+from libs.contracts.errors import NoLongerStored, StoredElsewhere, UnknownWorker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.steps import prefill_shares
@@ -86,9 +86,9 @@ def test_a_worker_that_is_unknown_or_read_elsewhere_or_a_time_that_is_gone_is_re
     fleet.relay(SharedWorker(newest=step_batch(1, (0, 2_000), worker="other")), at(2_000), None, "metrics-2")
     with pytest.raises(UnknownWorker, match="'nobody' has not been heard of"):
         steps_of(fleet, "nobody", at(2_000), 100 * MS, LIMIT)
-    with pytest.raises(KeptElsewhere, match="'metrics-2'"):
+    with pytest.raises(StoredElsewhere, match="'metrics-2'"):
         steps_of(fleet, "other", at(2_000), 100 * MS, LIMIT)
-    with pytest.raises(NoLongerKept, match="Steps are kept for 660 s"):
+    with pytest.raises(NoLongerStored, match="Steps are kept for 660 s"):
         told(fleet, 1_000, 500)
     assert not told(fleet, 1_100, 500).complete
 
@@ -98,5 +98,5 @@ def test_steps_that_went_for_newer_ones_are_no_longer_told() -> None:
         *(step_batch(n, (1000 * n, 1000 * n + 1000), [step(1000 * n, 1000 * n + 9, decode=1)]) for n in range(800))
     )
     assert told(fleet, 800_000, 1_000).steps
-    with pytest.raises(NoLongerKept):
+    with pytest.raises(NoLongerStored):
         told(fleet, 100_000, 1_000)

@@ -21,7 +21,7 @@ from libs.contracts.topics import STEPS, WINDOWS
 from libs.policy.reading import Shares
 from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.fleet import WrittenWindow
-from libs.telemetry.rollups import KeptWindow, Written, cells
+from libs.telemetry.rollups import StoredWindow, Written, cells
 from libs.telemetry.steps import PhaseTime, prefill_shares
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.accounting.occupancy import cluster_occupancy
@@ -107,7 +107,7 @@ def test_what_came_back_from_a_file_is_not_added_again_when_others_told_of_it() 
     assert hearer.sharing.left_out[LeftOut.PAST] == 10
 
 
-def _kept_second(worker: str, second: int) -> KeptWindow:
+def _kept_second(worker: str, second: int) -> StoredWindow:
     source = Instance("file")
     exchange(source, Instance("none"), 1000 * second, 1000 * second + 1000, worker)
     return next(kept for kept in source.rollups.take_changed(at(60_000)) if kept.window_ns == S)

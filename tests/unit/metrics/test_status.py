@@ -51,7 +51,9 @@ class Cluster:
         self.state.take(record, now_ns)
         self.verdicts.take(record, now_ns)
 
-    async def run(self, tenths, *, running=4, waiting_tokens=0, late=False, come=0, awaiting_ready=0, starved=False, batch=0):
+    async def run(
+        self, tenths, *, running=4, waiting_tokens=0, late=False, come=0, awaiting_ready=0, starved=False, batch=0
+    ):
         """Decode workers run so many sequences each, so many prompt tokens wait at the gateway and come a tenth."""
         for _ in range(tenths):
             start, self.tenth = 100 * self.tenth, self.tenth + 1

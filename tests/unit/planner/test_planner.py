@@ -25,7 +25,7 @@ from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
 from services.planner.http.admin import Admin, ModeApi
 from services.planner.http.api import PlannerCollector, make_api
 from services.planner.http.limits_api import LimitsApi
-from services.planner.kept import KeptSettings
+from services.planner.kept import StoredPlannerSettings
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore
 from tests.unit.planner.snapshot_rig import WINDOW_MS, told, worker
@@ -271,9 +271,9 @@ async def test_a_mode_is_only_set_by_json_that_says_so(planner):
 @pytest.mark.system
 async def test_a_mode_outlives_a_restart_in_redis_and_without_it_is_none(redis, cluster):
     first, second = RedisPlannerStore(redis.url, cluster), RedisPlannerStore(redis.url, cluster)
-    assert await first.load() == KeptSettings(None, None)
+    assert await first.load() == StoredPlannerSettings(None, None)
     assert await first.keep(MODE_OFF) and await first.keep_limits("{}")
-    assert await second.load() == KeptSettings(MODE_OFF, "{}")
+    assert await second.load() == StoredPlannerSettings(MODE_OFF, "{}")
     away = RedisPlannerStore("redis://127.0.0.1:1/0", cluster)
     assert (await away.load(), await away.keep(MODE_OFF)) == (None, False)
     for store in (first, second, away):

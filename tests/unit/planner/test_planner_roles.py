@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
-from libs.keys.audit import AuditDoor, changes
-from libs.keys.book import KeyBook, draw_key
+from libs.keys.audit import AuditMiddleware, changes
+from libs.keys.book import KeySet, draw_key
 from libs.keys.table import KeyTable
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.web import make_web_app
@@ -32,12 +32,14 @@ class Rig:
         self.cluster, self.network = Cluster(**(roles or {"p": "prefill", "d": "decode", "e": "decode"})), Network()
         self.recorded, table = list[AuditEvent](), KeyTable(open_without_keys=True, token=token)
         self.secret, self.key = draw_key("ops", now_s=0, role="operator")
-        table.replace(KeyBook().with_key(self.key, 0), 0)
+        table.replace(KeySet().with_key(self.key, 0), 0)
         executor = OrderExecutor(self.network, TaskOwner(), planner_id="planner-0", token=token)  # type: ignore[arg-type]
         admin = Admin(self.cluster.state, None, RecordingBus(), ManualClock(), token=token, keys=table)
         app = make_web_app("test", "", not_ready=lambda: None, metrics=CollectorRegistry())
         app.include_router(RolesApi(admin, executor).router())
-        door = AuditDoor(app, table, ManualClock(), service="planner", audited=changes, publish=self.recorded.append)
+        door = AuditMiddleware(
+            app, table, ManualClock(), service="planner", audited=changes, publish=self.recorded.append
+        )
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url="http://p")
         self.worker = self.network.channels["127.0.0.1:1"] = Channel()
         self.worker.may_answer.set()

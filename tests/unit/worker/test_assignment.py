@@ -5,7 +5,7 @@ import pytest
 from libs.contracts.errors import FulcrumError, InvalidRequest, StaleRole
 from libs.policy.roles import Assignment, Phase, Refusal, Role
 from libs.policy.worker.assignment import (
-    NotTaken,
+    AssignmentRefusal,
     WantedAssignment,
     first_assignment,
     leaves_decode,
@@ -28,22 +28,22 @@ def test_an_assignment_that_is_taken_keeps_the_model_and_has_the_next_epoch() ->
 @pytest.mark.parametrize(
     ("wanted", "draining", "reason", "said"),
     [
-        (WantedAssignment(99, 5, 1, "n"), True, NotTaken.DRAINING,
+        (WantedAssignment(99, 5, 1, "n"), True, AssignmentRefusal.DRAINING,
          StaleRole("the worker is draining: it takes no other role, choose another worker")),
-        (WantedAssignment(99, 5, 1, "n"), False, NotTaken.STALE_EPOCH,
+        (WantedAssignment(99, 5, 1, "n"), False, AssignmentRefusal.STALE_EPOCH,
          StaleRole("expected epoch 1, the worker is at 7: look at what it does by now, then ask again")),
-        (WantedAssignment(99, 5, 7, "{n}"), False, NotTaken.OTHER_MODEL,
+        (WantedAssignment(99, 5, 7, "{n}"), False, AssignmentRefusal.OTHER_MODEL,
          InvalidRequest("this worker holds model 'm', not '{n}'")),
-        (WantedAssignment(99, 5, 7, "m"), False, NotTaken.UNKNOWN_ROLE,
+        (WantedAssignment(99, 5, 7, "m"), False, AssignmentRefusal.UNKNOWN_ROLE,
          InvalidRequest("role must be prefill, mixed or standby", param="role")),
-        (WantedAssignment(1, 5, 7), False, NotTaken.BUDGET_WITHOUT_MIXED,
+        (WantedAssignment(1, 5, 7), False, AssignmentRefusal.BUDGET_WITHOUT_MIXED,
          InvalidRequest("only role mixed has a prompt budget", param="budget_tokens")),
-        (WantedAssignment(2, 1_000_001, 7), False, NotTaken.BUDGET_TOO_LARGE,
+        (WantedAssignment(2, 1_000_001, 7), False, AssignmentRefusal.BUDGET_TOO_LARGE,
          InvalidRequest("a prompt budget is at most 1000000 tokens", param="budget_tokens")),
     ],
 )  # fmt: skip
 def test_an_assignment_that_is_not_taken_has_one_reason_and_one_sentence(
-    wanted: WantedAssignment, draining: bool, reason: NotTaken, said: FulcrumError
+    wanted: WantedAssignment, draining: bool, reason: AssignmentRefusal, said: FulcrumError
 ) -> None:
     assert next_assignment(CURRENT, wanted, draining=draining) is reason
     state = AssignmentState("m", Role.MIXED, 64)
@@ -62,7 +62,7 @@ def test_an_assignment_that_is_not_taken_has_one_reason_and_one_sentence(
 
 
 def test_a_worker_starts_with_no_assignment_that_cannot_be() -> None:
-    assert first_assignment("m", 1, 5) is NotTaken.BUDGET_WITHOUT_MIXED
+    assert first_assignment("m", 1, 5) is AssignmentRefusal.BUDGET_WITHOUT_MIXED
     with pytest.raises(InvalidRequest, match="only role mixed"):
         AssignmentState("m", 1, 5)
 

@@ -6,9 +6,9 @@ from typing import Final
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.dispatch.generation import ApiFinishReason as Ended
 from libs.dispatch.ports import (
+    AttemptEvent,
     Failed,
     HandOverWanted,
-    Happened,
     KvOpened,
     Prefilled,
     QueuedDemand,
@@ -51,7 +51,7 @@ class LabOutbox:
     def restart(self) -> None:
         """Reset to the full report of a new process."""
         self.tokens: list[int] = []
-        self.happened: list[Happened] = []
+        self.happened: list[AttemptEvent] = []
         self.load = False
         self.assignment = True
         self.speed = True
@@ -71,7 +71,7 @@ class LabOutbox:
         if not output.only_tokens and (happened := self._event(output)) is not None:
             self.happened.append(happened)
 
-    def _event(self, output: SequenceOutput) -> Happened | None:
+    def _event(self, output: SequenceOutput) -> AttemptEvent | None:
         sequence_id, finish = output.sequence_id, output.finish
         if output.streamed_handle is not None:
             return KvOpened(sequence_id, self._blocks(output.streamed_handle))
@@ -162,7 +162,7 @@ class Duties:
         """Return the assignment that a change of role would lead to, or None if it is refused."""
         wanted = assignments.WantedAssignment(role, budget_tokens, self.assignment.epoch)
         taken = assignments.next_assignment(self.assignment, wanted, draining=self.draining)
-        return None if isinstance(taken, assignments.NotTaken) else taken
+        return None if isinstance(taken, assignments.AssignmentRefusal) else taken
 
     def take(self, assignment: Assignment) -> None:
         self.assignment = assignment

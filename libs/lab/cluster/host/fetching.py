@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.blocks import Held, Received
+from libs.engine.kv.blocks import HandleBlocks, ReceivedTotals
 from libs.engine.reports import FinishReason
 from libs.lab.cluster.core import LabCore
 from libs.lab.cluster.host.device import Device, Rest
@@ -28,7 +28,7 @@ class Stream:
     """The transfer of one sequence's blocks to one receiver."""
 
     sequence: CountedSequence
-    held: Held
+    held: HandleBlocks
     at: int
     """The number of blocks that have arrived or are on the link."""
     asked_ns: int
@@ -260,7 +260,7 @@ class Fetching:
         assert self._owner is not None
         del self._streams[stream.sequence.request.sequence_id]
         now_ns, blocks = self._time.now_ns(), stream.at - stream.first
-        received = Received(blocks, blocks * self._block_bytes)
+        received = ReceivedTotals(blocks, blocks * self._block_bytes)
         self._core.kv_arrived(stream.sequence, received, stream.asked_ns, now_ns)
         self._transfers.arrived(blocks, now_ns - stream.asked_ns)
         self._owner.received_at(self._transfers)

@@ -66,7 +66,7 @@ HASHES: Final = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class InjectedErrors:
     """The errors injected into a cluster; none by default."""
 
     telemetry_ms: float = 0.0

@@ -18,7 +18,7 @@ from libs.policy.alerts.store import (
     Alert,
     AlertStore,
     Silence,
-    SilenceBook,
+    SilenceRegistry,
     Transition,
     ended,
     fault_of,
@@ -63,7 +63,7 @@ def test_a_silence_is_of_a_name_of_labels_or_of_both() -> None:
 
 
 def test_a_silence_ends_with_its_time_and_an_ended_one_at_once() -> None:
-    book, (stuck, _) = SilenceBook(), firing(AlertStore())
+    book, (stuck, _) = SilenceRegistry(), firing(AlertStore())
     of = silence()
     assert book.take(of, NOW_NS)
     assert book.silenced(stuck, of.until_ns - 1) == of
@@ -73,7 +73,7 @@ def test_a_silence_ends_with_its_time_and_an_ended_one_at_once() -> None:
 
 
 def test_a_late_account_brings_no_ended_silence_back() -> None:
-    book, of = SilenceBook(), silence()
+    book, of = SilenceRegistry(), silence()
     book.take(of, NOW_NS)
     book.take(ended(of, NOW_NS), NOW_NS)
     assert not book.take(of, NOW_NS)
@@ -94,11 +94,11 @@ def test_a_late_account_brings_no_ended_silence_back() -> None:
 )
 def test_what_is_no_silence_is_refused_in_words(wrong: dict[str, Any], word: str) -> None:
     assert word in fault_of(silence(**wrong))
-    assert not SilenceBook().take(silence(**wrong), NOW_NS)
+    assert not SilenceRegistry().take(silence(**wrong), NOW_NS)
 
 
 def test_their_number_is_bounded_and_those_that_are_over_make_room() -> None:
-    book = SilenceBook()
+    book = SilenceRegistry()
     for number in range(MAX_SILENCES):
         assert book.take(silence(id=str(number)), NOW_NS)
     assert not book.has_room(NOW_NS)
@@ -111,7 +111,7 @@ def test_one_from_a_clock_far_ahead_is_left_out() -> None:
     far_ns = NOW_NS + 365 * 24 * HOUR_NS
     ahead = silence(made_ns=far_ns, until_ns=far_ns + HOUR_NS, changed_ns=far_ns)
     assert not fault_of(ahead)
-    assert not SilenceBook().take(ahead, NOW_NS)
+    assert not SilenceRegistry().take(ahead, NOW_NS)
 
 
 def test_a_silence_survives_its_message() -> None:
