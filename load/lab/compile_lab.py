@@ -154,8 +154,6 @@ MODULES: Final = (
     "libs/lab/cluster/*.py",
     "libs/lab/cluster/host/*.py",
 )
-# Modules with async generators, which mypyc cannot compile; the lab does not run them.
-LEFT_OUT: Final = ("libs/dispatch/fair_slots.py",)
 # Decisions alone, compiled in a quarter of the time.
 DECISIONS: Final = MODULES[: MODULES.index("libs/dispatch/*.py")]
 DIGEST: Final = "built-from"
@@ -202,7 +200,7 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bo
     mark.write_text("")  # ours from now on, and not complete yet
     shutil.copytree(ROOT / "libs", folder / "libs", ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
     modules = [str(path.relative_to(ROOT)) for glob in globs for path in sorted(ROOT.glob(glob))]
-    modules = [path for path in modules if not path.endswith("__init__.py") and path not in LEFT_OUT]
+    modules = [path for path in modules if not path.endswith("__init__.py")]
     if lost := [glob for glob in globs if not any(ROOT.glob(glob))]:
         raise SystemExit(f"no module is called {', '.join(lost)} any more: mend MODULES in {__file__}")
     derived_from = bases(path.read_text() for path in (folder / "libs").rglob("*.py"))
