@@ -107,7 +107,9 @@ class Rig:
         """One request, answered."""
         client = Node("client")
         self.loop.add(client)
-        ask = ClientCall(1, (97, 98, 99), tokens, temperature=0.8, seed=1, n=1, stream=True, stop="", leaves_after_s=None)
+        ask = ClientCall(
+            1, (97, 98, 99), tokens, temperature=0.8, seed=1, n=1, stream=True, stop="", leaves_after_s=None
+        )
         outcome = await self.loop.spawn(client, send(self.net, client, "g0", ask))
         assert outcome is not None and check(outcome) == []
 
