@@ -40,7 +40,7 @@ QUICK: Final[Mapping[str, Quick]] = {  # by one word or two
     "events": Quick("status.events", "show_events", {"--follow": "follow", "-f": "follow"}, {"limit": 30}),
     "workers": Quick("status.tables", "show_workers"),
     "occupancy": Quick("status.tables", "show_occupancy", {}, {"window": "2s"}),
-    "top": Quick("top.screen", "show_top", {"--once": "once", "--light": "light"}, {"metrics": None}),
+    "top": Quick("top.show", "show_top", {"--once": "once", "--light": "light"}, {"metrics": None}),
     "tune decode": Quick("planner.tune", "tune_decode", {}, {"worker": None, "tpot_ms": 50.0, "context": 1024}),
     "role": Quick(
         "suite.role",

@@ -17,6 +17,6 @@ def top(
     light: Annotated[bool, typer.Option("--light", help="Use colours for a light terminal.")] = False,
 ) -> None:
     """Watch prefill and decode live: ratio, pools, workers, alerts. Keys are in the footer."""
-    from libs.cli.top.screen import show_top  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.top.show import show_top  # noqa: PLC0415 (what only this command needs)
 
     show_top(ready, metrics=metrics, once=once, light=light, as_json=json)

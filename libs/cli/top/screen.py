@@ -1,10 +1,7 @@
 """The output of `fulcrum top`: the screen, that of a group of workers, or snapshots for pipes."""
 
 import asyncio
-import time
 from contextlib import suppress
-from json import dumps
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import httpx
@@ -16,55 +13,12 @@ from textual.css.query import NoMatches
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from libs.cli.find import find_suite, get_json, no_suite
+from libs.cli.find import no_suite
 from libs.cli.top import draw
 from libs.cli.top.detail import Detail, figures
 from libs.cli.top.feed import Feed
 from libs.cli.top.head import MAX_ALERTS, MAX_EVENTS, Workers, alerts, events, head, pools, verdict
 from libs.cli.top.model import GroupRow, Row
-
-PERIOD_S: Final = 1.0
-WINDOW: Final = "2s"
-
-
-def show_top(ready: Path | None, *, metrics: str | None, once: bool, light: bool, as_json: bool) -> None:
-    """Run until the user leaves, or print one snapshot. Raises StartupError."""
-    url = metrics.rstrip("/") if metrics else find_suite(ready).metrics
-    if as_json or once:
-        _print_snapshots(url, as_json=as_json, once=once)
-        return
-
-    run_screen(url, light=light)
-
-
-def _print_snapshots(url: str, *, as_json: bool, once: bool) -> None:
-    """Print one snapshot, or one a second until interrupted. Raises StartupError if the service does not answer."""
-    from libs.cli.status.tables import show_occupancy_of  # noqa: PLC0415
-
-    while True:
-        snapshot = _take(url, exact=as_json)
-        if as_json:
-            print(dumps(snapshot), flush=True)
-        else:
-            show_occupancy_of(snapshot["occupancy"])
-            for alert in snapshot["alerts"]:
-                print(f"{alert['severity']}: {alert['name']}: {alert['reason']}")
-        if once:
-            return
-        time.sleep(PERIOD_S)
-
-
-def _take(url: str, *, exact: bool) -> dict[str, Any]:
-    """Return occupancy, request latencies and firing alerts as of now."""
-    occupancy = get_json(url, "/v1/occupancy", exact=exact, window=WINDOW)
-    return {
-        "unix_ms": occupancy["as_of_unix_ns"] // 1_000_000,
-        "age_ms": occupancy["age_ms"],
-        "ratio": occupancy["ratio"],
-        "occupancy": occupancy,
-        "requests": get_json(url, "/v1/requests/summary", exact=exact, window="1m")["total"],
-        "alerts": get_json(url, "/v1/alerts", exact=exact, limit="0")["firing"],
-    }
 
 
 class GroupDetail(ModalScreen[None]):
