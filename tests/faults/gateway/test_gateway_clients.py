@@ -16,8 +16,8 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.testing.wait import until
 from libs.testing.workers.hosts import LocalWorker, local_worker
 from libs.testing.workers.scripted import Plan, expected_text, scripted_worker
-from libs.worker.host import drain
 from services.gateway.link import MAX_SUBMIT_BYTES
+from services.gateway.run import drain
 
 AT_ONCE_S = 5.0
 """Well under the KV lease of 30 s, which would free what nobody ends; a busy machine may need more than one."""
