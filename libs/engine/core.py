@@ -9,7 +9,7 @@ is bounded, because a sequence is admitted beside others only while each of them
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
+from itertools import chain, islice
 
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.engine.config import EngineConfig
@@ -71,9 +71,13 @@ def unless_others_wait(prompts: Iterable[Sequence]) -> list[Sequence]:
     return [sequence for sequence in every if not sequence.request.yields or sequence.request.kv] if first else every
 
 
-def blocks_to_spare(admitted: Sequence, holding: Iterable[Sequence]) -> int:
-    """Return how many blocks must stay free when a sequence is admitted: one for each sequence that may grow."""
-    return admitted.may_grow + sum(sequence.may_grow for sequence in holding)
+def blocks_to_spare(admitted: Sequence, holding: Iterable[Sequence], enough: int) -> int:
+    """Return how many blocks must stay free when a sequence is admitted: one for each sequence that may grow.
+
+    Counting stops at `enough`, which a pool with few free blocks reaches after a few of many sequences.
+    """
+    growing = (1 for sequence in chain((admitted,), holding) if sequence.may_grow)
+    return sum(islice(growing, enough))
 
 
 def grow(running: list[Sequence], pool: BlockPool) -> list[Sequence]:
@@ -396,7 +400,9 @@ class Core:
         needed, spare = sequence.blocks_now - len(shared), 0
         # With a free block left for each, it does not matter which of them may grow.
         if running and self._pool.available <= needed + len(shared) + running:
-            spare = blocks_to_spare(sequence, self._sequences.holding())
+            # One more than could stay free refuses it, whichever more of them may grow.
+            enough = max(self._pool.available - needed + 1, 0)
+            spare = blocks_to_spare(sequence, self._sequences.holding(), enough)
         blocks = self._pool.allocate(needed, shared, spare=spare)
         if blocks is None:
             return False

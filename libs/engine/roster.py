@@ -23,7 +23,9 @@ class Roster:
         self._at: Mapping[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
         self._views = {stage: there.values() for stage, there in self._at.items()}
         self._waiting = 0
+        # Kept as they change: a worker reports its depths after every step, however many prompts wait.
         self._queued_prompt_tokens = 0
+        self._queued_prompt_squares = 0
 
     def __len__(self) -> int:
         return len(self._all)
@@ -54,6 +56,7 @@ class Roster:
         self._leave(sequence)
         if stage is Stage.QUEUED_PROMPT:
             self._queued_prompt_tokens += sequence.length
+            self._queued_prompt_squares += sequence.length**2
         if stage in QUEUED:
             self._waiting += 1
         sequence.stage = stage
@@ -78,6 +81,7 @@ class Roster:
             self._waiting -= 1
         if sequence.stage is Stage.QUEUED_PROMPT:
             self._queued_prompt_tokens -= sequence.length
+            self._queued_prompt_squares -= sequence.length**2
 
     # ------------------------------------------------------------------ order
 
@@ -120,8 +124,8 @@ class Roster:
     @property
     def waiting_prefill_squares(self) -> int:
         """The sum over waiting prompts of length squared less the square of the computed length."""
-        waiting = map(self.at, (Stage.QUEUED_PROMPT, Stage.PREFILL, Stage.QUEUED_PREEMPTED))
-        return sum([sequence.length**2 - sequence.computed**2 for sequence in chain.from_iterable(waiting)])
+        partly = chain(self.at(Stage.PREFILL), self.at(Stage.QUEUED_PREEMPTED))
+        return self._queued_prompt_squares + sum([each.length**2 - each.computed**2 for each in partly])
 
     def report(self, work: StepWork, start_ns: int, end_ns: int) -> StepReport:
         """Return the report of a step that computes `work`. `end_ns` is 0 for a step that has only begun."""

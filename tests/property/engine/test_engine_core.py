@@ -247,6 +247,10 @@ class CoreMachine(RuleBasedStateMachine):
             assert integrity.referenced_blocks + load.free_kv_blocks == BLOCKS
             assert worker.core.pool_fault() == ""
             assert integrity.live_sequences == load.running + load.waiting + load.awaiting_kv
+            roster = worker.core._sequences
+            prompts = [*roster.at(Stage.QUEUED_PROMPT), *roster.at(Stage.PREFILL), *roster.at(Stage.QUEUED_PREEMPTED)]
+            assert load.waiting_prefill_tokens == sum(each.pending for each in prompts)
+            assert load.waiting_prefill_squares == sum(each.length**2 - each.computed**2 for each in prompts)
             assert integrity.live_sequences == len(worker.live)
 
     @invariant()
