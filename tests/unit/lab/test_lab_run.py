@@ -69,7 +69,7 @@ def test_the_figures_that_a_run_is_asked_for_are_there() -> None:
 
 
 def test_thirty_times_the_load_is_served_worse() -> None:
-    heavy = generate("poisson:rate=360,seconds=10", seed=3)
+    heavy = generate("poisson:rate=360,seconds=4", seed=3)
     easy, hard = (run_named(experiment(trace), "fulcrum:2:2").score for trace in (TRACE, heavy))
     assert easy.slo_attainment > 0.95 > hard.slo_attainment
 
