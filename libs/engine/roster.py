@@ -118,14 +118,16 @@ class Roster:
     @property
     def waiting_prefill_tokens(self) -> int:
         """Number of prompt tokens still to compute."""
-        partly = chain(self.at(Stage.PREFILL), self.at(Stage.QUEUED_PREEMPTED))
-        return self._queued_prompt_tokens + sum([sequence.pending for sequence in partly])
+        return self._queued_prompt_tokens + sum([each.pending for each in self._begun_prompts()])
 
     @property
     def waiting_prefill_squares(self) -> int:
         """The sum over waiting prompts of length squared less the square of the computed length."""
-        partly = chain(self.at(Stage.PREFILL), self.at(Stage.QUEUED_PREEMPTED))
-        return self._queued_prompt_squares + sum([each.length**2 - each.computed**2 for each in partly])
+        return self._queued_prompt_squares + sum([each.length**2 - each.computed**2 for each in self._begun_prompts()])
+
+    def _begun_prompts(self) -> Iterator[Sequence]:
+        """Iterate over waiting prompts of which a part may be computed, which only a pass over them can count."""
+        return chain(self.at(Stage.PREFILL), self.at(Stage.QUEUED_PREEMPTED))
 
     def report(self, work: StepWork, start_ns: int, end_ns: int) -> StepReport:
         """Return the report of a step that computes `work`. `end_ns` is 0 for a step that has only begun."""

@@ -114,11 +114,8 @@ async def open_gateway(
     with _tokenise_threads() as threads:
         hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
-        intake = _intake(settings, catalog, fleet, hints, threads, keys=ports.keys)
-        metrics.watch_slots({"tokenise": intake.tokenising, "schemas": intake.schemas.slots})
-        loadable = _loadable_models(
-            ports.models, catalog, dispatcher, fleet, settings=settings, clock=clock, tasks=tasks
-        )
+        intake = _intake(settings, catalog, fleet, hints, threads, keys=ports.keys, metrics=metrics)
+        models = _models(ports.models, catalog, dispatcher, fleet, settings=settings, clock=clock, tasks=tasks)
         make_endpoint = partial(
             CompletionEndpoint,
             intake=intake,
@@ -129,12 +126,12 @@ async def open_gateway(
             stalls=stalls,
             demand=demand,
             max_body_bytes=settings.max_body_bytes,
-            models=loadable,
+            models=models,
             limits=limiter,
             rounds=IntakeRounds(ports.keys),
         )
         kept = _kept_responses(settings, ports, clock)
-        serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, loadable)
+        serving = Serving(catalog.names, intake, dispatcher, fleet, metrics, models)
         batch = make_batch(ports.batch, serving, settings, clock, keys=ports.keys, limiter=limiter)
         app = make_routes(
             hot=_hot_routes(make_endpoint, kept) | token_routes(intake, catalog, stalls, settings.max_body_bytes),
@@ -144,7 +141,7 @@ async def open_gateway(
             draining=lambda: dispatcher.draining,
             metrics=metrics,
             version=version("fulcrum"),
-            loadable=loadable,
+            loadable=models,
             declared=DECLARED,
         )
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
@@ -203,8 +200,9 @@ def _intake(
     threads: ThreadPoolExecutor,
     *,
     keys: KeyTable | None,
+    metrics: GatewayMetrics,
 ) -> Intake:
-    return Intake(
+    intake = Intake(
         catalog=catalog,
         fleet=fleet,
         hints=hints,
@@ -219,6 +217,8 @@ def _intake(
         cache_salt=str if keys is None else keys.cache_salt,
         tenants=keys,
     )
+    metrics.watch_slots({"tokenise": intake.tokenising, "schemas": intake.schemas.slots})
+    return intake
 
 
 def _dispatcher(
@@ -290,7 +290,7 @@ async def _sharing_places(
     await places.leave()
 
 
-def _loadable_models(
+def _models(
     store: ModelCatalogue | None,
     catalog: Catalog,
     dispatcher: Dispatcher,

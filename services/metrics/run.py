@@ -102,19 +102,19 @@ async def open_metrics(
     """Serve on a bound socket while the context is open; its end closes `tasks` before history is written last."""
     began_ns, bus = clock.now_ns(), ports.bus
     lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
-    registry, door = (
-        CollectorRegistry(),
-        AccessControl(ports.keys, settings, clock, token=settings.token.get_secret_value()),
-    )
+    registry = CollectorRegistry()
+    access = AccessControl(ports.keys, settings, clock, token=settings.token.get_secret_value())
     transport = transport or guarded_transport(settings, registry)
     state = MetricsState(prefill_shares, RequestMetrics(registry), _sharing(settings, bus, began_ns))
     gaps: Gaps[Partition] = Gaps()
     hub, desk = Hub(), AlertEvaluator(state, settings.alert_limits(), lag_ns=live_lag_ns)
     verdicts = _verdicts(settings, state, desk)
     refill = Refill(state, gaps, prefill_shares, clock, ports.thread_s)
-    alerts = open_alerts(settings, bus, desk, clock, began_ns=began_ns, make_client=ports.make_client, guard=door.guard)
+    alerts = open_alerts(
+        settings, bus, desk, clock, began_ns=began_ns, make_client=ports.make_client, guard=access.guard
+    )
     demand = open_demand(
-        ports.demand, settings, state, desk, clock, guard=door.guard, publish=partial(bus.publish, CAPACITY)
+        ports.demand, settings, state, desk, clock, guard=access.guard, publish=partial(bus.publish, CAPACITY)
     )
     for collector in (
         *_state_collectors(settings, state, hub, clock),
@@ -132,11 +132,7 @@ async def open_metrics(
         if exporter is not None:
             takers.append(_trace(exporter, state, registry, tasks))
         demand.start(tasks)
-        kept_from_ns = None
-        if keeper is not None:
-            registry.register(keeper)
-            kept_from_ns = await keeper.restore()
-            tasks.spawn("history", keeper.run())
+        kept_from_ns = None if keeper is None else await _resume(keeper, registry, tasks)
         since_ns = read_from_ns(kept_from_ns, began_ns, shared=settings.shared)
         state.requests.begin(since_ns)
         loads = _load_publisher(settings, bus, verdicts, began_ns)
@@ -149,11 +145,11 @@ async def open_metrics(
         live = tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns, loads=loads, verdicts=verdicts)
         tasks.spawn("live", live)
         await bus.start()
-        more = (alerts.router, *demand.routers(), _planner_routes(settings, ports), *door.routers(), audit.router())
+        more = (alerts.router, *demand.routers(), _planner_routes(settings, ports), *access.routers(), audit.router())
         make_app = partial(make_api, lag_ns=lag_ns, live_lag_ns=live_lag_ns, verdicts=verdicts, recorder=recorder)
         served = make_app(state, hub, desk.book, clock, registry, more=more)
         async with transport.http(
-            door.before(served, audit.publish, registry), sock, tasks=tasks, drain_s=CLOSE_S
+            access.before(served, audit.publish, registry), sock, tasks=tasks, drain_s=CLOSE_S
         ) as url:
             alerts.start(settings.public_url or reachable(url), tasks)
             yield RunningMetrics(url, state, desk, gaps, hub, verdicts)
@@ -163,6 +159,14 @@ async def open_metrics(
         await demand.close()
         if keeper is not None:
             await keeper.close()
+
+
+async def _resume(keeper: HistoryKeeper, registry: CollectorRegistry, tasks: TaskOwner) -> int | None:
+    """Restore the kept history, go on keeping it, and return the time to which it reaches."""
+    registry.register(keeper)
+    kept_from_ns = await keeper.restore()
+    tasks.spawn("history", keeper.run())
+    return kept_from_ns
 
 
 def reachable(url: str) -> str:
