@@ -1,17 +1,15 @@
-"""The causes that hold up a model's requests at a moment, the gravest first, and the workers to move about it.
+"""The causes that hold up a model's requests at a moment, the gravest first.
 
 A slow worker or slow link comes before a shortage that would not exist without it.
 """
 
-import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from libs.policy.planner.role_planning import GAIN
-from libs.policy.pressure import Split, prompt_speed, split
 from libs.policy.roles import Role
+from libs.policy.verdict.advice import Action, advice, stands
 from libs.policy.verdict.state import (
     CLEAR_PRESSURE,
     LEAST_WAIT_S,
@@ -19,11 +17,10 @@ from libs.policy.verdict.state import (
     Grade,
     ModelState,
     Pressures,
-    RoleCounts,
     VerdictLimits,
     WorkerState,
     fewest_workers,
-    role_counts,
+    least_pressed,
 )
 
 
@@ -48,26 +45,6 @@ SHORTAGES = IMBALANCES | {CauseCode.TOO_SMALL}
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
-    """A change of role for some workers."""
-
-    workers: tuple[str, ...]
-    role: str
-    budget_tokens: int
-    """The prompt budget of role mixed."""
-    pressure_then: float
-    """The predicted pressure of the worse phase after the move."""
-    # Prompts and decodes come and go while workers move, so a range is promised.
-    pressure_range: tuple[float, float] = (0.0, 0.0)
-
-    @property
-    def command(self) -> str:
-        """The command line that performs the action, quoted for a shell: a worker chooses its own id."""
-        role = f"mixed:{self.budget_tokens}" if self.role == "mixed" else self.role
-        return shlex.join(("fulcrum", "role", *self.workers, role))
-
-
-@dataclass(frozen=True, slots=True)
 class Cause:
     """A reason why requests are held up."""
 
@@ -81,105 +58,12 @@ class Cause:
     grade: Grade = Grade.FIRE
     rank: int = 0
     """Sort key of causes; the smallest comes first."""
+    missing_workers: int = 0
+    """How many more workers would do, for a cluster that is too small; 0 if no number considered would."""
 
     def seen(self, since_ns: int) -> "Cause":
         """Return the cause with the time since which it has held."""
         return replace(self, since_ns=since_ns)
-
-
-# The smallest move that leaves at most this pressure is preferred.
-GOOD: Final = 0.9
-# This many standard errors of the prompts' rate on either side hold in seven of eight cases.
-ERRORS: Final = 1.5
-# Sequences end and begin while workers move, so decode pressure is uncertain by this share.
-DECODE_ERROR: Final = 0.1
-LEAST_ERROR: Final = 0.1
-"""The least relative error of the prompts' pressure, however steadily they arrive."""
-
-_Tried = tuple[Sequence[WorkerState], Split]
-"""Workers to move, and the split that results."""
-
-
-def advice(state: ModelState) -> Action | None:
-    """Return the smallest move that leaves at most `GOOD`, or else the one that leaves least.
-
-    If no move relieves pressure by `GAIN`, decode workers may compute prompts too. None means that nothing helps.
-    """
-    now = _split(state, role_counts(state.workers))
-    best = _least(state, now)
-    if best is not None and best[1].pressure <= 1:
-        return _move(state, *best)
-    lent = _lent(state)
-    if lent is not None and lent[1].pressure < (best[1] if best else now).pressure * (1 - GAIN):
-        return _action(state, *lent, "mixed", state.engine.chunk_tokens)
-    return _move(state, *best) if best is not None else None
-
-
-def _split(state: ModelState, counts: RoleCounts) -> Split:
-    """Return the split for these counts, in which slow workers count for less than one.
-
-    While prompts wait, computing them faster brings proportionally more decodes.
-    """
-    work, engine, now = state.work, state.engine, role_counts(state.workers)
-    served = min(prompt_speed(engine, work, now.prefill, now.mixed, now.lending), work.prompts)
-    then = min(prompt_speed(engine, work, counts.prefill, counts.mixed, counts.lending), work.prompts)
-    if 0 < served < then:
-        more = then / served
-        work = replace(work, decodes=round(work.decodes * more), kv_tokens=round(work.kv_tokens * more))
-    return split(engine, work, counts.prefill, counts.mixed, lending=counts.lending)
-
-
-def _least(state: ModelState, now: Split) -> _Tried | None:
-    """Return the best move, searching the ones of fewest workers first."""
-    near = sorted([*_to_prefill(state), *_to_decode(state)], key=lambda each: len(each[0]))
-    found = next((each for each in near if each[1].pressure <= GOOD), None)
-    found = found or min(near, key=lambda each: each[1].pressure, default=None)
-    return found if found is not None and found[1].pressure < now.pressure * (1 - GAIN) else None
-
-
-def _to_prefill(state: ModelState) -> Iterator[_Tried]:
-    """Yield moves of decode workers, adding one at a time, those with the least KV first; the last one stays."""
-    order, counts = _cheapest(state.workers, Role.MIXED, lambda each: each.kv_tokens), role_counts(state.workers)
-    for number, each in enumerate(order[:-1]):
-        counts = RoleCounts(
-            counts.prefill + each.speed, counts.mixed - each.speed, counts.lending - each.speed * each.lends
-        )
-        yield order[: number + 1], _split(state, counts)
-
-
-def _to_decode(state: ModelState) -> Iterator[_Tried]:
-    """Yield moves of prefill workers, adding one at a time, those with the fewest prompt tokens first."""
-    order, counts = _cheapest(state.workers, Role.PREFILL, lambda each: each.prompt_tokens), role_counts(state.workers)
-    for number, each in enumerate(order[:-1]):
-        counts = RoleCounts(counts.prefill - each.speed, counts.mixed + each.speed, counts.lending)
-        yield order[: number + 1], _split(state, counts)
-
-
-def _lent(state: ModelState) -> _Tried | None:
-    """Return all decode workers as computing prompts too; None if they already do."""
-    counts = role_counts(state.workers)
-    chosen = [each for each in state.workers if each.role is Role.MIXED and not each.budget_tokens]
-    return (chosen, _split(state, replace(counts, lending=counts.mixed))) if chosen else None
-
-
-def _move(state: ModelState, chosen: Sequence[WorkerState], then: Split) -> Action:
-    role = "prefill" if chosen[0].role is Role.MIXED else "decode"
-    return _action(state, chosen, then, role, 0)
-
-
-def _action(state: ModelState, chosen: Sequence[WorkerState], then: Split, role: str, budget_tokens: int) -> Action:
-    """Return the action with the predicted pressure and its range."""
-    share = max(ERRORS * state.prompts_error, LEAST_ERROR)
-    least = max(then.prompt_pressure * max(1 - share, 0.0), then.decode_pressure * (1 - DECODE_ERROR))
-    most = max(then.prompt_pressure * (1 + share), then.decode_pressure * (1 + DECODE_ERROR))
-    ids = tuple(sorted(each.id for each in chosen))
-    return Action(ids, role, budget_tokens, then.pressure, (least, most))
-
-
-def _cheapest(workers: Sequence[WorkerState], role: Role, cost: Callable[[WorkerState], int]) -> list[WorkerState]:
-    """Sort the workers of a role by `cost`, slow ones last."""
-    own = [each for each in workers if each.role is role]
-    return sorted(own, key=lambda each: ((each.slowness or 1.0) > 1 + GAIN * 2, cost(each), each.id))
 
 
 # Without workers for a phase its pressure has no bound.
@@ -230,13 +114,18 @@ MOST_ADDED: Final = 4
 """The bound on the number of workers considered for a cluster that is too small, as a multiple of the present ones."""
 
 
-def causes(state: ModelState, limits: VerdictLimits, *, small: bool = False) -> list[Cause]:
+# A number of missing workers stands until so many fewer would do, as a share of it.
+FEWER: Final = 0.7
+
+
+def causes(state: ModelState, limits: VerdictLimits, named: Cause | None = None) -> list[Cause]:
     """Return the causes that hold, and those between their thresholds, which keep a named cause alive.
 
-    `small` says that the cluster is named too small now. It stays so until some roles would leave room.
+    `named` is the model's shortage that is named now. Its action and its number of missing workers stand as long as
+    they are true, and a cluster named too small stays so until some roles would leave room.
     """
     found = [*_links(state, limits), *_slow(state, limits)]
-    shortage = _shortage(state, limits, small=small)
+    shortage = _shortage(state, limits, named)
     if shortage is not None:
         found.append(shortage)
     return sorted(found, key=lambda each: (each.rank, each.code))
@@ -275,15 +164,41 @@ def _prompts_grade(pressure: float, waits_s: float, limits: VerdictLimits) -> Gr
     return grade
 
 
-def _shortage(state: ModelState, limits: VerdictLimits, *, small: bool) -> Cause | None:
+def _shortage(state: ModelState, limits: VerdictLimits, named: Cause | None) -> Cause | None:
+    small = named is not None and named.code is CauseCode.TOO_SMALL
     found = shortage_of(state.pressures, state.backlog_s, limits, small=small)
     if found is None:
         return None
     code, grade = found
     healthy = shortage_of(state.healthy, state.backlog_s, limits)
     explained = healthy is None or healthy[1] is not Grade.FIRE
-    action = advice(state) if grade is Grade.FIRE else None
-    return Cause(code, state.model, _said(code, state, action), (), action, grade=grade, rank=2 if explained else 0)
+    cause = Cause(code, state.model, "", grade=grade, rank=2 if explained else 0)
+    same = named if named is not None and named.code is code else None
+    standing = None if named is None else named.action
+    action = advice(state, standing) if grade is Grade.FIRE else None if standing is None else stands(state, standing)
+    return _with_figures(cause, state, action, same)
+
+
+def restated(named: Cause, state: ModelState, *, grade: Grade, advised: bool) -> Cause:
+    """Return a named shortage with the figures of now, whether or not it still holds."""
+    action = stands(state, named.action) if advised and named.action is not None else None
+    return _with_figures(replace(named, grade=grade), state, action, named)
+
+
+def _with_figures(cause: Cause, state: ModelState, action: Action | None, named: Cause | None) -> Cause:
+    """Return the cause with its action and a sentence made of the same figures."""
+    missing = _missing_workers(state, named) if cause.code is CauseCode.TOO_SMALL else 0
+    cause = replace(cause, action=action, missing_workers=missing)
+    return replace(cause, sentence=_said(cause, state))
+
+
+def _missing_workers(state: ModelState, named: Cause | None) -> int:
+    there = state.standing.workers
+    needed = fewest_workers(state.engine, state.work, there, there * MOST_ADDED)
+    missing, before = 0 if needed is None else needed - there, 0 if named is None else named.missing_workers
+    # The need of an overload differs from moment to moment, and nobody orders workers by the moment.
+    stands = before and least_pressed(state.engine, state.work, there + before).pressure <= 1
+    return before if stands and missing > before * FEWER else missing
 
 
 def _links(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
@@ -333,33 +248,33 @@ def _slow(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
     yield Cause(CauseCode.SLOW_WORKER, state.model, sentence, tuple(each.id for each in slow), grade=grade, rank=1)
 
 
-def _said(code: CauseCode, state: ModelState, action: Action | None) -> str:
-    found = state.pressures
+def _said(cause: Cause, state: ModelState) -> str:
+    found, code, action = state.pressures, cause.code, cause.action
+    # Below its threshold a cause is named for a little longer, lest it flicker.
+    easing = "" if cause.grade is Grade.FIRE else ", easing"
     on_prefill, on_decode = workers(state.prefill, "prefill"), workers(state.mixed, "decode")
     then = "" if action is None else f" {_advised(action)} leaves {promised(action)}."
     if code is CauseCode.TOO_SMALL:
-        most = state.standing.workers * MOST_ADDED
-        needed = fewest_workers(state.engine, state.work, state.standing.workers, most)
-        more = f"; {workers(needed - state.standing.workers, 'more')} would do" if needed else ""
+        more = f"; {workers(cause.missing_workers, 'more')} would do" if cause.missing_workers else ""
         return (
-            f"Too small: prompts press {figure(found.prefill)} on {on_prefill}, decodes {figure(found.decode)} on "
-            f"{on_decode}, {backlog(state)}, and no other roles of them leave less than {figure(found.cluster)}{more}."
-            f"{then}"
+            f"Too small{easing}: prompts press {figure(found.prefill)} on {on_prefill}, decodes "
+            f"{figure(found.decode)} on {on_decode}, {backlog(state)}, and no other roles of them leave less than "
+            f"{figure(found.cluster)}{more}.{then}"
         )
     if code is CauseCode.PREFILL_BOUND:
         return (
-            f"Prefill-bound: pressure {figure(found.prefill)} on {on_prefill} against {figure(found.decode)} on "
-            f"{on_decode}, {backlog(state)}.{then}"
+            f"Prefill-bound{easing}: pressure {figure(found.prefill)} on {on_prefill} against {figure(found.decode)} "
+            f"on {on_decode}, {backlog(state)}.{then}"
         )
     against = f"against {figure(found.prefill)} on {on_prefill}"
     if code is CauseCode.DECODE_BOUND_KV:
         return (
-            f"Decode-bound by KV: pressure {figure(found.kv)} on {on_decode} {against}, sequences need "
+            f"Decode-bound by KV{easing}: pressure {figure(found.kv)} on {on_decode} {against}, sequences need "
             f"{amount(found.kv_tokens)} tokens of {amount(found.kv_room_tokens)}.{then}"
         )
     return (
-        f"Decode-bound by TPOT: pressure {figure(found.batch)} on {on_decode} {against}, {found.sequences} sequences, "
-        f"with room for {found.largest_batch} within a TPOT of {state.work.tpot_ns / 1e6:g} ms.{then}"
+        f"Decode-bound by TPOT{easing}: pressure {figure(found.batch)} on {on_decode} {against}, {found.sequences} "
+        f"sequences, with room for {found.largest_batch} within a TPOT of {state.work.tpot_ns / 1e6:g} ms.{then}"
     )
 
 

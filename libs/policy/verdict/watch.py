@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from libs.policy.verdict.causes import SHORTAGES, Cause, CauseCode, causes
+from libs.policy.verdict.advice import Action
+from libs.policy.verdict.causes import SHORTAGES, Cause, CauseCode, causes, restated
 from libs.policy.verdict.state import Grade, ModelState, UnknownState, VerdictLimits
 
 # A cause may flicker about its threshold, so its advice stands for this long after it held last.
 ADVISED_NS = 1_000_000_000
+_SHORTAGE = "shortage"
 MAX_FOLLOWED = 256
 """The most causes tracked over all models; later ones are not named."""
 
@@ -29,13 +31,15 @@ class _CauseTrack:
     """The state of a cause that holds or held recently."""
 
     cause: Cause
-    """The cause as it held last."""
+    """The cause: a shortage with the figures of now, another as it held last."""
     pending_ns: int
     named: bool = False
     clear_ns: int = 0
     """The time since which the cause has been gone; 0 while it holds."""
     held_ns: int = 0
-    """The last time at which it was grave enough to be named."""
+    """The last time at which it was not clear of its threshold."""
+    action: Action | None = None
+    """The action advised last, which may not stand any more."""
 
 
 class VerdictWatch:
@@ -46,26 +50,46 @@ class VerdictWatch:
         self._tracks: dict[tuple[str, str], _CauseTrack] = {}
         self._code: CauseCode | None = None
         self._since_ns = 0
+        self._actions = 0
+        """The number of actions advised so far, of which their ids are made."""
 
     def look(self, models: Iterable[ModelState | UnknownState], now_ns: int) -> Verdict:
         models = list(models)
         known = [each for each in models if isinstance(each, ModelState)]
         found: dict[tuple[str, str], Cause] = {}
         for state in known:
-            for cause in causes(state, self.limits, small=self._is_small(state.model)):
+            for cause in causes(state, self.limits, self._named(state.model)):
                 found[_key(cause)] = cause
         for key in [key for key in self._tracks if key not in found]:
             self._clear(key, now_ns)
         for key, cause in found.items():
             self._hold(key, cause, now_ns)
+        for state in known:
+            self._restate(state, found.get((state.model, _SHORTAGE)), now_ns)
         named = [track for track in self._tracks.values() if track.named]
         named.sort(key=lambda each: (each.cause.rank, each.pending_ns))
-        standing = [_standing(track, now_ns) for track in named]
+        standing = [track.cause.seen(track.pending_ns) for track in named]
         return self._verdict(models, standing, now_ns)
 
-    def _is_small(self, model: str) -> bool:
-        track = self._tracks.get((model, "shortage"))
-        return track is not None and track.named and track.cause.code is CauseCode.TOO_SMALL
+    def _named(self, model: str) -> Cause | None:
+        """Return the model's shortage that is named now."""
+        track = self._tracks.get((model, _SHORTAGE))
+        return track.cause if track is not None and track.named else None
+
+    def _restate(self, state: ModelState, found: Cause | None, now_ns: int) -> None:
+        """Bring the sentence, the figures and the action of a model's shortage to one instant."""
+        track = self._tracks.get((state.model, _SHORTAGE))
+        if track is None or not track.named:
+            return
+        before, cause = track.action, track.cause
+        if found is None or found.code is not cause.code:
+            cause = restated(cause, state, grade=Grade.CLEAR, advised=now_ns - track.held_ns < ADVISED_NS)
+        if cause.action is not None and not cause.action.id:
+            self._actions += 1
+            replaces = "" if before is None else before.command
+            action = replace(cause.action, id=f"{state.model}/{self._actions}", since_ns=now_ns, replaces=replaces)
+            cause = replace(cause, action=action)
+        track.cause, track.action = cause, cause.action or before
 
     def _verdict(self, models: Sequence[ModelState | UnknownState], standing: Sequence[Cause], now_ns: int) -> Verdict:
         if standing:
@@ -88,6 +112,8 @@ class VerdictWatch:
         if cause.grade is not Grade.FIRE:
             if not track.named:
                 del self._tracks[key]
+            elif cause.code is track.cause.code:
+                track.cause, track.clear_ns, track.held_ns = cause, 0, now_ns
             else:
                 track.clear_ns = 0
             return
@@ -111,15 +137,9 @@ class VerdictWatch:
             del self._tracks[key]
 
 
-def _standing(track: _CauseTrack, now_ns: int) -> Cause:
-    """Return the cause as it held last, without its advice once that is outdated."""
-    cause = track.cause.seen(track.pending_ns)
-    return cause if now_ns - track.held_ns < ADVISED_NS else replace(cause, action=None)
-
-
 def _key(cause: Cause) -> tuple[str, str]:
     # A model has one shortage at a time.
-    return cause.model, "shortage" if cause.code in SHORTAGES else cause.code
+    return cause.model, _SHORTAGE if cause.code in SHORTAGES else cause.code
 
 
 def _calm(models: Sequence[ModelState | UnknownState]) -> tuple[CauseCode, str, str]:

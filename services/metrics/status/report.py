@@ -8,7 +8,8 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from libs.policy.alerts.store import AlertStore
-from libs.policy.verdict.causes import Action, Cause, CauseCode
+from libs.policy.verdict.advice import Action
+from libs.policy.verdict.causes import Cause, CauseCode
 from libs.policy.verdict.state import ModelState
 from libs.policy.verdict.watch import Verdict
 from libs.runtime.clock import Clock
@@ -37,6 +38,11 @@ class ReportedAction:
     pressure_least: float
     pressure_most: float
     """Bounds between which that pressure is predicted."""
+    id: str
+    """The identity of the advice, which stays while the same change is advised."""
+    since_unix_ms: int
+    replaces: str
+    """The command advised before it for the same cause; empty for the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +228,8 @@ def _action(action: Action | None) -> ReportedAction | None:
     if action is None:
         return None
     then = [min(each, MAX_PRESSURE) for each in (action.pressure_then, *action.pressure_range)]
-    return ReportedAction(action.command, list(action.workers), action.role, action.budget_tokens, *then)
+    identity = action.id, action.since_ns // MS_NS, action.replaces
+    return ReportedAction(action.command, list(action.workers), action.role, action.budget_tokens, *then, *identity)
 
 
 def _model(model: str, seen: StatusLook, waiting_requests: int | None) -> ModelStatus:

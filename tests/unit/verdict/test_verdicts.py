@@ -7,7 +7,8 @@ import pytest
 from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
-from libs.policy.verdict.causes import Action, CauseCode, causes
+from libs.policy.verdict.advice import Action
+from libs.policy.verdict.causes import CauseCode, causes
 from libs.policy.verdict.state import ModelState, RoleCounts, UnknownState, VerdictLimits, WorkerState, pressures
 from libs.policy.verdict.watch import VerdictWatch
 
@@ -226,3 +227,69 @@ def test_a_cluster_that_is_too_small_stays_so_until_some_roles_would_leave_room(
     for at_ms in range(0, 2_000, 100):
         found = fresh.look([nearly], at_ms * MS)
     assert found.code is CauseCode.PREFILL_BOUND
+
+
+def watched(watch, subjects, *, from_ms=0):
+    """Look at one state each tenth of a second; return what the last look said."""
+    for number, subject in enumerate(subjects):
+        found = watch.look([subject], (from_ms + 100 * number) * MS)
+    return found
+
+
+def test_a_sentence_has_the_figures_of_now_while_its_cause_eases():
+    watch = VerdictWatch(LIMITS)
+    watched(watch, [state(prompts=5.0, decodes=20)] * 20)
+    near = watched(watch, [state(prompts=2.8, decodes=20)], from_ms=2_000)
+    assert near.sentence.startswith("Prefill-bound, easing: pressure 0.9 on 3 prefill workers")
+    gone = watched(watch, [state(prompts=1.5, decodes=20, waits_s=0.0)], from_ms=2_100)
+    assert gone.code is CauseCode.PREFILL_BOUND
+    assert "easing: pressure 0.5 on 3 prefill workers" in gone.sentence and "0.0 s of work" in gone.sentence
+
+
+def test_a_sentence_promises_nothing_without_a_command():
+    watch = VerdictWatch(LIMITS)
+    watched(watch, [state(prompts=5.0, decodes=20)] * 20)
+    easing = [watch.look([state(prompts=1.5, decodes=20)], at_ms * MS) for at_ms in range(2_000, 4_500, 100)]
+    assert [each.causes[0].action is not None for each in easing] == ["leaves" in each.sentence for each in easing]
+
+
+def test_a_command_stands_while_demand_varies_and_its_figures_follow():
+    watch = VerdictWatch(LIMITS)
+    first = watched(watch, [state(prompts=5.0, decodes=20)] * 20).causes[0].action
+    kv = [{f"gpu_{3 + (number + place) % 5}": {"kv_tokens": place} for place in range(5)} for number in range(40)]
+    varied = [state(prompts=4.7 + 0.1 * (number % 7), decodes=20, **kv[number]) for number in range(40)]
+    found = [watch.look([each], (2_000 + 100 * number) * MS).causes[0].action for number, each in enumerate(varied)]
+    assert {(each.id, each.command, each.since_ns, each.replaces) for each in found} == {
+        (first.id, first.command, first.since_ns, "")
+    }
+    assert len({each.pressure_then for each in found}) == 7
+
+
+def test_a_command_gives_way_to_one_that_leaves_clearly_less_and_names_what_it_replaces():
+    watch = VerdictWatch(LIMITS)
+    first = watched(watch, [state(prompts=3.5, decodes=20)] * 20).causes[0].action
+    more = watched(watch, [state(prompts=6.0, decodes=20)] * 5, from_ms=2_000).causes[0].action
+    assert len(more.workers) > len(first.workers)
+    assert (more.replaces, more.id != first.id, more.since_ns) == (first.command, True, 2_000 * MS)
+
+
+def test_a_command_ends_once_its_workers_have_moved():
+    watch = VerdictWatch(LIMITS)
+    first = watched(watch, [state(prompts=5.0, decodes=20)] * 20).causes[0].action
+    count = len(first.workers)
+    after = state(prompts=9.5, decodes=20, prefill=3 + count, mixed=5 - count)
+    assert {each.id for each in after.workers if each.role is Role.PREFILL} > set(first.workers)
+    found = watched(watch, [after], from_ms=2_000).causes[0].action
+    assert found is None or not set(found.workers) & set(first.workers)
+
+
+def test_the_number_of_missing_workers_stands_until_clearly_fewer_would_do():
+    watch = VerdictWatch(LIMITS)
+    numbers = []
+    for number in range(30):
+        found = watch.look([state(prompts=20.0 + (number % 5), decodes=20)], number * 100 * MS)
+        numbers += [each.missing_workers for each in found.causes]
+    assert len(set(numbers[5:])) == 1, "the most that was needed"
+    fewer = watched(watch, [state(prompts=11.0, decodes=20)], from_ms=3_000).causes[0]
+    assert 0 < fewer.missing_workers < numbers[-1] * 0.7
+    assert f"{fewer.missing_workers} more worker" in fewer.sentence

@@ -1,0 +1,179 @@
+"""The change of roles that a verdict advises: its command, what it is predicted to leave, and how long it stands."""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from libs.policy.planner.role_planning import GAIN
+from libs.policy.pressure import Split, prompt_speed, split
+from libs.policy.roles import Role
+from libs.policy.verdict.state import ModelState, RoleCounts, WorkerState, role_counts
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A change of role for some workers."""
+
+    workers: tuple[str, ...]
+    role: str
+    budget_tokens: int
+    """The prompt budget of role mixed."""
+    pressure_then: float
+    """The predicted pressure of the worse phase after the move."""
+    # Prompts and decodes come and go while workers move, so a range is promised.
+    pressure_range: tuple[float, float] = (0.0, 0.0)
+    # What the watch adds, so that an operator sees whether the command is still the same one.
+    id: str = ""
+    since_ns: int = 0
+    """The time since which the command has stood."""
+    replaces: str = ""
+    """The command that stood before it for the same cause; empty for the first."""
+
+    @property
+    def command(self) -> str:
+        """The command line that performs the action, quoted for a shell: a worker chooses its own id."""
+        role = f"mixed:{self.budget_tokens}" if self.role == "mixed" else self.role
+        return shlex.join(("fulcrum", "role", *self.workers, role))
+
+
+# The smallest move that leaves at most this pressure is preferred.
+GOOD: Final = 0.9
+# This many standard errors of the prompts' rate on either side hold in seven of eight cases.
+ERRORS: Final = 1.5
+# Sequences end and begin while workers move, so decode pressure is uncertain by this share.
+DECODE_ERROR: Final = 0.1
+LEAST_ERROR: Final = 0.1
+"""The least relative error of the prompts' pressure, however steadily they arrive."""
+
+_Tried = tuple[Sequence[WorkerState], Split]
+"""Workers to move, and the split that results."""
+
+
+def advice(state: ModelState, standing: Action | None = None) -> Action | None:
+    """Return the change of roles to make now, or None if nothing helps.
+
+    `standing` is the one advised so far. It stays, with the figures of now, unless another leaves clearly less: a
+    command that changes while somebody types it helps nobody.
+    """
+    best, still = _best(state), None if standing is None else stands(state, standing)
+    if still is None:
+        return best
+    beaten = best is not None and still.pressure_then > 1 and best.pressure_then < still.pressure_then * (1 - GAIN)
+    return best if beaten else still
+
+
+def stands(state: ModelState, standing: Action) -> Action | None:
+    """Return the action with the figures of now; None if it would not help or its workers have moved."""
+    again = _again(state, standing)
+    if again is None or again.pressure_then >= _split(state, role_counts(state.workers)).pressure:
+        return None
+    return replace(again, id=standing.id, since_ns=standing.since_ns, replaces=standing.replaces)
+
+
+def _best(state: ModelState) -> Action | None:
+    """Return the smallest move that leaves at most `GOOD`, or else the one that leaves least.
+
+    If no move relieves pressure by `GAIN`, decode workers may compute prompts too. None means that nothing helps.
+    """
+    now = _split(state, role_counts(state.workers))
+    best = _least(state, now)
+    if best is not None and best[1].pressure <= 1:
+        return _move(state, *best)
+    lent = _lent(state)
+    if lent is not None and lent[1].pressure < (best[1] if best else now).pressure * (1 - GAIN):
+        return _action(state, *lent, "mixed", state.engine.chunk_tokens)
+    return _move(state, *best) if best is not None else None
+
+
+def _again(state: ModelState, standing: Action) -> Action | None:
+    """Return the action as it would be advised now; None if it cannot be carried out as it stands."""
+    names = frozenset(standing.workers)
+    chosen = [each for each in state.workers if each.id in names]
+    leaves = Role.PREFILL if standing.role == "decode" else Role.MIXED
+    own = [each for each in state.workers if each.role is leaves]
+    if len(chosen) < len(names) or any(each.role is not leaves for each in chosen):
+        return None
+    if standing.role == "mixed":
+        return None if any(each.budget_tokens for each in chosen) else _lending(state)
+    if len(own) == len(chosen):
+        return None
+    counts, speed = role_counts(state.workers), sum(each.speed for each in chosen)
+    lent = sum(each.speed * each.lends for each in chosen)
+    if standing.role == "prefill":
+        counts = RoleCounts(counts.prefill + speed, counts.mixed - speed, counts.lending - lent)
+    else:
+        counts = RoleCounts(counts.prefill - speed, counts.mixed + speed, counts.lending)
+    return _move(state, chosen, _split(state, counts))
+
+
+def _lending(state: ModelState) -> Action | None:
+    lent = _lent(state)
+    return None if lent is None else _action(state, *lent, "mixed", state.engine.chunk_tokens)
+
+
+def _split(state: ModelState, counts: RoleCounts) -> Split:
+    """Return the split for these counts, in which slow workers count for less than one.
+
+    While prompts wait, computing them faster brings proportionally more decodes.
+    """
+    work, engine, now = state.work, state.engine, role_counts(state.workers)
+    served = min(prompt_speed(engine, work, now.prefill, now.mixed, now.lending), work.prompts)
+    then = min(prompt_speed(engine, work, counts.prefill, counts.mixed, counts.lending), work.prompts)
+    if 0 < served < then:
+        more = then / served
+        work = replace(work, decodes=round(work.decodes * more), kv_tokens=round(work.kv_tokens * more))
+    return split(engine, work, counts.prefill, counts.mixed, lending=counts.lending)
+
+
+def _least(state: ModelState, now: Split) -> _Tried | None:
+    """Return the best move, searching the ones of fewest workers first."""
+    near = sorted([*_to_prefill(state), *_to_decode(state)], key=lambda each: len(each[0]))
+    found = next((each for each in near if each[1].pressure <= GOOD), None)
+    found = found or min(near, key=lambda each: each[1].pressure, default=None)
+    return found if found is not None and found[1].pressure < now.pressure * (1 - GAIN) else None
+
+
+def _to_prefill(state: ModelState) -> Iterator[_Tried]:
+    """Yield moves of decode workers, adding one at a time, those with the least KV first; the last one stays."""
+    order, counts = _cheapest(state.workers, Role.MIXED, lambda each: each.kv_tokens), role_counts(state.workers)
+    for number, each in enumerate(order[:-1]):
+        counts = RoleCounts(
+            counts.prefill + each.speed, counts.mixed - each.speed, counts.lending - each.speed * each.lends
+        )
+        yield order[: number + 1], _split(state, counts)
+
+
+def _to_decode(state: ModelState) -> Iterator[_Tried]:
+    """Yield moves of prefill workers, adding one at a time, those with the fewest prompt tokens first."""
+    order, counts = _cheapest(state.workers, Role.PREFILL, lambda each: each.prompt_tokens), role_counts(state.workers)
+    for number, each in enumerate(order[:-1]):
+        counts = RoleCounts(counts.prefill - each.speed, counts.mixed + each.speed, counts.lending)
+        yield order[: number + 1], _split(state, counts)
+
+
+def _lent(state: ModelState) -> _Tried | None:
+    """Return all decode workers as computing prompts too; None if they already do."""
+    counts = role_counts(state.workers)
+    chosen = [each for each in state.workers if each.role is Role.MIXED and not each.budget_tokens]
+    return (chosen, _split(state, replace(counts, lending=counts.mixed))) if chosen else None
+
+
+def _move(state: ModelState, chosen: Sequence[WorkerState], then: Split) -> Action:
+    role = "prefill" if chosen[0].role is Role.MIXED else "decode"
+    return _action(state, chosen, then, role, 0)
+
+
+def _action(state: ModelState, chosen: Sequence[WorkerState], then: Split, role: str, budget_tokens: int) -> Action:
+    """Return the action with the predicted pressure and its range."""
+    share = max(ERRORS * state.prompts_error, LEAST_ERROR)
+    least = max(then.prompt_pressure * max(1 - share, 0.0), then.decode_pressure * (1 - DECODE_ERROR))
+    most = max(then.prompt_pressure * (1 + share), then.decode_pressure * (1 + DECODE_ERROR))
+    ids = tuple(sorted(each.id for each in chosen))
+    return Action(ids, role, budget_tokens, then.pressure, (least, most))
+
+
+def _cheapest(workers: Sequence[WorkerState], role: Role, cost: Callable[[WorkerState], int]) -> list[WorkerState]:
+    """Sort the workers of a role by `cost`, slow ones last."""
+    own = [each for each in workers if each.role is role]
+    return sorted(own, key=lambda each: ((each.slowness or 1.0) > 1 + GAIN * 2, cost(each), each.id))
