@@ -66,6 +66,7 @@ _COUNT: Final = Range(0, MOST_COUNTED)
 _SHARE: Final = Range(0, 1)
 _WORKERS: Final = Range(0, 100_000)
 _LINES: Final = Range(0, MOST_JOB_LINES)
+_PRESSURE: Final = Range(0, 1e6)
 _NAME: Final = Length(MOST_NAME_CHARS)
 _STRETCHES: Final = Length(4_096, _WORKERS)
 _NOTE: Final = Pattern(rf"(?!.{{{MOST_NOTE_CHARS + 1}}})([0-9a-f]+/[0-9a-f]+)?")
@@ -111,6 +112,16 @@ RANGES: Final[Mapping[str, Mapping[str, Range | Length | Pattern]]] = {
     "telemetry.v1.SharedWindows": {"metrics_id": _NAME, "workers": Length(4_096), "windows": Length(4_096)},
     "telemetry.v1.SharedWorker": {"lost_batches": _COUNT, "running_step_share": Range(0, 2**23)},
     "telemetry.v1.FleetLoads": {"metrics_id": _NAME, "worker_ids": Length(4_096), "windows": Length(4_096)},
+    "telemetry.v1.ModelAssessment": {"model": _NAME} | dict.fromkeys(("prefill", "decode"), _WORKERS) | dict.fromkeys(
+        ("prefill_pressure", "decode_pressure"), _PRESSURE
+    ) | {"kv_tokens": _COUNT, "missing_workers": _WORKERS, "chunk_tokens": Range(0, 2**24)},
+    "telemetry.v1.AssessedWork": dict.fromkeys(
+        ("prompts", "held_prompts"), _PRESSURE
+    ) | dict.fromkeys(("decodes", "kv_tokens", "held", "held_kv_tokens"), _COUNT) | {"waiting_ns": Range(0, 1e18)},
+    "telemetry.v1.AdvisedRoles": {
+        "advice_id": _NAME, "cause": _NAME, "worker_ids": Length(4_096), "budget_tokens": Range(0, MAX_BUDGET_TOKENS),
+        "pressure_then": _PRESSURE,
+    },
     "demand.v1.DemandTotals": {"gateway_id": _NAME, "counts": Length(1_024)},
     "demand.v1.DemandCount": {"model": _NAME, "service_class": _NAME, "tenant": _NAME} | dict.fromkeys(
         ("requests", "known_requests", "prompt_tokens", "cached_tokens", "output_tokens", "ended", "refused",

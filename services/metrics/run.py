@@ -206,6 +206,7 @@ def _load_publisher(settings: MetricsSettings, bus: Bus, verdicts: VerdictEvalua
         partial(bus.publish, LOADS),
         unsent=lambda: bus.stats().buffered,
         tpot_ns=verdicts.traffic.asked_tpot_ns,
+        assessments=verdicts.assessments,
     )
 
 

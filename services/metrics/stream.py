@@ -7,7 +7,7 @@ before go out more often, as long as readers want them. Planners get workers' lo
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -21,8 +21,10 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.contracts.roles import ROLE_NAMES
 from libs.policy.alerts.store import Alert
 from libs.policy.gateway.fairness import may_take
+from libs.policy.verdict.assessment import Assessment
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first
+from libs.telemetry.assessments import assessment_message
 from libs.telemetry.fleet import FleetTelemetry, WrittenWindow
 from libs.telemetry.fleet_loads import MAX_WINDOWS, LoadMessageBuilder
 from libs.telemetry.workers import Listing, Loads
@@ -321,14 +323,16 @@ class LoadPublisher:
         publish: Callable[[FleetLoads], None],
         unsent: Callable[[], int] = lambda: 0,
         tpot_ns: Callable[[], Mapping[str, int]] = dict,
+        assessments: Callable[[int], Iterable[Assessment]] = lambda now_ns: (),
     ) -> None:
         """Create a publisher; `unsent` counts records that wait for the broker, `tpot_ns` returns requests' usual
-        targets by model.
+        targets by model, `assessments` those of a time.
         """
         self._teller = teller
         self._publish = publish
         self._unsent = unsent
         self._tpot_ns = tpot_ns
+        self._assessments = assessments
         self._written: list[WrittenWindow] = []
         self.works = False
         """Whether the last message held anything that runs, waits or was computed, so that planners want the next one
@@ -349,6 +353,7 @@ class LoadPublisher:
         if reported is not None:
             targets = self._tpot_ns().items()
             reported.message.targets.extend(ModelTarget(model=model, tpot_ns=each) for model, each in targets)
+            reported.message.assessments.extend(map(assessment_message, self._assessments(now_ns)))
             self._publish(reported.message)
 
 

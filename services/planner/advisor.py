@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, Decision
@@ -49,10 +49,16 @@ class Advisor:
         engine, assigned, model = plan.observed.engine, plan.assigned, plan.observed.model
         if engine is None or assigned is None:
             return
-        workers = assigned.now.prefill + assigned.now.mixed
-        work, now = self._mean(model, plan.observed.work, assigned.now)
-        needed = workers_needed(engine, settled(work), workers, limits)
-        advised = advise(model, engine, work, now, limits, needed=needed)
+        workers, judged = assigned.now.prefill + assigned.now.mixed, plan.assessment
+        if judged is None:
+            work, now = self._mean(model, plan.observed.work, assigned.now)
+            needed = workers_needed(engine, settled(work), workers, limits)
+        else:
+            # What waits is already part of the prompts that an assessment counts.
+            work, now = self._mean(model, replace(judged.work, waiting_ns=0.0), judged.standing)
+            needed = workers + judged.missing_workers
+        works = work.prompts or work.decodes or work.held
+        advised = advise(model, engine, work, now, limits, needed=needed) if works else []
         slow = advise_links(plan.observed.links)
         slowest = min((each.gb_per_s for each in plan.observed.links), default=0.0)
         for each in (*advised, *((slow,) if slow is not None else ())):

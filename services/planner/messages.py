@@ -21,7 +21,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Seen,
     WorkerChange,
 )
-from libs.contracts.roles import role_name
+from libs.contracts.roles import role_from_name, role_name
 from libs.policy.planner.hindsight import METHOD, Replay, outlook
 from libs.policy.planner.role_planning import (
     CALM_NS,
@@ -34,6 +34,7 @@ from libs.policy.planner.role_planning import (
 )
 from libs.policy.pressure import Split, WorkerProfile, Workload, split
 from libs.policy.roles import Role
+from libs.policy.verdict.assessment import Assessment
 from services.planner.orders import Order
 from services.planner.role_planner import ModelPlan
 
@@ -45,7 +46,7 @@ LONG_MS: Final = 1_000
 
 def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
     """Return the reason for a change of roles."""
-    now, then = assigned.now, assigned.then
+    now, then = plan.shown_now(assigned), plan.shown(assigned.then, lending=not assigned.memory.apart)
     to_prefill = sum(change.role is Role.PREFILL for change in plan.moves)
     way = f"{to_prefill} decode to prefill" if to_prefill else f"{len(plan.moves)} prefill to decode"
     leaves = f"{way} leaves {figure(then.pressure)}"
@@ -54,17 +55,18 @@ def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
     if assigned.code is RoleReason.DECODES_PRESS:
         return f"decodes press {figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}; {leaves}"
     pressed = f"prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}"
-    return f"{pressed}{_waits(plan, now)}; {leaves}"
+    return f"{pressed}{_waits(plan, assigned.now)}; {leaves}"
 
 
 def why_called(plan: ModelPlan, assigned: RolePlan) -> str:
     """Return the reason why spare workers take a role, or leave theirs."""
     up = [each for each in plan.called if each.role is not Role.STANDBY]
     if up:
+        pressure, there = plan.shown_now(assigned).pressure, assigned.now.prefill + assigned.now.mixed
         prefill = sum(each.role is Role.PREFILL for each in up)
         take = "takes a role" if len(up) == 1 else "take roles"
         return (
-            f"work presses {figure(assigned.now.pressure)} on {assigned.now.prefill + assigned.now.mixed} workers;"
+            f"work presses {figure(pressure)} on {there} workers;"
             f" {workers(len(up), 'spare')} {take}, {prefill} prefill and {len(up) - prefill} decode"
         )
     stand = "stands" if len(plan.called) == 1 else "stand"
@@ -83,16 +85,18 @@ def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
     assert observed.engine is not None
     standings = {each.id: each for each in observed.standings}
     alone = split(observed.engine, observed.work, then.prefill, then.mixed, budgets=False)
+    presses = figure(plan.shown(alone, lending=False).prompt_pressure)
     on, whose = workers(then.prefill, "prefill"), workers(len(plan.budgets), "decode")
     take, leave = ("takes", "leaves") if len(plan.budgets) == 1 else ("take", "leave")
     if plan.budgets[0].budget_tokens > standings[plan.budgets[0].worker_id].budget_tokens:
+        lent = figure(plan.shown(then, lending=True).prompt_pressure)
         return (
-            f"prompts press {figure(alone.prompt_pressure)} on {on}{_waits(plan, alone)}; {whose} that {take} up to"
-            f" {plan.budgets[0].budget_tokens} prompt tokens a step {leave} {figure(then.prompt_pressure)}"
+            f"prompts press {presses} on {on}{_waits(plan, alone)}; {whose} that {take} up to"
+            f" {plan.budgets[0].budget_tokens} prompt tokens a step {leave} {lent}"
         )
     return (
         f"prompts have pressed less than {LOWER:g} on {on} for {CALM_NS / 1e9:g} s; without any on {whose} they press"
-        f" {figure(alone.prompt_pressure)}"
+        f" {presses}"
     )
 
 
@@ -131,7 +135,7 @@ def _stands(plan: ModelPlan) -> str:
     model, assigned = plan.observed.model, plan.assigned
     if assigned is None:
         return f"roles of {model} stay: {plan.observed.unknown}"
-    now = assigned.now
+    now = plan.shown_now(assigned)
     return (
         f"{model}: prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}, decodes "
         f"{figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}{_WHY_KEPT.get(assigned.code, '')}"
@@ -185,14 +189,42 @@ def changed(
     return found
 
 
-def recommended(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan) -> Decision:
-    """Return a decision that recommends what mode auto would do."""
-    reason = f"In mode auto it would act: {why_advised(plan, assigned)}"
-    decision = _about(ACTION_RECOMMEND, snapshot, plan, assigned, reason)
+def recommended(snapshot: ClusterSnapshot, plan: ModelPlan) -> Decision | None:
+    """Return a decision that recommends a change to the operator, or None if there is none to make.
+
+    Where a metrics service assesses the model, its advice is the only one. Else it is what mode auto would do.
+    """
+    if plan.assigned is None:
+        return None
+    if plan.assessment is not None:
+        return _advised(snapshot, plan, plan.assessment)
+    if not (plan.moves or plan.budgets or plan.called or plan.strays):
+        return None
+    reason = f"In mode auto it would act: {why_advised(plan, plan.assigned)}"
+    decision = _about(ACTION_RECOMMEND, snapshot, plan, plan.assigned, reason)
     decision.changes.extend(
         WorkerChange(worker_id=each.worker_id, assignment=_assignment(plan.observed.model, each))
         for each in (*plan.moves, *plan.called, *plan.strays, *plan.budgets)
     )
+    return decision
+
+
+def _advised(snapshot: ClusterSnapshot, plan: ModelPlan, assessment: Assessment) -> Decision | None:
+    action = assessment.action
+    if action is None:
+        return None
+    # The verdict's sentence says what the change leaves. Splits rated by the planner would be a second opinion.
+    decision = Decision(
+        action=ACTION_RECOMMEND,
+        reason=assessment.sentence,
+        reason_code=assessment.code,
+        model=plan.observed.model,
+        inputs=summary(snapshot),
+        targets=[_target(plan)],
+    )
+    role, budget_tokens = role_from_name(action.role, action.budget_tokens)
+    wanted = Assignment(model=plan.observed.model, role=role, budget_tokens=budget_tokens)
+    decision.changes.extend(WorkerChange(worker_id=each, assignment=wanted) for each in action.workers)
     return decision
 
 
@@ -227,7 +259,7 @@ def seen(plan: ModelPlan) -> Seen | None:
     """Return a model's present state for a later comparison, or None if too little is known."""
     if plan.assigned is None:
         return None
-    now, work = plan.assigned.now, plan.observed.work
+    now, work = plan.shown_now(plan.assigned), plan.observed.work
     return Seen(
         prefill=now.prefill,
         decode=now.mixed,
@@ -317,16 +349,18 @@ def _candidates(plan: ModelPlan) -> list[Candidate]:
     if engine is None or assigned is None:
         return []
     chosen = dict.fromkeys((assigned.then, assigned.now, *assigned.candidates[:MAX_CANDIDATES]))
-    return [_candidate(engine, work, each) for each in list(chosen)[:MAX_CANDIDATES]]
+    return [_candidate(engine, work, plan, assigned, each) for each in list(chosen)[:MAX_CANDIDATES]]
 
 
-def _candidate(engine: WorkerProfile, work: Workload, split: Split) -> Candidate:
+def _candidate(engine: WorkerProfile, work: Workload, plan: ModelPlan, assigned: RolePlan, split: Split) -> Candidate:
     predicted = outlook(engine, work, split)
+    stands = split is assigned.now
+    shown = plan.shown_now(assigned) if stands else plan.shown(split, lending=not assigned.memory.apart)
     return Candidate(
         prefill=split.prefill,
         decode=split.mixed,
-        prompt_pressure=min(split.prompt_pressure, MAX_PRESSURE),
-        decode_pressure=min(split.decode_pressure, MAX_PRESSURE),
+        prompt_pressure=min(shown.prompt_pressure, MAX_PRESSURE),
+        decode_pressure=min(shown.decode_pressure, MAX_PRESSURE),
         ttft_ms=predicted.ttft_ns / NS_PER_MS,
         tpot_ms=predicted.tpot_ns / NS_PER_MS,
         served=predicted.served,

@@ -41,6 +41,8 @@ class ObservedModel:
     """Median age of the last reports of workers with work."""
     strays: Sequence[RoleOrder] = ()
     """Orders for data-parallel ranks whose role differs from that of their group."""
+    ranks: int = 1
+    """The number of data-parallel ranks that each worker stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class Observer:
             _links(self._view, places),
             _age_ns(self._view, heard, look.now_ns),
             gathered.strays,
+            gathered.ranks,
         )
 
     def _engine(self, model: str, heard: Ints) -> WorkerProfile | str:

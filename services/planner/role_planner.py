@@ -18,7 +18,9 @@ from libs.policy.planner.role_planning import (
     assign,
 )
 from libs.policy.planner.scaling import RoleWish, call_up, workers_needed
+from libs.policy.pressure import Split
 from libs.policy.roles import Role
+from libs.policy.verdict.assessment import Assessment
 from services.planner.fleet_view import FleetView
 from services.planner.observer import ObservedModel
 from services.planner.orders import MAX_CALLS, Order
@@ -44,6 +46,22 @@ class ModelPlan:
     """Spare workers that take a role, or return to standby."""
     strays: Sequence[RoleOrder] = ()
     """Ranks that take the role of their group."""
+    assessment: Assessment | None = None
+    """The assessment that every view shows; None where no metrics service publishes one."""
+
+    # Roles are decided by how soon a queue would be gone. People are shown whether targets are met, as in every view.
+    def shown_now(self, assigned: RolePlan) -> Split:
+        """Return the present roles with the pressures that people see."""
+        now, found = assigned.now, self.assessment
+        if found is not None and (now.prefill, now.mixed) == (found.standing.prefill, found.standing.mixed):
+            return found.standing
+        return self.shown(now, lending=not assigned.memory.apart)
+
+    def shown(self, split: Split, *, lending: bool) -> Split:
+        """Return other roles with the pressures that people see; `lending` decode workers compute prompts too."""
+        if self.assessment is None:
+            return split
+        return self.assessment.pressed(split.prefill, split.mixed, lending=lending)
 
 
 @dataclass(slots=True)

@@ -33,8 +33,10 @@ from libs.policy.planner.limits import PlannerLimits, is_due, is_news
 from libs.policy.planner.role_planning import ClusterSnapshot, RolePlan
 from libs.policy.planner.scaling import RoleWish
 from libs.policy.pressure import Workload, prompt_speed
+from libs.policy.verdict.assessment import Assessment
 from libs.runtime.clock import Clock
 from libs.stores.registry import Registry
+from libs.telemetry.assessments import FRESH_NS, assessments_of
 from libs.telemetry.gateways import GatewayReports
 from services.planner import messages
 from services.planner.fleet_view import (
@@ -122,6 +124,8 @@ class PlannerState:
         self._model_tpot_ms: Mapping[str, float] = {}
         self._asked_tpot_ns: Mapping[str, int] = {}
         """By model, the usual TPOT target of requests, as metrics services report it."""
+        self._assessments: tuple[int, Mapping[str, Assessment]] = 0, {}
+        """When a metrics service last published assessments, and these by model."""
         self.lead = Lead.OURS
         """Which planner of the cluster decides. While that is unknown, this one acts on nothing."""
         self.lead_fault = ""
@@ -173,6 +177,7 @@ class PlannerState:
         if self.view.take(loads, now_ns) is MessageOutcome.COUNTED:
             targets = loads.targets[:MAX_TARGETS]
             self._asked_tpot_ns = {each.model: each.tpot_ns for each in targets if 0 < each.tpot_ns <= MAX_TPOT_NS}
+            self._assessments = now_ns, assessments_of(loads.assessments)
         self.at_rest = self.at_rest and not self.view.works
 
     def take_queues(self, queues: GatewayQueues, now_ns: int) -> bool:
@@ -211,7 +216,19 @@ class PlannerState:
         """Return the plans of the last decision; in mode off, those that a decision would make now."""
         if self.identity.mode != MODE_OFF:
             return self.plans
-        return RolePlanner().decide(self._observe({}, now_ns).models, self.limits, now_ns, acts=False)
+        plans = RolePlanner().decide(self._observe({}, now_ns).models, self.limits, now_ns, acts=False)
+        return self._assessed(plans, now_ns)
+
+    def _assessed(self, plans: Sequence[ModelPlan], now_ns: int) -> Sequence[ModelPlan]:
+        """Add the assessments that metrics services have published lately."""
+        published_ns, found = self._assessments
+        if now_ns - published_ns > FRESH_NS or not found:
+            return plans
+        # A data-parallel group counts as one worker here and as its ranks there.
+        return [
+            replace(plan, assessment=None if plan.observed.ranks > 1 else found.get(plan.observed.model))
+            for plan in plans
+        ]
 
     def set_limits(self, limits: PlannerLimits, actor: str, said: str, now_ns: int) -> Decision:
         """Change the limits and record the change as a decision; `said` describes the difference."""
@@ -229,17 +246,16 @@ class PlannerState:
         snapshot = observed.snapshot
         self.at_rest = snapshot.at_rest
         acts = self.identity.mode == MODE_AUTO and not self.idle_because
-        self.plans = self._role_planner.decide(observed.models, self.limits, now_ns, acts=acts, wishes=self.wishes)
+        plans = self._role_planner.decide(observed.models, self.limits, now_ns, acts=acts, wishes=self.wishes)
+        self.plans = self._assessed(plans, now_ns)
         self.ledger.enter(self.plans, now_ns, acts=acts)
         looked_at = self._look_again(now_ns)
         changing = [plan for plan in self.plans if plan.moves or plan.budgets or plan.called or plan.strays]
         if acts and changing:
             decided = self._change(snapshot, changing, now_ns)
             return Decided([*looked_at, *decided.decisions], decided.orders)
-        if changing:
-            same = [messages.recommended(snapshot, plan, plan.assigned) for plan in changing if plan.assigned]
-        else:
-            same = [messages.kept(snapshot, self.plans)]
+        advised = [each for plan in self.plans if (each := messages.recommended(snapshot, plan)) is not None]
+        same = advised or [messages.kept(snapshot, self.plans)]
         return Decided([*looked_at, *self._tell_again(same, now_ns)])
 
     def tell(self, decision: Decision, now_ns: int) -> Decision:

@@ -18,9 +18,11 @@ from libs.perfmodel.learner import expected_ns
 from libs.policy.alerts.watch import every_ns
 from libs.policy.pressure import WorkerProfile
 from libs.policy.step_time import StepTimeModel
+from libs.policy.verdict.assessment import Assessment, assessment_of
 from libs.policy.verdict.causes import Cause
 from libs.policy.verdict.state import ModelState, UnknownState, VerdictLimits
 from libs.policy.verdict.watch import Verdict, VerdictWatch
+from libs.telemetry.assessments import MAX_ASSESSED
 from libs.telemetry.gateways import SPAN_NS, ArrivalRates, ModelBacklog, RefusalCounts
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.steps import FinishedSteps, StepCounts
@@ -187,6 +189,13 @@ class VerdictEvaluator:
         if self.planner.status(now_ns).acts:  # no operator needs to run its moves
             return [replace(each, action=None) for each in seen.verdict.causes], known
         return seen.verdict.causes, known
+
+    def assessments(self, now_ns: int) -> list[Assessment]:
+        """Return the assessments of models about which enough is known; nothing if the last result is old."""
+        if self.seen is None or now_ns - self.seen.at_ns > FRESH_NS:
+            return []
+        known = [each for each in self.seen.models if isinstance(each, ModelState)]
+        return [assessment_of(each, self.seen.verdict.causes) for each in known[:MAX_ASSESSED]]
 
     async def look(self, now_ns: int) -> None:
         """Evaluate if it is time, yielding to the event loop in between."""

@@ -227,9 +227,19 @@ def _cause(cause: Cause, planner: PlannerStatus) -> ReportedCause:
 def _action(action: Action | None) -> ReportedAction | None:
     if action is None:
         return None
-    then = [min(each, MAX_PRESSURE) for each in (action.pressure_then, *action.pressure_range)]
-    identity = action.id, action.since_ns // MS_NS, action.replaces
-    return ReportedAction(action.command, list(action.workers), action.role, action.budget_tokens, *then, *identity)
+    least, most = action.pressure_range
+    return ReportedAction(
+        command=action.command,
+        workers=list(action.workers),
+        role=action.role,
+        budget_tokens=action.budget_tokens,
+        pressure_then=min(action.pressure_then, MAX_PRESSURE),
+        pressure_least=min(least, MAX_PRESSURE),
+        pressure_most=min(most, MAX_PRESSURE),
+        id=action.id,
+        since_unix_ms=action.since_ns // MS_NS,
+        replaces=action.replaces,
+    )
 
 
 def _model(model: str, seen: StatusLook, waiting_requests: int | None) -> ModelStatus:

@@ -44,6 +44,8 @@ class Cluster:
         self.alerts.judged = self.verdicts.judged
         self.tenth = 0
         self.arrived = 0
+        self.told = lambda queues, now_ns: None
+        """Who hears of gateways' queues too."""
 
     def _take(self, topic, value):
         now_ns = at(100 * self.tenth)
@@ -77,7 +79,9 @@ class Cluster:
                 queue.prefill_requests, queue.prefill_tokens = 9, waiting_tokens
                 queue.hopeful_tokens = 0 if late else waiting_tokens
             told_ns = at(100 * self.tenth)
-            self._take(QUEUES, GatewayQueues(gateway_id="g", incarnation=1, told_unix_ns=told_ns, queues=[queue]))
+            queues = GatewayQueues(gateway_id="g", incarnation=1, told_unix_ns=told_ns, queues=[queue])
+            self._take(QUEUES, queues)
+            self.told(queues, told_ns)
             write_windows(self.state.history, 0, 100 * self.tenth - 50)
             await self.alerts.look(told_ns)
             await self.verdicts.look(told_ns)

@@ -302,7 +302,7 @@ class SharedWindow(_message.Message):
     def __init__(self, start_unix_ns: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., covered_ns: _Optional[_Iterable[int]] = ..., prefill_ns: _Optional[_Iterable[int]] = ..., decode_ns: _Optional[_Iterable[int]] = ..., kv_wait_ns: _Optional[_Iterable[int]] = ..., roles: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FleetLoads(_message.Message):
-    __slots__ = ("metrics_id", "incarnation", "told_unix_ns", "worker_ids", "incarnations", "covered_to_unix_ns", "epochs", "roles", "budget_tokens", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "windows", "step_times", "targets")
+    __slots__ = ("metrics_id", "incarnation", "told_unix_ns", "worker_ids", "incarnations", "covered_to_unix_ns", "epochs", "roles", "budget_tokens", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "windows", "step_times", "targets", "assessments")
     METRICS_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TOLD_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -323,6 +323,7 @@ class FleetLoads(_message.Message):
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
+    ASSESSMENTS_FIELD_NUMBER: _ClassVar[int]
     metrics_id: str
     incarnation: int
     told_unix_ns: int
@@ -343,7 +344,76 @@ class FleetLoads(_message.Message):
     windows: _containers.RepeatedCompositeFieldContainer[LoadWindow]
     step_times: _containers.RepeatedCompositeFieldContainer[WorkerStepTime]
     targets: _containers.RepeatedCompositeFieldContainer[_common_pb2.ModelTarget]
-    def __init__(self, metrics_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., incarnations: _Optional[bytes] = ..., covered_to_unix_ns: _Optional[bytes] = ..., epochs: _Optional[bytes] = ..., roles: _Optional[bytes] = ..., budget_tokens: _Optional[bytes] = ..., running: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., awaiting_kv: _Optional[bytes] = ..., free_kv_blocks: _Optional[bytes] = ..., preemptions: _Optional[bytes] = ..., recomputed_tokens: _Optional[bytes] = ..., pool_faults: _Optional[bytes] = ..., windows: _Optional[_Iterable[_Union[LoadWindow, _Mapping]]] = ..., step_times: _Optional[_Iterable[_Union[WorkerStepTime, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[_common_pb2.ModelTarget, _Mapping]]] = ...) -> None: ...
+    assessments: _containers.RepeatedCompositeFieldContainer[ModelAssessment]
+    def __init__(self, metrics_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., incarnations: _Optional[bytes] = ..., covered_to_unix_ns: _Optional[bytes] = ..., epochs: _Optional[bytes] = ..., roles: _Optional[bytes] = ..., budget_tokens: _Optional[bytes] = ..., running: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., awaiting_kv: _Optional[bytes] = ..., free_kv_blocks: _Optional[bytes] = ..., preemptions: _Optional[bytes] = ..., recomputed_tokens: _Optional[bytes] = ..., pool_faults: _Optional[bytes] = ..., windows: _Optional[_Iterable[_Union[LoadWindow, _Mapping]]] = ..., step_times: _Optional[_Iterable[_Union[WorkerStepTime, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[_common_pb2.ModelTarget, _Mapping]]] = ..., assessments: _Optional[_Iterable[_Union[ModelAssessment, _Mapping]]] = ...) -> None: ...
+
+class ModelAssessment(_message.Message):
+    __slots__ = ("model", "prefill", "decode", "prefill_pressure", "decode_pressure", "work", "step_time", "chunk_tokens", "max_sequences", "kv_tokens", "missing_workers", "advised")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ADVISED_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    prefill: int
+    decode: int
+    prefill_pressure: float
+    decode_pressure: float
+    work: AssessedWork
+    step_time: _common_pb2.StepTime
+    chunk_tokens: int
+    max_sequences: int
+    kv_tokens: int
+    missing_workers: int
+    advised: AdvisedRoles
+    def __init__(self, model: _Optional[str] = ..., prefill: _Optional[int] = ..., decode: _Optional[int] = ..., prefill_pressure: _Optional[float] = ..., decode_pressure: _Optional[float] = ..., work: _Optional[_Union[AssessedWork, _Mapping]] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., chunk_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., missing_workers: _Optional[int] = ..., advised: _Optional[_Union[AdvisedRoles, _Mapping]] = ...) -> None: ...
+
+class AssessedWork(_message.Message):
+    __slots__ = ("prompts", "decodes", "kv_tokens", "tpot_ns", "waiting_ns", "held", "held_kv_tokens", "held_prompts")
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    DECODES_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_NS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_NS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    HELD_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    prompts: float
+    decodes: int
+    kv_tokens: int
+    tpot_ns: int
+    waiting_ns: float
+    held: int
+    held_kv_tokens: int
+    held_prompts: float
+    def __init__(self, prompts: _Optional[float] = ..., decodes: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., tpot_ns: _Optional[int] = ..., waiting_ns: _Optional[float] = ..., held: _Optional[int] = ..., held_kv_tokens: _Optional[int] = ..., held_prompts: _Optional[float] = ...) -> None: ...
+
+class AdvisedRoles(_message.Message):
+    __slots__ = ("advice_id", "since_unix_ns", "worker_ids", "role", "budget_tokens", "reason", "pressure_then", "cause")
+    ADVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PRESSURE_THEN_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    advice_id: str
+    since_unix_ns: int
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    role: _common_pb2.Role
+    budget_tokens: int
+    reason: str
+    pressure_then: float
+    cause: str
+    def __init__(self, advice_id: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., budget_tokens: _Optional[int] = ..., reason: _Optional[str] = ..., pressure_then: _Optional[float] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class LoadWindow(_message.Message):
     __slots__ = ("start_unix_ns", "workers", "covered_ns", "prefill_ns", "decode_ns")

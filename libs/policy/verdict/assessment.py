@@ -1,0 +1,52 @@
+"""A model's assessment: the pressures, the missing workers and the advice that every view of the model shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from libs.policy.pressure import Split, WorkerProfile, Workload, split
+from libs.policy.verdict.advice import Action
+from libs.policy.verdict.causes import SHORTAGES, Cause
+from libs.policy.verdict.state import ModelState
+
+MOST_PRESSURE: Final = 1_000.0
+"""Bound on an assessed pressure, which is infinite without workers for a phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """One model at one instant."""
+
+    model: str
+    engine: WorkerProfile
+    work: Workload
+    standing: Split
+    """The present roles. Slow workers count for less in its pressures and as whole ones in its numbers."""
+    missing_workers: int = 0
+    """How many more workers would do if no roles of the present ones do; else 0."""
+    action: Action | None = None
+    code: str = ""
+    """The cause behind the action, and `sentence` what the verdict says of it; both empty without an action."""
+    sentence: str = ""
+
+    def pressed(self, prefill: int, mixed: int, *, lending: bool) -> Split:
+        """Return the pressures of these roles; `lending` says whether decode workers compute prompts too."""
+        found = split(self.engine, self.work, prefill, mixed, budgets=lending)
+        return Split(prefill, mixed, _bounded(found.prompt_pressure), _bounded(found.decode_pressure))
+
+
+def assessment_of(state: ModelState, causes: Sequence[Cause]) -> Assessment:
+    """Return the assessment of a model from its state and the causes named now."""
+    found = state.pressures
+    standing = Split(state.prefill, state.mixed, _bounded(found.prefill), _bounded(found.decode))
+    shortage = next((each for each in causes if each.model == state.model and each.code in SHORTAGES), None)
+    if shortage is None:
+        return Assessment(state.model, state.engine, state.work, standing)
+    because = ("", "") if shortage.action is None else (str(shortage.code), shortage.sentence)
+    return Assessment(
+        state.model, state.engine, state.work, standing, shortage.missing_workers, shortage.action, *because
+    )
+
+
+def _bounded(pressure: float) -> float:
+    return min(pressure, MOST_PRESSURE)
