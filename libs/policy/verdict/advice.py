@@ -8,7 +8,7 @@ from typing import Final
 from libs.policy.planner.role_planning import GAIN
 from libs.policy.pressure import Split, prompt_speed, split
 from libs.policy.roles import Role
-from libs.policy.verdict.state import ModelState, RoleCounts, WorkerState, role_counts
+from libs.policy.verdict.state import NO_MARGIN, ModelState, RoleCounts, WorkerState, role_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +169,10 @@ def _action(state: ModelState, chosen: Sequence[WorkerState], then: Split, role:
     share = max(ERRORS * state.prompts_error, LEAST_ERROR)
     least = max(then.prompt_pressure * max(1 - share, 0.0), then.decode_pressure * (1 - DECODE_ERROR))
     most = max(then.prompt_pressure * (1 + share), then.decode_pressure * (1 + DECODE_ERROR))
+    margin = state.margins.get(role, NO_MARGIN)
     ids = tuple(sorted(each.id for each in chosen))
-    return Action(ids, role, budget_tokens, then.pressure, (least, most))
+    widened = min(least, then.pressure / margin.under), max(most, then.pressure * margin.over)
+    return Action(ids, role, budget_tokens, then.pressure, widened)
 
 
 def _cheapest(workers: Sequence[WorkerState], role: Role, cost: Callable[[WorkerState], int]) -> list[WorkerState]:

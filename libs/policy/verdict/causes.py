@@ -13,6 +13,7 @@ from libs.policy.verdict.advice import Action, advice, stands
 from libs.policy.verdict.state import (
     CLEAR_PRESSURE,
     LEAST_WAIT_S,
+    NO_MARGIN,
     QUEUED_S,
     Grade,
     ModelState,
@@ -114,6 +115,8 @@ MOST_ADDED: Final = 4
 """The bound on the number of workers considered for a cluster that is too small, as a multiple of the present ones."""
 
 
+# The share of promises below which advice of a kind warns of itself.
+LEAST_KEPT: Final = 0.7
 # A number of missing workers stands until so many fewer would do, as a share of it.
 FEWER: Final = 0.7
 
@@ -253,7 +256,7 @@ def _said(cause: Cause, state: ModelState) -> str:
     # Below its threshold a cause is named for a little longer, lest it flicker.
     easing = "" if cause.grade is Grade.FIRE else ", easing"
     on_prefill, on_decode = workers(state.prefill, "prefill"), workers(state.mixed, "decode")
-    then = "" if action is None else f" {_advised(action)} leaves {promised(action)}."
+    then = "" if action is None else f" {_advised(action)} leaves {promised(action)}.{_unkept(action, state)}"
     if code is CauseCode.TOO_SMALL:
         more = f"; {workers(cause.missing_workers, 'more')} would do" if cause.missing_workers else ""
         return (
@@ -276,6 +279,14 @@ def _said(cause: Cause, state: ModelState) -> str:
         f"Decode-bound by TPOT{easing}: pressure {figure(found.batch)} on {on_decode} {against}, {found.sequences} "
         f"sequences, with room for {found.largest_batch} within a TPOT of {state.work.tpot_ns / 1e6:g} ms.{then}"
     )
+
+
+def _unkept(action: Action, state: ModelState) -> str:
+    """Return a warning where too few of such promises were kept."""
+    margin = state.margins.get(action.role, NO_MARGIN)
+    if margin.kept >= margin.of * LEAST_KEPT:
+        return ""
+    return f" Of the last {margin.of} such moves {margin.kept} left what was promised."
 
 
 def _advised(action: Action) -> str:

@@ -1,7 +1,7 @@
 """The inputs of a verdict: one model's workers, their work, the pressure of it in any roles, and the thresholds."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
@@ -268,6 +268,22 @@ def role_counts(workers: Iterable[WorkerState]) -> RoleCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class PromiseMargin:
+    """What earlier promises say of the next one."""
+
+    over: float = 1.0
+    """How many times the predicted pressure has come at worst, but for a tenth of the cases."""
+    under: float = 1.0
+    """How many times what came has been predicted, likewise."""
+    kept: int = 0
+    of: int = 0
+    """The number of recent promises, of which `kept` held; 0 if there are too few to say."""
+
+
+NO_MARGIN: Final = PromiseMargin()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelState:
     """A model about which enough is known for a verdict."""
 
@@ -296,6 +312,8 @@ class ModelState:
     """The target by which prompts are judged, which `work.tpot_ns` is for decodes."""
     prompts_error: float = 0.0
     """Relative standard error of the prompts' pressure; few requests a second say little about their rate."""
+    margins: Mapping[str, PromiseMargin] = field(default_factory=dict)
+    """What earlier promises say of the next one, by the role that workers take."""
 
     @property
     def prefill(self) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from libs.policy.verdict.advice import Action
 from libs.policy.verdict.causes import SHORTAGES, Cause, CauseCode, causes, restated
+from libs.policy.verdict.promises import PromiseLog
 from libs.policy.verdict.state import Grade, ModelState, UnknownState, VerdictLimits
 
 # A cause may flicker about its threshold, so its advice stands for this long after it held last.
@@ -50,11 +51,14 @@ class VerdictWatch:
         self._tracks: dict[tuple[str, str], _CauseTrack] = {}
         self._code: CauseCode | None = None
         self._since_ns = 0
+        self.promises = PromiseLog()
         self._actions = 0
         """The number of actions advised so far, of which their ids are made."""
 
-    def look(self, models: Iterable[ModelState | UnknownState], now_ns: int) -> Verdict:
-        models = list(models)
+    def look(self, models: Iterable[ModelState | UnknownState], now_ns: int, *, acts: bool = False) -> Verdict:
+        """Return the verdict of now; `acts` says that a planner moves workers by itself."""
+        margins = self.promises.margins()
+        models = [replace(each, margins=margins) if isinstance(each, ModelState) else each for each in models]
         known = [each for each in models if isinstance(each, ModelState)]
         found: dict[tuple[str, str], Cause] = {}
         for state in known:
@@ -69,6 +73,10 @@ class VerdictWatch:
         named = [track for track in self._tracks.values() if track.named]
         named.sort(key=lambda each: (each.cause.rank, each.pending_ns))
         standing = [track.cause.seen(track.pending_ns) for track in named]
+        if acts:
+            self.promises.forget()
+        else:
+            self.promises.look(known, standing, now_ns)
         return self._verdict(models, standing, now_ns)
 
     def _named(self, model: str) -> Cause | None:

@@ -20,6 +20,7 @@ from libs.policy.pressure import WorkerProfile
 from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.assessment import Assessment, assessment_of
 from libs.policy.verdict.causes import Cause
+from libs.policy.verdict.promises import PromiseOutcome
 from libs.policy.verdict.state import ModelState, UnknownState, VerdictLimits
 from libs.policy.verdict.watch import Verdict, VerdictWatch
 from libs.telemetry.assessments import MAX_ASSESSED
@@ -190,6 +191,11 @@ class VerdictEvaluator:
             return [replace(each, action=None) for each in seen.verdict.causes], known
         return seen.verdict.causes, known
 
+    @property
+    def promises(self) -> Sequence[PromiseOutcome]:
+        """What came of the last commands that were followed, oldest first."""
+        return self._watch.promises.outcomes
+
     def assessments(self, now_ns: int) -> list[Assessment]:
         """Return the assessments of models about which enough is known; nothing if the last result is old."""
         if self.seen is None or now_ns - self.seen.at_ns > FRESH_NS:
@@ -267,7 +273,7 @@ class VerdictEvaluator:
         phases = {model: _by_phase(own) for model, own in by_model.items()}
         return StatusLook(
             at_ns=now_ns,
-            verdict=self._watch.look(models, now_ns),
+            verdict=self._watch.look(models, now_ns, acts=self.planner.status(now_ns).acts),
             models=models,
             tpot_ms=tuple((model, tpot) for model, own in by_model.items() if (tpot := self._tpot_ms(own)) is not None),
             pools=tuple(((model, p), _pool(own, shares)) for model, each in phases.items() for p, own in each.items()),
