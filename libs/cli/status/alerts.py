@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import typer
 from rich.text import Text
 
-from libs.cli.console import make_console
+from libs.cli.console import make_console, plain_table
 from libs.cli.find import ask_json, find_one_suite, find_suite, get_json, local_user
 from libs.cli.status.answer import STATUS_PATH, ActionAnswer, Status, parse_status
 from libs.cli.status.show import commands, span
@@ -195,6 +196,52 @@ def show_advice(ready_file: Path | None, *, apply: bool, yes: bool, as_json: boo
         print(f"Nothing to run: {verdict.sentence}", file=sys.stderr)
     if apply and verdict.action is not None:
         _apply(status, verdict.action, ready_file, yes=yes, as_json=as_json)
+
+
+ADVICE_PATH: Final = "/v1/advice"
+
+
+class PromiseAnswer(msgspec.Struct, frozen=True):
+    """A command that was followed, the pressure that it promised, and the one that came."""
+
+    code: str
+    command: str
+    pressure_least: float
+    pressure_most: float
+    came: float
+    kept: bool
+
+
+class ScoreAnswer(msgspec.Struct, frozen=True):
+    kept: int
+    of: int
+    promises: list[PromiseAnswer] = []
+
+
+def show_score(ready_file: Path | None, *, as_json: bool) -> None:
+    """Print how many followed commands left the pressure that they promised, and each of them."""
+    answer = get_json(find_suite(ready_file).metrics, ADVICE_PATH)
+    if as_json:
+        print(json.dumps(answer))
+        return
+    try:
+        score = msgspec.convert(answer, ScoreAnswer)
+    except msgspec.ValidationError as error:
+        raise StartupError(f"the metrics service answered {ADVICE_PATH} with something else: {error}") from None
+    if not score.of:
+        print("No advised command has been followed since the metrics service started.", file=sys.stderr)
+        return
+    print(f"{score.kept} of {score.of} followed commands left the pressure that they promised.")
+    table = plain_table("", "cause", "promised", "came", "command", left=("", "cause", "command"), wraps=("command",))
+    for each in score.promises:
+        table.add_row(
+            Text("kept", "green") if each.kept else Text("missed", "yellow"),
+            Text(each.code),
+            f"{each.pressure_least:.2f} to {each.pressure_most:.2f}",
+            f"{each.came:.2f}",
+            Text(each.command),
+        )
+    make_console().print(table)
 
 
 def _apply(status: Status, action: ActionAnswer, ready_file: Path | None, *, yes: bool, as_json: bool) -> None:

@@ -34,12 +34,18 @@ def advice(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", metavar="", help="With --apply, do not ask for confirmation.")
     ] = False,
+    score: Annotated[
+        bool, typer.Option("--score", metavar="", help="Show what followed commands promised and brought.")
+    ] = False,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
     """Print the commands that would bring the cluster into balance, one a line; nothing if it is balanced."""
-    from libs.cli.status.alerts import show_advice  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.status.alerts import show_advice, show_score  # noqa: PLC0415 (what only this command needs)
 
+    if score:
+        show_score(ready, as_json=json)
+        return
     show_advice(ready, apply=apply, yes=yes, as_json=json)
 
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Response
 from libs.policy.alerts.store import AlertStore
 from libs.policy.verdict.advice import Action
 from libs.policy.verdict.causes import Cause, CauseCode
+from libs.policy.verdict.promises import PromiseOutcome
 from libs.policy.verdict.state import ModelState
 from libs.policy.verdict.watch import Verdict
 from libs.runtime.clock import Clock
@@ -340,6 +341,65 @@ def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ReportedPromise:
+    """A command that was followed, and the pressure of the worse phase that it promised and brought."""
+
+    id: str
+    model: str
+    code: str
+    """The cause that it was to end."""
+    command: str
+    followed_unix_ms: int
+    pressure_least: float
+    pressure_most: float
+    came: float
+    """The median from 1 to 2.5 s after the workers had their roles."""
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseCount:
+    code: str
+    kept: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseScore:
+    """What came of the commands that were followed since the service started, up to 200 of them."""
+
+    kept: int
+    of: int
+    by_cause: list[PromiseCount]
+    promises: list[ReportedPromise]
+    """The newest first."""
+
+
+def promise_score(outcomes: Sequence[PromiseOutcome]) -> PromiseScore:
+    codes = sorted({each.code for each in outcomes})
+    own = {code: [each.kept for each in outcomes if each.code == code] for code in codes}
+    return PromiseScore(
+        kept=sum(each.kept for each in outcomes),
+        of=len(outcomes),
+        by_cause=[PromiseCount(code, sum(kept), len(kept)) for code, kept in own.items()],
+        promises=[
+            ReportedPromise(
+                id=each.id,
+                model=each.model,
+                code=each.code,
+                command=each.command,
+                followed_unix_ms=each.followed_ns // MS_NS,
+                pressure_least=_bounded(each.least),
+                pressure_most=_bounded(each.most),
+                came=_bounded(each.came),
+                kept=each.kept,
+            )
+            for each in reversed(outcomes)
+        ],
+    )
+
+
 def status_router(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore, clock: Clock) -> APIRouter:
     router = APIRouter()
 
@@ -350,5 +410,10 @@ def status_router(state: MetricsState, verdicts: VerdictEvaluator, book: AlertSt
         """
         report = status_now(state, verdicts, book, clock.now_ns())
         return Response(msgspec.json.encode(report), media_type="application/json")
+
+    @router.get("/v1/advice")
+    async def advice() -> PromiseScore:
+        """Return what advised commands promised and what came once they were followed."""
+        return promise_score(verdicts.promises)
 
     return router

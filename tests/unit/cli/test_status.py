@@ -176,3 +176,28 @@ def test_advice_on_old_data_is_not_applied(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["advice", "--apply", "--yes", *ready])
     assert isinstance(done.exception, StartupError)
     assert "nothing came for 95 s" in done.exception.message
+
+
+PROMISE = {
+    "id": "m/1", "model": "m", "code": "prefill_bound", "command": "fulcrum role gpu-4 prefill",
+    "followed_unix_ms": NOW_MS, "pressure_least": 0.7, "pressure_most": 0.9, "came": 1.3, "kept": False,
+}  # fmt: skip
+
+
+@pytest.mark.system
+def test_the_score_of_advice_shows_what_each_command_promised_and_brought(tmp_path: Path) -> None:
+    counted = {"kept": 1, "of": 2, "by_cause": [], "promises": [PROMISE, {**PROMISE, "came": 0.8, "kept": True}]}
+    with a_service({"/v1/advice": counted}, tmp_path) as ready:
+        done = CliRunner().invoke(app, ["advice", "--score", *ready])
+    assert done.exit_code == 0, done.output
+    assert "1 of 2 followed commands left the pressure that they promised." in done.stdout
+    missed = next(line for line in done.stdout.splitlines() if line.startswith("missed"))
+    assert missed.split() == ["missed", "prefill_bound", "0.70", "to", "0.90", "1.30", *PROMISE["command"].split()]
+
+
+@pytest.mark.system
+def test_the_score_of_advice_says_so_where_nobody_has_followed_any(tmp_path: Path) -> None:
+    with a_service({"/v1/advice": {"kept": 0, "of": 0, "by_cause": [], "promises": []}}, tmp_path) as ready:
+        done = CliRunner().invoke(app, ["advice", "--score", *ready])
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "No advised command has been followed" in done.stderr

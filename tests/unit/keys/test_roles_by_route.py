@@ -63,6 +63,7 @@ METRICS: Final[Cases] = SHARED | {
     ("GET", "/v1/steps"): ("operator", None),
     ("GET", "/v1/links"): ("operator", None),
     ("GET", "/v1/events"): ("operator", None),
+    ("GET", "/v1/advice"): ("operator", None),
     ("GET", "/v1/status"): ("operator", None),
     ("GET", "/v1/status/history"): ("operator", None),
     ("GET", "/v1/decisions"): ("operator", None),

@@ -22,7 +22,7 @@ from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.status.report import cluster_status
+from services.metrics.status.report import cluster_status, promise_score
 
 RAN = KindFit(steps=100)
 MODEL = StepTimeModel(8e6, 6e4, 0.0, 15e6, 3e5, 25.0, interference=1.0)
@@ -44,6 +44,8 @@ class Cluster:
         self.alerts.judged = self.verdicts.judged
         self.tenth = 0
         self.arrived = 0
+        self.moved: set[str] = set()
+        """Workers that somebody has moved to prefill."""
         self.told = lambda queues, now_ns: None
         """Who hears of gateways' queues too."""
 
@@ -62,7 +64,7 @@ class Cluster:
             cover = (start, start + 100)
             self.arrived += come
             for number in range(6):
-                role = "prefill" if number < 2 else "decode"
+                role = "prefill" if number < 2 or f"gpu-{number}" in self.moved else "decode"
                 load = Load(running=running if role == "decode" else 1, free_kv_blocks=900)
                 if role == "decode" and awaiting_ready:
                     load.awaiting_kv = load.awaiting_ready_kv = awaiting_ready
@@ -202,3 +204,15 @@ async def test_an_imbalance_that_is_over_ends_its_alert_and_the_verdict(cluster)
     assert cluster.fired()
     await cluster.run(60)
     assert (cluster.fired(), cluster.status().verdict.code) == ([], "balanced")
+
+
+async def test_a_command_that_is_followed_is_scored(cluster):
+    await cluster.run(10)
+    await cluster.run(25, waiting_tokens=200_000, come=4_000)
+    action = cluster.status().verdict.action
+    cluster.moved |= set(action.workers)
+    await cluster.run(30, come=1_000)
+    score = promise_score(cluster.verdicts.promises)
+    assert (score.of, score.promises[0].id, score.promises[0].command) == (1, action.id, action.command)
+    assert score.promises[0].kept == (action.pressure_least <= score.promises[0].came <= action.pressure_most)
+    assert [(each.code, each.of) for each in score.by_cause] == [("prefill_bound", 1)]
