@@ -110,6 +110,11 @@ class WorkerSpeed:
     def speed(self) -> Speed:
         return self._speed
 
+    @property
+    def settled_kv_token_ns(self) -> float:
+        """The time to receive the KV of one token, for judging the link; 0 before enough transfers."""
+        return self._transfers.settled_token_ns
+
     def learned(self, model: StepTimeModel) -> None:
         self._speed = replace(self._speed, step_time=model, measured=model != self._prior.step_time)
 

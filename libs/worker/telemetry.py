@@ -361,7 +361,7 @@ class TelemetryPublisher:
         load = self._host.engine.load()
         said = self._say(load)
         step_time = step_time_message(self._step_times.fitted)
-        step_time.kv_token_ns = self._host.speed.speed.kv_token_ns
+        step_time.kv_token_ns = self._host.speed.settled_kv_token_ns
         batch = self._builder.cut(
             self._clock.now_ns(),
             load,

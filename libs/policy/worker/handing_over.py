@@ -122,6 +122,8 @@ NOTICEABLE: Final = 0.05
 """The smallest relative change of a link's speed that is worth reporting."""
 # The fastest transfer seen sets the link's speed; each slower one moves it by at most this factor.
 LINK_FORGETS: Final = 1.02
+# The first transfers after a start meet cold caches and busy cores, and all may have waited for their prompts.
+LEAST_TRANSFERS: Final = 8
 # Shorter transfers measure latency rather than speed.
 MIN_TRANSFER_BLOCKS: Final = 4
 
@@ -136,10 +138,17 @@ class TransferSpeed:
         self._block_size_tokens = block_size_tokens
         self.token_ns = 0.0
         """Time to receive the KV of one token; 0 if unknown."""
+        self._conclusive = 0
+
+    @property
+    def settled_token_ns(self) -> float:
+        """That time once enough transfers have shown it to judge the link by; else 0."""
+        return self.token_ns if self._conclusive >= LEAST_TRANSFERS else 0.0
 
     def arrived(self, blocks: int, duration_ns: int) -> None:
         if blocks < MIN_TRANSFER_BLOCKS or duration_ns <= 0:
             return
+        self._conclusive += 1
         token_ns = duration_ns / (blocks * self._block_size_tokens)
         self.token_ns = min(token_ns, self.token_ns * LINK_FORGETS) if self.token_ns else token_ns
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.worker.handing_over import LINK_FORGETS, MIN_TRANSFER_BLOCKS, TransferSpeed
+from libs.policy.worker.handing_over import LEAST_TRANSFERS, LINK_FORGETS, MIN_TRANSFER_BLOCKS, TransferSpeed
 
 BLOCK = 16
 transfers = st.lists(st.tuples(st.integers(0, 200), st.integers(-5, 10**9)), max_size=30)
@@ -36,3 +36,13 @@ def test_others_are_told_anew_once_the_link_differs_by_a_twentieth() -> None:
     assert speed.token_ns == 100
     assert speed.differs(0.0)
     assert [speed.differs(reported_ns) for reported_ns in (94.0, 96.0, 105.0, 106.0)] == [True, False, False, True]
+
+
+def test_a_link_is_not_judged_by_its_first_transfers() -> None:
+    speed = TransferSpeed(BLOCK)
+    settled = []
+    for _ in range(LEAST_TRANSFERS):
+        speed.arrived(MIN_TRANSFER_BLOCKS - 1, 1_000)  # says nothing
+        speed.arrived(MIN_TRANSFER_BLOCKS, 64_000)
+        settled.append(speed.settled_token_ns)
+    assert settled == [0.0] * (LEAST_TRANSFERS - 1) + [speed.token_ns]
