@@ -31,7 +31,7 @@ ROLES: Final[tuple[Role, ...]] = ("user", "operator", "admin")
 
 def there(path: str) -> str:
     """The path with something in place of its parameters."""
-    for name in ("decision_id", "worker_id", "silence_id", "name:path"):
+    for name in ("decision_id", "worker_id", "silence_id", "name:path", "request_id:path"):
         path = path.replace("{" + name + "}", "thing")
     return path.replace("{name}", "fulcrum") or "/"
 

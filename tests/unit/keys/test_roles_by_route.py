@@ -60,6 +60,7 @@ METRICS: Final[Cases] = SHARED | {
     ("GET", "/v1/occupancy/stream"): ("operator", None),
     ("GET", "/v1/requests"): ("operator", None),
     ("GET", "/v1/requests/summary"): ("operator", None),
+    ("GET", "/v1/requests/{request_id:path}"): ("operator", None),
     ("GET", "/v1/steps"): ("operator", None),
     ("GET", "/v1/links"): ("operator", None),
     ("GET", "/v1/events"): ("operator", None),
