@@ -99,6 +99,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "status": _Command("status.commands", "Example: fulcrum status --watch"),
     "advice": _Command("status.commands", "Example: fulcrum advice --apply"),
     "events": _Command("status.commands", "Example: fulcrum events --follow --json"),
+    "request": _Command("status.commands", "Example: fulcrum request --slowest 5"),
     "workers": _Command("status.commands", "Example: fulcrum workers --json"),
     "occupancy": _Command("status.commands", "Example: fulcrum occupancy --window 500ms"),
     "top": _Command(

@@ -1,11 +1,13 @@
-"""The commands that show a suite: `fulcrum status`, `advice`, `alerts`, `events`, `workers`, `occupancy`, `observe`."""
+"""The commands that show a suite: `fulcrum status`, `advice`, `alerts`, `events`, `request`, `workers`, `occupancy` and
+`observe`.
+"""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from libs.cli.options import Json, ReadyFile
+from libs.cli.options import Json, MetricsUrl, ReadyFile
 
 
 def status(
@@ -141,6 +143,39 @@ def events(
     from libs.cli.status.events import show_events  # noqa: PLC0415 (what only this command needs)
 
     show_events(ready, limit=limit, follow=follow, as_json=json)
+
+
+def request(
+    request_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ID",
+            help="Id of a request (header x-request-id, or id of its answer), or the first 6 characters or more. "
+            "With --slowest: how many to list, 10 by default.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    slowest: Annotated[
+        bool,
+        typer.Option("--slowest", metavar="[N]", help="List the last ten minutes' requests with the longest TTFT."),
+    ] = False,
+    metrics: MetricsUrl = None,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Show one finished request: where its time went, its workers, and TTFT and TPOT against their targets."""
+    from libs.cli.status.request import MAX_LISTED, show_request, show_slowest  # noqa: PLC0415
+
+    if slowest:
+        count = request_id or "10"
+        if not (count.isdecimal() and 1 <= int(count) <= MAX_LISTED):
+            raise typer.BadParameter(f"--slowest takes how many to list, 1 to {MAX_LISTED}, not {count!r}")
+        show_slowest(ready, int(count), metrics=metrics, as_json=json)
+    elif request_id is None:
+        raise typer.BadParameter("name a request, or list some: fulcrum request --slowest")
+    else:
+        show_request(ready, request_id, metrics=metrics, as_json=json)
 
 
 def workers(ready: ReadyFile = None, json: Json = False) -> None:
