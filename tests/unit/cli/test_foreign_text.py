@@ -126,7 +126,8 @@ ANSWERS = {
 COMMANDS = (
     "status", "status --links", "advice", "alerts list", "alerts silence Imbalance --for 1h",
     "alerts ack FulcrumImbalance",
-    "alerts unsilence a", "events", "request 3f2a9c", "request --slowest", "workers", "occupancy", "top --once", "audit", "planner status",
+    "alerts unsilence a", "request 3f2a9c", "request --slowest",
+    "events", "workers", "occupancy", "top --once", "audit", "planner status",
     "planner decisions", "planner explain 1", "planner limits", "planner mode", "planner advice", "planner regret",
     "models list", "models forecast", "models add m", "models pin m", "models reserve m --gpus 1",
     "forecast --model sim",
