@@ -129,8 +129,27 @@ def unsilence(
 
 def events(
     limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="How many of the newest events to list.")
-    ] = 30,
+        int | None,
+        typer.Option(
+            "--limit",
+            "-n",
+            metavar="N",
+            min=1,
+            max=1000,
+            help="How many of the newest events to list: 30 by default, with --since 1000.",
+            show_default=False,
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Only events since then: a span such as 10m or 2h, or a time such as 2026-01-31T12:00 (local) or "
+            "2026-01-31T12:00Z.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", metavar="", help="Continue with new events until Ctrl-C.")
     ] = False,
@@ -142,7 +161,7 @@ def events(
     """List role moves, decisions, workers that came or died, and alerts, the oldest first."""
     from libs.cli.status.events import show_events  # noqa: PLC0415 (what only this command needs)
 
-    show_events(ready, limit=limit, follow=follow, as_json=json)
+    show_events(ready, limit=limit, since=since, follow=follow, as_json=json)
 
 
 def request(
