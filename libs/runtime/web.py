@@ -67,7 +67,8 @@ def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: 
     async def bad_parameter(_request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         name = str(first["loc"][-1])[:MAX_QUOTED_CHARS]
-        return error_response(InvalidRequest(f"{name}: {first['msg']}", param=name))
+        said = first["msg"].removeprefix("Value error, ")  # pydantic's prefix of our own sentences
+        return error_response(InvalidRequest(f"{name}: {said}", param=name))
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> JSONResponse:
