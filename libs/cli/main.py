@@ -37,7 +37,9 @@ QUICK: Final[Mapping[str, Quick]] = {  # by one word or two
     "status": Quick("status.show", "show_status", {"--watch": "watch", "-w": "watch"}),
     "advice": Quick("status.alerts", "show_advice", {}, {"apply": False, "yes": False}),
     "alerts": Quick("status.alerts", "show_alerts", {"--all": "over", "-a": "over"}),
-    "events": Quick("status.events", "show_events", {"--follow": "follow", "-f": "follow"}, {"limit": 30}),
+    "events": Quick(
+        "status.events", "show_events", {"--follow": "follow", "-f": "follow"}, {"limit": None, "since": None}
+    ),
     "workers": Quick("status.tables", "show_workers"),
     "occupancy": Quick("status.tables", "show_occupancy", {}, {"window": "2s"}),
     "top": Quick("top.show", "show_top", {"--once": "once", "--light": "light"}, {"metrics": None}),
@@ -98,7 +100,8 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "doctor": _Command("up.command", "Example: fulcrum doctor --engine vllm"),
     "status": _Command("status.commands", "Example: fulcrum status --watch"),
     "advice": _Command("status.commands", "Example: fulcrum advice --apply"),
-    "events": _Command("status.commands", "Example: fulcrum events --follow --json"),
+    "events": _Command("status.commands", "Example: fulcrum events --since 10m --json"),
+    "request": _Command("status.commands", "Example: fulcrum request --slowest 5"),
     "workers": _Command("status.commands", "Example: fulcrum workers --json"),
     "occupancy": _Command("status.commands", "Example: fulcrum occupancy --window 500ms"),
     "top": _Command(

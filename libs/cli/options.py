@@ -9,6 +9,10 @@ ReadyFile = Annotated[
     Path | None,
     typer.Option("--ready", envvar="FULCRUM_READY", metavar="FILE", help="Ready file of the suite to talk to."),
 ]
+MetricsUrl = Annotated[
+    str | None,
+    typer.Option("--metrics", metavar="URL", help="Metrics service to ask. Default: that of the running suite."),
+]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON value on one line and nothing else.")]
 ROLES = ("prefill", "decode", "mixed", "standby")
 

@@ -104,7 +104,9 @@ RANGES: Final[Mapping[str, Mapping[str, Range | Length | Pattern]]] = {
     "telemetry.v1.RequestEvent": dict.fromkeys(
         ("request_id", "gateway_id", "tenant", "service_class", "model", "prefill_worker", "decode_worker",
          "finish_reason", "error_code", "traceparent"), _NAME,
-    ) | dict.fromkeys(("queue_ns", "ttft_ns", "decode_ns", "predicted_ttft_ns"), Range(0, MOST_UNIX_NS)),
+    ) | dict.fromkeys(
+        ("queue_ns", "ttft_ns", "decode_ns", "predicted_ttft_ns", "second_token_ns"), Range(0, MOST_UNIX_NS)
+    ),
     "telemetry.v1.GatewayQueues": {"gateway_id": _NAME, "queues": Length(4_096)},
     "telemetry.v1.ModelQueue": {"model": _NAME} | dict.fromkeys(
         ("prefill_tokens", "decode_prompt_tokens", "hopeful_tokens", "arrived_tokens", "batch_tokens"), _COUNT

@@ -72,6 +72,7 @@ class RequestTimes:
     binding; empty if unknown.
     """
     first_token_ns: int = 0
+    second_token_ns: int = 0
     last_token_ns: int = 0
 
     def bound(self, now_ns: int, predicted_ttft_ns: float) -> None:
@@ -81,7 +82,11 @@ class RequestTimes:
             self.predicted_first_ns = now_ns + round(predicted_ttft_ns)
 
     def token(self, now_ns: int) -> None:
-        self.first_token_ns = self.first_token_ns or now_ns
+        if not self.second_token_ns:
+            if self.first_token_ns:
+                self.second_token_ns = now_ns
+            else:
+                self.first_token_ns = now_ns
         self.last_token_ns = now_ns
 
     @property

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import httpx
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.routing import APIRoute
@@ -14,13 +15,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ge
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
-from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError, InvalidRequest
+from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError, InvalidRequest, quoted
 from libs.runtime.http.semantics import HttpSemantics, check_json
 
 _REFUSED: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request's fault: the error names the parameter and says what is allowed."}
 }
 _WITH_BODY = ("POST", "PUT", "PATCH")
+# Other routes serve browsers, probes and scrapers, whose makers add parameters of their own.
+STRICT_PREFIX: Final = "/v1/"
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 NotReady = Callable[[], str | None]
@@ -30,9 +33,11 @@ NotReady = Callable[[], str | None]
 def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: CollectorRegistry) -> FastAPI:
     """Return an app with /healthz (/health to clients of vLLM), /readyz and /metrics.
 
-    FulcrumErrors and bad parameters become {"error": {...}}.
+    FulcrumErrors and bad parameters become {"error": {...}}. Routes below `STRICT_PREFIX` refuse query parameters
+    that they do not declare.
     """
-    app = FastAPIOffline(title=title, description=description, responses=_REFUSED)
+    refuse_unknown = [Depends(check_query)]
+    app = FastAPIOffline(title=title, description=description, responses=_REFUSED, dependencies=refuse_unknown)
     app.add_middleware(HttpSemantics)
 
     @app.get("/healthz", tags=["operation"])
@@ -62,7 +67,8 @@ def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: 
     async def bad_parameter(_request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         name = str(first["loc"][-1])[:MAX_QUOTED_CHARS]
-        return error_response(InvalidRequest(f"{name}: {first['msg']}", param=name))
+        said = first["msg"].removeprefix("Value error, ")  # pydantic's prefix of our own sentences
+        return error_response(InvalidRequest(f"{name}: {said}", param=name))
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> JSONResponse:
@@ -72,6 +78,27 @@ def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: 
         return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
 
     return app
+
+
+async def check_query(request: Request) -> None:
+    """Raise InvalidRequest for a query parameter that the matched route does not declare."""
+    route = request.scope.get("route")
+    if not (request.query_params and isinstance(route, APIRoute) and request.url.path.startswith(STRICT_PREFIX)):
+        return
+    allowed = query_names(route.dependant)
+    for name in request.query_params:
+        if name not in allowed:
+            said = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
+            where = f"{request.method} {request.url.path[:MAX_QUOTED_CHARS]}"
+            raise InvalidRequest(
+                f"{where} has no query parameter {quoted(name)}: {said}", param=name[:MAX_QUOTED_CHARS]
+            )
+
+
+def query_names(dependant: Dependant) -> list[str]:
+    """Return the query parameters of a route and of what it depends on, in the order of their declaration."""
+    own = [each.alias for each in dependant.query_params]
+    return list(dict.fromkeys([*own, *(name for each in dependant.dependencies for name in query_names(each))]))
 
 
 class JsonRoute(APIRoute):

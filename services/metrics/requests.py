@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from dataclasses import dataclass
+from heapq import nlargest
 from itertools import islice
 from sys import intern
 from typing import Final
@@ -235,8 +236,10 @@ REPORT_NS: Final = 1_000_000_000
 """The time for which a report is reused. Every open page requests one each two seconds."""
 MAX_REPORTS: Final = 8
 """The most windows whose report is cached."""
-MAX_ID: Final = 100
-"""The most characters kept of a request's id."""
+MAX_ID: Final = 140
+"""The most characters kept of a request's id: a client's own id has up to 128, and the number of a choice follows."""
+MIN_PREFIX_CHARS: Final = 6
+"""The fewest characters that count as the beginning of an id."""
 SHED: Final = frozenset((QueueFull.code, NoWorkers.code))
 """Error codes of refusals that are not the client's fault."""
 _OUTCOME_PREFIX: Final = "OUTCOME_"
@@ -248,6 +251,8 @@ class RequestLog:
     def __init__(self) -> None:
         self._log: deque[tuple[bytes, FinishedRequest]] = deque()
         self._known: set[bytes] = set()
+        # The newest event of each id, serialized; at most `MAX_REQUESTS`, as each belongs to an entry of the log.
+        self._by_id: dict[str, bytes] = {}
         self._table = RequestTable(MAX_REQUESTS)
         self._entered = 0
         self._kept_from_ns = 0
@@ -263,11 +268,12 @@ class RequestLog:
         identity = event.SerializeToString(deterministic=True)
         if identity in self._known:
             return None
-        finished = _finished(event)
+        finished = finished_request(event)
         if len(self._log) == MAX_REQUESTS:
             self._drop()
         self._table.put(self._entered % MAX_REQUESTS, finished)
         self._log.append((identity, finished))
+        self._by_id[finished.id] = identity
         self._entered += 1
         self._known.add(identity)
         while self._log and self._log[0][1].end_unix_ns < now_ns - HISTORY_NS:
@@ -278,12 +284,36 @@ class RequestLog:
         self._table.drop((self._entered - len(self._log)) % MAX_REQUESTS)
         identity, gone = self._log.popleft()
         self._known.discard(identity)
+        if self._by_id.get(gone.id) is identity:  # clients may use an id again
+            del self._by_id[gone.id]
         self._kept_from_ns = max(self._kept_from_ns, gone.end_unix_ns)
 
-    def of_worker(self, worker_id: str, limit: int) -> list[FinishedRequest]:
-        """Return the last requests in which a worker took part, at most `limit`, the newest first."""
+    def event(self, request_id: str) -> RequestEvent | None:
+        """Return the newest event with this id."""
+        found = self._by_id.get(request_id[:MAX_ID])
+        return None if found is None else RequestEvent.FromString(found)
+
+    def ids_from(self, prefix: str, limit: int) -> list[str]:
+        """Return at most `limit` ids that begin with `prefix`; none if it is shorter than `MIN_PREFIX_CHARS`."""
+        if len(prefix) < MIN_PREFIX_CHARS:
+            return []
+        return list(islice((each for each in self._by_id if each.startswith(prefix)), limit))
+
+    def newest(self, limit: int, worker_id: str | None = None) -> list[FinishedRequest]:
+        """Return the last requests, or those in which a worker took part, at most `limit`, the newest first."""
         newest = (finished for _, finished in reversed(self._log))
-        return list(islice((each for each in newest if worker_id in (each.prefill_worker, each.decode_worker)), limit))
+        return list(islice((each for each in newest if _has_part(each, worker_id)), limit))
+
+    def slowest(self, limit: int, start_ns: int, end_ns: int, worker_id: str | None = None) -> list[FinishedRequest]:
+        """Return the requests that ended in [start, end) by TTFT, the longest first; those without a token have
+        none.
+        """
+        inside = (
+            (each.ttft_ns, -number, each)
+            for number, (_, each) in enumerate(self._log)
+            if each.ttft_ns is not None and start_ns <= each.end_unix_ns < end_ns and _has_part(each, worker_id)
+        )
+        return [each for _, _, each in nlargest(limit, inside)]
 
     def report(self, end_ns: int, window_ns: int) -> RequestsReport:
         """Return the requests that ended in the window, as of `end_ns` or up to `REPORT_NS` before."""
@@ -307,7 +337,11 @@ class RequestLog:
         )
 
 
-def _finished(event: RequestEvent) -> FinishedRequest:
+def _has_part(finished: FinishedRequest, worker_id: str | None) -> bool:
+    return worker_id is None or worker_id in (finished.prefill_worker, finished.decode_worker)
+
+
+def finished_request(event: RequestEvent) -> FinishedRequest:
     missed = missed_levels(_judged(event))
     deadline_ns = max(event.ttft_deadline_unix_ns - event.arrival_unix_ns, 0)
     awaited = (

@@ -249,12 +249,11 @@ def _apply(status: Status, action: ActionAnswer, ready_file: Path | None, *, yes
         raise StartupError(f"the data are old ({status.not_live_because}): look again before you act on them")
     if not yes and not typer.confirm(f"{status.verdict.sentence}\nRun `{action.command}`?", err=True):
         raise typer.Exit(1)
-    from libs.cli.suite.role import change_roles  # noqa: PLC0415 (gRPC, which the others do without)
+    from libs.cli.suite.role import RoleGroup, change_roles  # noqa: PLC0415 (gRPC, which the others do without)
 
     asyncio.run(
         change_roles(
-            action.workers,
-            role_text(action),
+            [RoleGroup(action.workers, role_text(action))],
             epoch=None,
             reason=f"advice: {status.verdict.code}",
             force=False,

@@ -1,11 +1,13 @@
-"""The commands that show a suite: `fulcrum status`, `advice`, `alerts`, `events`, `workers`, `occupancy`, `observe`."""
+"""The commands that show a suite: `fulcrum status`, `advice`, `alerts`, `events`, `request`, `workers`, `occupancy` and
+`observe`.
+"""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from libs.cli.options import Json, ReadyFile
+from libs.cli.options import Json, MetricsUrl, ReadyFile
 
 
 def status(
@@ -133,8 +135,27 @@ def unsilence(
 
 def events(
     limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="How many of the newest events to list.")
-    ] = 30,
+        int | None,
+        typer.Option(
+            "--limit",
+            "-n",
+            metavar="N",
+            min=1,
+            max=1000,
+            help="How many of the newest events to list: 30 by default, with --since 1000.",
+            show_default=False,
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Only events since then: a span such as 10m or 2h, or a time such as 2026-01-31T12:00 (local) or "
+            "2026-01-31T12:00Z.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", metavar="", help="Continue with new events until Ctrl-C.")
     ] = False,
@@ -146,7 +167,40 @@ def events(
     """List role moves, decisions, workers that came or died, and alerts, the oldest first."""
     from libs.cli.status.events import show_events  # noqa: PLC0415 (what only this command needs)
 
-    show_events(ready, limit=limit, follow=follow, as_json=json)
+    show_events(ready, limit=limit, since=since, follow=follow, as_json=json)
+
+
+def request(
+    request_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ID",
+            help="Id of a request (header x-request-id, or id of its answer), or the first 6 characters or more. "
+            "With --slowest: how many to list, 10 by default.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    slowest: Annotated[
+        bool,
+        typer.Option("--slowest", metavar="[N]", help="List the last ten minutes' requests with the longest TTFT."),
+    ] = False,
+    metrics: MetricsUrl = None,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Show one finished request: where its time went, its workers, and TTFT and TPOT against their targets."""
+    from libs.cli.status.request import MAX_LISTED, show_request, show_slowest  # noqa: PLC0415
+
+    if slowest:
+        count = request_id or "10"
+        if not (count.isdecimal() and 1 <= int(count) <= MAX_LISTED):
+            raise typer.BadParameter(f"--slowest takes how many to list, 1 to {MAX_LISTED}, not {count!r}")
+        show_slowest(ready, int(count), metrics=metrics, as_json=json)
+    elif request_id is None:
+        raise typer.BadParameter("name a request, or list some: fulcrum request --slowest")
+    else:
+        show_request(ready, request_id, metrics=metrics, as_json=json)
 
 
 def workers(ready: ReadyFile = None, json: Json = False) -> None:

@@ -4,6 +4,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,10 +13,14 @@ from rich.text import Text
 
 from libs.cli.console import make_console
 from libs.cli.find import find_suite, get_json
+from libs.contracts.errors import InvalidRequest, quoted
 
 POLL_S: Final = 0.5
 # Requested at each poll while following: more than happen between two.
 AT_ONCE: Final = 200
+# The most that the service lists.
+MAX_LISTED: Final = 1_000
+DEFAULT_LISTED: Final = 30
 # Keys of printed events to remember; far more than one poll can repeat.
 MAX_SHOWN: Final = 5_000
 STYLES: Final = {
@@ -51,8 +56,13 @@ class EventLine(msgspec.Struct, frozen=True):
         return self.unix_ms, self.kind, self.subject
 
 
-def show_events(ready_file: Path | None, *, limit: int, follow: bool, as_json: bool) -> None:
-    """Print the last events, the oldest first, and with `follow` new ones. Raises StartupError."""
+def show_events(ready_file: Path | None, *, limit: int | None, since: str | None, follow: bool, as_json: bool) -> None:
+    """Print the last events, the oldest first, and with `follow` new ones.
+
+    `limit` is `DEFAULT_LISTED` by default, and `MAX_LISTED` with `since`. Raises InvalidRequest, StartupError.
+    """
+    since_ms = 0 if since is None else since_unix_ms(since, time.time())
+    count = limit or (DEFAULT_LISTED if since is None else MAX_LISTED)
     url, console = find_suite(ready_file).metrics, make_console()
     shown: deque[tuple[int, str, str]] = deque(maxlen=MAX_SHOWN)
 
@@ -66,14 +76,39 @@ def show_events(ready_file: Path | None, *, limit: int, follow: bool, as_json: b
             else:
                 console.print(line(each), soft_wrap=True)
 
-    first = _ask(url, max(limit, AT_ONCE) if follow else limit, exact=as_json)
-    shown.extend(each.key for each in first[:-limit])
-    show(first[-limit:])
+    known = _ask(url, max(count, AT_ONCE) if follow else count, exact=as_json)
+    first = [each for each in known if each.unix_ms >= since_ms][-count:]
+    # Following asks for these again.
+    shown.extend(each.key for each in known[: len(known) - len(first)])
+    show(first)
     if not first and not follow and not as_json:
-        console.print("Nothing has happened since the metrics service started.")
+        began = "the metrics service started" if since is None else _clock(since_ms)
+        console.print(f"Nothing has happened since {began}.")
     while follow:
         time.sleep(POLL_S)
         show(_ask(url, AT_ONCE, exact=as_json))
+
+
+def since_unix_ms(text: str, now_s: float) -> int:
+    """Return the Unix ms of a span before now, such as 10m, or of an ISO time. Raises InvalidRequest.
+
+    A time without a zone is local, as events are printed.
+    """
+    from libs.cli.keys.book import span_s  # noqa: PLC0415 (start-up time)
+
+    try:
+        at_s = datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        try:
+            return int((now_s - span_s(text)) * 1e3)
+        except InvalidRequest:
+            raise InvalidRequest(
+                f"--since is {quoted(text)}: it has to be a number and s, m, h or d, such as 10m, or a time such as "
+                "2026-01-31T12:00 or 2026-01-31T12:00Z"
+            ) from None
+    if at_s > now_s:
+        raise InvalidRequest(f"--since {quoted(text)} is in the future")
+    return int(at_s * 1e3)
 
 
 def _ask(url: str, limit: int, *, exact: bool) -> list[EventLine]:
@@ -113,7 +148,7 @@ def _of_alert(alert: dict[str, Any]) -> EventLine:
 
 def line(happened: EventLine) -> Text:
     """Return time, kind, subject, reason and author of an event."""
-    at = time.strftime("%H:%M:%S", time.localtime(happened.unix_ms / 1e3))
+    at = _clock(happened.unix_ms)
     return Text.assemble(
         (f"{at}.{happened.unix_ms % 1000 // 100}  ", "dim"),
         (f"{happened.kind.replace('_', ' '):<16} ", STYLES.get(happened.kind, "")),
@@ -121,3 +156,7 @@ def line(happened: EventLine) -> Text:
         happened.text,
         (f"  ({happened.actor})" if happened.actor else "", "dim"),
     )
+
+
+def _clock(unix_ms: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(unix_ms / 1e3))

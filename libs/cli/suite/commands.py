@@ -98,8 +98,9 @@ def role(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="WORKER... ROLE",
-            help="Ids of workers (`fulcrum workers`), then prefill, decode, mixed, mixed:BUDGET or standby.",
+            metavar="WORKER... ROLE...",
+            help="Ids of workers (`fulcrum workers`), then prefill, decode, mixed, mixed:BUDGET or standby; other "
+            "workers and their role may follow: a b prefill c d decode.",
             show_default=False,
             autocompletion=complete_role,
         ),

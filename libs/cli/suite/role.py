@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,14 @@ from libs.worker.admin_client import RoleMove, WorkerAdmin
 
 # The budget of role mixed if none is given.
 DEFAULT_BUDGET_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RoleGroup:
+    """Ids of workers, and the text of the role that they are to have."""
+
+    workers: Sequence[str]
+    role: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +51,13 @@ def change(
     first_step_s: float,
     as_json: bool,
 ) -> None:
-    """Change roles as the command line says: the last of `words` is the role, the others are workers.
+    """Change roles as the command line says: workers and then their role, any number of times.
 
     Raises StartupError.
     """
-    *workers, wanted = words
     asyncio.run(
         change_roles(
-            workers,
-            wanted,
+            split_groups(words),
             epoch=epoch,
             reason=reason,
             force=force,
@@ -62,9 +68,41 @@ def change(
     )
 
 
+def split_groups(words: Sequence[str]) -> list[RoleGroup]:
+    """Split words such as "a b prefill c decode" into workers and their roles. Raises StartupError."""
+    groups: list[RoleGroup] = []
+    workers: list[str] = []
+    for number, word in enumerate(words, 1):
+        # The last word is a role even if it is none: `parse_role` says what is allowed.
+        if word.partition(":")[0] not in ROLE_NAMES and number < len(words):
+            workers.append(word)
+            continue
+        parse_role(word)
+        if not workers:
+            raise StartupError(f"no worker is named before {word}: write WORKER... ROLE, such as gpu-1 prefill")
+        groups.append(RoleGroup(workers, word))
+        workers = []
+    return groups
+
+
+def wanted_roles(groups: Sequence[RoleGroup], known: list[dict[str, Any]]) -> list[tuple[dict[str, Any], Assignment]]:
+    """Return each listed worker that is named, or shares a group with one, and its wanted role and budget.
+
+    Raises StartupError for an unknown worker and for one with two roles.
+    """
+    wanted: dict[str, tuple[dict[str, Any], Assignment]] = {}
+    for group in groups:
+        role, budget_tokens = parse_role(group.role)
+        assignment = Assignment(role=role, budget_tokens=budget_tokens)
+        for worker in with_groups([_find(each, known) for each in dict.fromkeys(group.workers)], known):
+            _, other = wanted.setdefault(worker["id"], (worker, assignment))
+            if other != assignment:
+                raise StartupError(f"{worker['id']} is to be {role_name(other)} and {role_name(assignment)}: name one")
+    return list(wanted.values())
+
+
 async def change_roles(
-    workers: Sequence[str],
-    wanted: str,
+    groups: Sequence[RoleGroup],
     *,
     epoch: int | None,
     reason: str,
@@ -73,27 +111,30 @@ async def change_roles(
     ready_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Change the roles concurrently, and print each move in the order of `workers`.
+    """Change the roles concurrently, and print each move in the order of the workers' names in `groups`.
 
-    Raises StartupError that says what to do, or, once all were called, why workers refused.
+    All of them are checked before any is sent. Raises StartupError that says what to do, or, once all were called,
+    why workers refused.
     """
-    role, budget_tokens = parse_role(wanted)
     suite, settings = find_one_suite(ready_file), call_settings()
     known = get_json(suite.planner, "/v1/workers")
-    found = with_groups([_find(worker, known) for worker in dict.fromkeys(workers)], known)
+    found = wanted_roles(groups, known)
     if not force:
-        _check_others(found, known, Assignment(role=role, budget_tokens=budget_tokens))
+        _check_others({worker["id"]: assignment for worker, assignment in found}, known)
+    # A worker knows nothing of the others' moves: by itself it would refuse to swap roles with the last one.
+    force = force or len(groups) > 1
 
-    async def change(worker: dict[str, Any]) -> WorkerMove:
+    async def change(worker: dict[str, Any], wanted: Assignment) -> WorkerMove:
         async with make_channel(settings, worker["address"]) as channel:
             admin = WorkerAdmin(channel, worker["id"], admin_token(settings, worker["address"], suite.token))
             described = await admin.describe()
             current = described.worker.assignment
-            if (current.role, current.budget_tokens) == (role, budget_tokens) and epoch in (None, current.epoch):
+            held = (current.role, current.budget_tokens) == (wanted.role, wanted.budget_tokens)
+            if held and epoch in (None, current.epoch):
                 return WorkerMove(worker["id"], current)
             move = await admin.set_role(
-                role,
-                budget_tokens,
+                wanted.role,
+                wanted.budget_tokens,
                 expected_epoch=epoch or current.epoch,
                 incarnation=described.worker.incarnation,
                 actor=actor_of(SUITE_TOKEN, local_user()),
@@ -107,7 +148,7 @@ async def change_roles(
                 worker["id"], move.assignment, move, first, load.running + load.waiting + load.awaiting_kv
             )
 
-    done = await asyncio.gather(*map(change, found), return_exceptions=True)
+    done = await asyncio.gather(*(change(*each) for each in found), return_exceptions=True)
     moved = [each for each in done if isinstance(each, WorkerMove)]
     if as_json:
         answers = [answer(each) for each in moved]
@@ -119,16 +160,15 @@ async def change_roles(
     _raise_first(done)
 
 
-def _check_others(movers: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]], wanted: Assignment) -> None:
+def _check_others(wanted: Mapping[str, Assignment], known: Sequence[dict[str, Any]]) -> None:
     """Raise Conflict if a phase of a model would lose its last worker. A single worker may take any role."""
-    named = {each["id"] for each in movers}
-    for model in dict.fromkeys(each["model"] for each in movers):
+    for model in dict.fromkeys(each["model"] for each in known if each["id"] in wanted):
         serving = [each for each in known if each["model"] == model and each["state"] == "ready"]
-        moved = [each["id"] for each in serving if each["id"] in named]
+        moved = [each["id"] for each in serving if each["id"] in wanted]
         if len(serving) < 2:
             continue
         before = [_assignment(each) for each in serving]
-        after = [wanted if each["id"] in named else held for each, held in zip(serving, before, strict=True)]
+        after = [wanted.get(each["id"], held) for each, held in zip(serving, before, strict=True)]
         if ended := ended_by(before, after):
             raise Conflict(end_refusal(model, moved, ended, force="say --force"))
 

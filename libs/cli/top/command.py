@@ -4,13 +4,11 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.options import ReadyFile
+from libs.cli.options import MetricsUrl, ReadyFile
 
 
 def top(
-    metrics: Annotated[
-        str | None, typer.Option(metavar="URL", help="Metrics service to watch. Default: that of the running suite.")
-    ] = None,
+    metrics: MetricsUrl = None,
     ready: ReadyFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print a snapshot a second, one JSON object a line.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,

@@ -94,6 +94,7 @@ def request_event(generation: Generation, outcome: ApiFinishReason | FulcrumErro
         predicted_ttft_ns=timeline.predicted_ttft_ns,
         recomputes=generation.placement.recomputes,
         max_output_tokens=generation.max_output_tokens,
+        second_token_ns=max(timeline.second_token_ns - timeline.arrival_ns, 0),
     )
 
 

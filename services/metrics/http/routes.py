@@ -30,7 +30,6 @@ from services.metrics.accounting.occupancy import Efficiency, RecentOccupancy, c
 from services.metrics.accounting.queues import phase_queues
 from services.metrics.accounting.series import (
     ALLOWED_SCOPES,
-    ALLOWED_WINDOWS,
     TIER_NAMES,
     OccupancyHistory,
     history,
@@ -43,7 +42,8 @@ from services.metrics.accounting.series import (
 from services.metrics.accounting.steps import KEPT, StepsReport, steps_of
 from services.metrics.cluster_events import MAX_DECISIONS, DecisionLog, Event
 from services.metrics.http.login import Page, runbook_router
-from services.metrics.requests import FinishedRequest, RequestsReport
+from services.metrics.http.parameters import BAD_QUERY, BAD_WINDOW, End, Window, asked_end_ns
+from services.metrics.http.request_routes import requests_router
 from services.metrics.state import MS_NS, MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator
 from services.metrics.status.past import TIERS, StatusRecorder
@@ -100,18 +100,10 @@ def pack(series: Series, members: Members, written_to_ns: int) -> bytes:
 
 
 MAX_EVENTS = 1_000
-MAX_UNIX_MS = 2**53 - 1
 TierName = Annotated[str, Query(description=f"Length of each window: {', '.join(TIER_NAMES)}.")]
 Span = Annotated[str, Query(description="How far back from the end, e.g. 10s, 2m or 1h.")]
 ScopeText = Annotated[str, Query(description=f"Which GPUs: {ALLOWED_SCOPES}.")]
-End = Annotated[int | None, Query(ge=0, le=MAX_UNIX_MS, description="Unix ms at which it ends; now by default.")]
 Limit = Annotated[int, Query(ge=1, le=MAX_EVENTS, description="How many events, the newest first.")]
-BAD_QUERY: dict[int | str, dict[str, Any]] = {400: {"description": "the error names what is allowed"}}
-
-
-def asked_end_ns(end_unix_ms: int | None, newest_ns: int) -> int:
-    """Return the requested end, at most the newest data; without a request, the newest."""
-    return newest_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, newest_ns)
 
 
 class HistoryApi:
@@ -276,13 +268,8 @@ def _links(links: Sequence[KvLink]) -> list[LinkAnswer]:
     return sorted(found, key=lambda each: (each.gb_per_s is None, each.gb_per_s or 0.0))
 
 
-Window = Annotated[str, Query(description=f"How far to look back: {ALLOWED_WINDOWS}.")]
-MAX_REQUESTS_TOLD = 1_000
 MAX_STEPS_TOLD = 5_000
 """The most steps in one answer, 1.3 MB."""
-BAD_WINDOW: dict[int | str, dict[str, Any]] = {
-    400: {"description": "the window is not one; the error names what is allowed"}
-}
 NO_STEPS: dict[int | str, dict[str, Any]] = BAD_WINDOW | {
     404: {"description": "no such worker has been heard of"},
     410: {"description": f"nothing of the window is known step by step. {KEPT}"},
@@ -290,23 +277,8 @@ NO_STEPS: dict[int | str, dict[str, Any]] = BAD_WINDOW | {
 }
 
 
-def requests_router(state: MetricsState, clock: Clock, *, live_lag_ns: int) -> APIRouter:
+def steps_router(state: MetricsState, clock: Clock, *, live_lag_ns: int) -> APIRouter:
     router = APIRouter(prefix="/v1")
-
-    @router.get("/requests/summary", responses=BAD_WINDOW)
-    async def requests_summary(window: Window = "1m", end_unix_ms: End = None) -> RequestsReport:
-        """Summarise requests that ended in the window: counts, TTFT and TPOT percentiles in seconds, in total and by
-        model.
-        """
-        return state.requests.report(asked_end_ns(end_unix_ms, clock.now_ns()), parse_window_ns(window))
-
-    @router.get("/requests")
-    async def requests_of(
-        worker: Annotated[str, Query(description="Id of a worker that computed their prompt or their tokens.")],
-        limit: Annotated[int, Query(ge=1, le=MAX_REQUESTS_TOLD, description="How many, the newest first.")] = 50,
-    ) -> list[FinishedRequest]:
-        """List the last finished requests of a worker, as far as they are kept."""
-        return state.requests.of_worker(worker, limit)
 
     @router.get("/steps", responses=NO_STEPS, response_model=StepsReport)
     async def steps(
@@ -372,7 +344,8 @@ def make_api(
         end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns)
         return efficiency(await recent.as_of(end_ns), parse_scope(scope))
 
-    app.include_router(requests_router(state, clock, live_lag_ns=live_lag_ns))
+    app.include_router(requests_router(state.requests, clock))
+    app.include_router(steps_router(state, clock, live_lag_ns=live_lag_ns))
     app.include_router(HistoryApi(state, hub, clock, lag_ns=live_lag_ns).router())
     if verdicts is not None:
         app.include_router(status_router(state, verdicts, book, clock))

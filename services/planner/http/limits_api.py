@@ -59,7 +59,9 @@ class ModelLimitsBody(BaseModel):
                 raise ValueError(f"{role}_min is {least}, more than {role}_max, {most}")
         together = self.prefill_min + self.decode_min
         if self.workers_max is not None and together > max(self.workers_max, LEAST_WORKERS):
-            raise ValueError(f"prefill_min and decode_min are {together} together, more than workers_max")
+            raise ValueError(
+                f"prefill_min and decode_min are {together} together, more than workers_max, {self.workers_max}"
+            )
         return self
 
     def limits(self) -> ModelLimits:

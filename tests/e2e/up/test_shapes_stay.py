@@ -111,7 +111,7 @@ def test_what_planner_and_metrics_tell_keeps_its_shape(suite: RunningSuite, serv
         "planner": ("/v1/workers", "/v1/decisions?limit=1", "/v1/mode", "/v1/limits"),
         "metrics": (
             "/v1/occupancy?window=2s",
-            "/v1/occupancy/efficiency?window=2s",
+            "/v1/occupancy/efficiency?scope=cluster",
             "/v1/occupancy/history?window=1s&span=10s",
             f"/v1/requests?worker={worker}",
             "/v1/requests/summary?window=10s",

@@ -28,7 +28,7 @@ from libs.worker.admin_client import RoleMove
 
 COMMANDS = (
     "up", "chat", "workers", "occupancy", "role", "top", "tune prefill", "tune decode", "status", "advice", "alerts",
-    "alerts list", "alerts silence", "alerts ack", "alerts unsilence", "events", "logs", "down",
+    "alerts list", "alerts silence", "alerts ack", "alerts unsilence", "events", "request", "logs", "down",
     "keys create", "keys list", "keys revoke", "keys limits",
 )  # fmt: skip
 
@@ -49,7 +49,9 @@ def test_the_command_line_starts_without_loading_what_commands_need() -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("command", [("chat", "hi"), ("workers",), ("occupancy",), ("status",), ("events",)])
+@pytest.mark.parametrize(
+    "command", [("chat", "hi"), ("workers",), ("occupancy",), ("status",), ("events",), ("request", "x")]
+)
 def test_without_a_suite_there_is_one_line_that_says_how_to_start_one(command: tuple[str, ...], tmp_path: Path) -> None:
     run = [sys.executable, "-m", "libs.cli.main", *command, "--json", "--ready", str(tmp_path / "none")]
     done = subprocess.run(run, capture_output=True, text=True, check=False)

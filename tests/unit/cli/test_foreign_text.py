@@ -22,6 +22,7 @@ from libs.runtime.service import configure_logging
 from libs.testing import golden
 from services.metrics.http.login import FOLDER
 from tests.status_rig import answer
+from tests.unit.cli.test_request_command import RECORDED
 from tests.unit.cli.test_status import NOW_MS, a_service, alert, event
 
 EVIL = "\x1b[31mred\x1b[0m\r\nFORGED \u202e\x9b2J[bold]x[/bold] :smile:"
@@ -89,7 +90,7 @@ ANSWERS = {
     "/v1/alerts/silences": SILENCE,
     "/v1/alerts/silences/a": SILENCE,
     "/v1/alerts/acks": SILENCE,
-    "/v1/requests/summary": {"total": {}},
+    "/v1/requests/summary": {"total": {}}, "/v1/requests/3f2a9c": RECORDED, "/v1/requests": [RECORDED],
     "/v1/events": [event(1, NOW_MS)],
     "/v1/decisions": [DECISION, DECISION | {"sequence": 2, "action": "recommend", "advice": ADVICE}],
     "/v1/decisions/1": DECISION,
@@ -125,7 +126,8 @@ ANSWERS = {
 COMMANDS = (
     "status", "status --links", "advice", "alerts list", "alerts silence Imbalance --for 1h",
     "alerts ack FulcrumImbalance",
-    "alerts unsilence a", "events", "workers", "occupancy", "top --once", "audit", "planner status",
+    "alerts unsilence a", "request 3f2a9c", "request --slowest",
+    "events", "workers", "occupancy", "top --once", "audit", "planner status",
     "planner decisions", "planner explain 1", "planner limits", "planner mode", "planner advice", "planner regret",
     "models list", "models forecast", "models add m", "models pin m", "models reserve m --gpus 1",
     "forecast --model sim",

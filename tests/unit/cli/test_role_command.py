@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from libs.cli.suite import role as change
-from libs.contracts.errors import Conflict
+from libs.contracts.errors import Conflict, StartupError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, Assignment
 
 PREFILL, DECODE = Assignment(role=ROLE_PREFILL), Assignment(role=ROLE_MIXED)
@@ -30,7 +30,7 @@ def test_moves_that_leave_nobody_for_a_phase_are_refused(
     known: list[dict[str, Any]], movers: str, wanted: Assignment, said: str
 ) -> None:
     with pytest.raises(Conflict, match=said) as refused:
-        change._check_others([each for each in known if each["id"] in movers], known, wanted)
+        change._check_others(dict.fromkeys(movers, wanted), known)
     assert "--force" in refused.value.message
 
 
@@ -41,4 +41,39 @@ def test_moves_that_leave_nobody_for_a_phase_are_refused(
     (listed(d="mixed:64"), "d", DECODE),
 ])  # fmt: skip
 def test_others_pass(known: list[dict[str, Any]], movers: str, wanted: Assignment) -> None:
-    change._check_others([each for each in known if each["id"] in movers], known, wanted)
+    change._check_others(dict.fromkeys(movers, wanted), known)
+
+
+def roles_of(words: str, known: list[dict[str, Any]]) -> dict[str, Assignment]:
+    return {worker["id"]: wanted for worker, wanted in change.wanted_roles(change.split_groups(words.split()), known)}
+
+
+def test_several_groups_of_workers_take_a_role_each() -> None:
+    known = listed(a="decode", b="decode", c="prefill", d="prefill", e="decode")
+    assert roles_of("a b prefill", known) == {"a": PREFILL, "b": PREFILL}
+    assert roles_of("a b prefill c d decode", known) == {"a": PREFILL, "b": PREFILL, "c": DECODE, "d": DECODE}
+    assert roles_of("a mixed:64 a mixed:64", known) == {"a": Assignment(role=ROLE_MIXED, budget_tokens=64)}
+
+
+def test_groups_are_held_against_what_all_of_them_leave() -> None:
+    known = listed(p="prefill", d="decode")
+    change._check_others(roles_of("p decode d prefill", known), known)  # a swap leaves one of each
+    with pytest.raises(Conflict, match="p, d are the last workers of sim that compute prompts"):
+        change._check_others(roles_of("p decode d standby", known), known)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("a prefill decode", "no worker is named before decode"),
+        ("prefill a decode", "no worker is named before prefill"),
+        ("a prefill b", "role 'b' is not one"),
+        ("a prefill b decode:3", "role 'decode:3' is not one"),
+        ("a prefill b nothing", "role 'nothing' is not one"),
+        ("a prefill x decode", "there is no worker 'x' here, but: a, b"),
+        ("a prefill a b decode", "a is to be prefill and decode: name one"),
+    ],
+)
+def test_groups_that_contradict_themselves_are_refused_before_anything_is_sent(words: str, said: str) -> None:
+    with pytest.raises(StartupError, match=said):
+        roles_of(words, listed(a="prefill", b="decode"))

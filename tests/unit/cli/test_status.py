@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,9 +17,9 @@ from typer.testing import CliRunner
 
 from libs.cli.main import app
 from libs.cli.status.answer import SplitAnswer, parse_status
-from libs.cli.status.events import merged
+from libs.cli.status.events import merged, since_unix_ms
 from libs.cli.status.show import commands, lines, pressure_bar, span, split_words
-from libs.contracts.errors import StartupError
+from libs.contracts.errors import InvalidRequest, StartupError
 from libs.launch.ready import Ready, write_ready
 from tests.status_rig import NOW_MS, answer
 
@@ -106,6 +107,44 @@ def test_events_and_alerts_are_one_list_by_time() -> None:
     ]  # fmt: skip
     assert told[0].actor == "planner"
     assert told[-1].text == "over"
+
+
+@pytest.mark.parametrize(
+    ("text", "unix_ms"),
+    [
+        ("10m", 999_400_000), ("2h", 992_800_000), ("1970-01-12T13:46:40Z", 1_000_000_000),
+        ("1970-01-12T14:46:39+01:00", 999_999_000), (" 30s ", 999_970_000),
+    ],
+)  # fmt: skip
+def test_since_is_a_span_before_now_or_a_time(text: str, unix_ms: int) -> None:
+    assert since_unix_ms(text, 1_000_000) == unix_ms
+
+
+@pytest.mark.parametrize("text", ["", "10", "soon", "10 minutes", "-5m", "2026-13-01", "9999-01-01T00:00Z"])
+def test_what_is_no_time_in_the_past_is_refused_in_a_sentence(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="--since"):
+        since_unix_ms(text, 1_000_000)
+
+
+@pytest.mark.system
+def test_events_since_a_time_leave_out_what_was_before(tmp_path: Path) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    happened = [event(number, now_ms - minutes * 60_000) for number, minutes in ((3, 1), (2, 5), (1, 60))]
+    over = alert(1, now_ms - 7_200_000, now_ms - 120_000)
+    answers = {"/v1/events": happened, "/v1/alerts": {"firing": [], "recent": [over], "held_back": []}}
+    with a_service(answers, tmp_path) as ready:
+
+        def kinds(*words: str) -> list[str]:
+            done = CliRunner().invoke(app, ["events", "--json", *words, *ready])
+            assert done.exit_code == 0, done.output
+            return [json.loads(line)["kind"] for line in done.stdout.splitlines()]
+
+        assert kinds() == ["role_moved", "role_moved", "alert_over", "role_moved"]
+        assert kinds("--since", "10m") == ["role_moved", "alert_over", "role_moved"]
+        assert kinds("--since", "10m", "-n", "1") == ["role_moved"]
+        assert kinds("--since", "10s") == []
+        quiet = CliRunner().invoke(app, ["events", "--since", "10s", *ready])
+        assert quiet.stdout.startswith("Nothing has happened since ")
 
 
 @contextmanager

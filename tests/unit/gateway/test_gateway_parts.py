@@ -48,6 +48,17 @@ def test_an_event_says_how_many_tokens_a_choice_could_have_had() -> None:
     assert (event.max_output_tokens, event.output_tokens) == (3, 0)
 
 
+@pytest.mark.parametrize(("tokens_ns", "second_ns"), [((), 0), ((1_300,), 0), ((1_300, 1_450, 1_500), 450)])
+def test_an_event_says_when_the_second_token_came(tokens_ns: tuple[int, ...], second_ns: int) -> None:
+    choice = generation(1, arrival_ns=1_000)
+    for at_ns in tokens_ns:
+        choice.timeline.token(at_ns)
+    event = request_event(choice, ApiFinishReason.STOP)
+    assert event.second_token_ns == second_ns
+    assert event.ttft_ns == (300 if tokens_ns else 0)
+    assert event.decode_ns == (tokens_ns[-1] - tokens_ns[0] if tokens_ns else 0)
+
+
 # ------------------------------------------------------------ headers
 
 

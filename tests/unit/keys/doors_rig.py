@@ -31,7 +31,7 @@ ROLES: Final[tuple[Role, ...]] = ("user", "operator", "admin")
 
 def there(path: str) -> str:
     """The path with something in place of its parameters."""
-    for name in ("decision_id", "worker_id", "silence_id", "name:path"):
+    for name in ("decision_id", "worker_id", "silence_id", "name:path", "request_id:path"):
         path = path.replace("{" + name + "}", "thing")
     return path.replace("{name}", "fulcrum") or "/"
 
@@ -50,11 +50,11 @@ class CapturingTransport(SystemTransport):
 
 
 class Served:
-    """One service behind its door, its routes, and a key of each role."""
+    """One service behind its door, its routes, its bus, and a key of each role."""
 
-    def __init__(self, app: Any, secrets: dict[Role, str], book: KeySet) -> None:
+    def __init__(self, app: Any, secrets: dict[Role, str], book: KeySet, bus: MemoryBus) -> None:
         assert isinstance(app, AuditMiddleware) and isinstance(app._app, KeyGate)
-        self.app, self.secrets, self.book = app, secrets, book
+        self.app, self.secrets, self.book, self.bus = app, secrets, book, bus
         self.routes = routes(app._app._app.routes)  # type: ignore[attr-defined]
 
     async def ask(self, case: tuple[str, str], body: Any, key: str | None, **more: str) -> httpx.Response:
@@ -92,4 +92,4 @@ async def serving(service: str) -> AsyncIterator[Served]:
             ports = PlannerPorts(bus, registry, models=models, keys=table)
             opening = open_planner(settings=settings, ports=ports, transport=transport, **common)
         await stack.enter_async_context(opening)
-        yield Served(transport.app, secrets, book)
+        yield Served(transport.app, secrets, book, bus)

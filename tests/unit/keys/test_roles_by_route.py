@@ -1,11 +1,15 @@
 """Every route of planner and metrics service against every role: who is let in, and a route without a case fails."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import httpx
 import pytest
 
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
+from libs.contracts.topics import REQUESTS
 from libs.keys.book import Role
 from tests.unit.keys.doors_rig import ROLES, TOKEN, Served, serving, there
 from tests.unit.routes import asked, head_differs
@@ -60,6 +64,7 @@ METRICS: Final[Cases] = SHARED | {
     ("GET", "/v1/occupancy/stream"): ("operator", None),
     ("GET", "/v1/requests"): ("operator", None),
     ("GET", "/v1/requests/summary"): ("operator", None),
+    ("GET", "/v1/requests/{request_id:path}"): ("operator", None),
     ("GET", "/v1/steps"): ("operator", None),
     ("GET", "/v1/links"): ("operator", None),
     ("GET", "/v1/events"): ("operator", None),
@@ -130,6 +135,20 @@ async def test_a_tenant_that_is_not_the_keys_is_refused_on_every_route(service: 
         if least == "operator" and case not in ENDLESS:
             own = await served.ask(case, body, served.secrets["operator"], **{"x-fulcrum-tenant": "a"})
             assert own.status_code != 403, case
+
+
+async def test_an_operator_finds_another_tenants_request_and_a_user_not_even_its_own() -> None:
+    case = ("GET", "/v1/requests/{request_id:path}")
+    async with serving("metrics") as served:
+        for tenant, request_id in (("b", "thing"), ("a", "things-of-a")):
+            ended = RequestEvent(request_id=request_id, tenant=tenant, arrival_unix_ns=time.time_ns())
+            served.bus.publish(REQUESTS, ended)
+        async with asyncio.timeout(10):
+            while (found := await served.ask(case, None, served.secrets["operator"])).status_code == 404:
+                await asyncio.sleep(0)
+        assert (found.status_code, found.json()["tenant"]) == (200, "b")  # the operator's key is of tenant a
+        refused = await served.ask(case, None, served.secrets["user"])
+        assert (refused.status_code, "thing" in refused.text) == (403, False)
 
 
 async def test_head_answers_as_get_does_on_every_route(service: tuple[str, Served]) -> None:

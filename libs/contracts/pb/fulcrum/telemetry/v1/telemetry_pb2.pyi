@@ -162,7 +162,7 @@ class KvTransfer(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., from_worker_id: _Optional[str] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., shared_memory: _Optional[bool] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("request_id", "gateway_id", "tenant", "service_class", "model", "arrival_unix_ns", "prompt_tokens", "output_tokens", "cached_tokens", "queue_ns", "ttft_ns", "decode_ns", "prefill_worker", "decode_worker", "outcome", "finish_reason", "error_code", "traceparent", "ttft_deadline_unix_ns", "tpot_target_us", "reroutes", "moves", "predicted_ttft_ns", "recomputes", "max_output_tokens")
+    __slots__ = ("request_id", "gateway_id", "tenant", "service_class", "model", "arrival_unix_ns", "prompt_tokens", "output_tokens", "cached_tokens", "queue_ns", "ttft_ns", "decode_ns", "prefill_worker", "decode_worker", "outcome", "finish_reason", "error_code", "traceparent", "ttft_deadline_unix_ns", "tpot_target_us", "reroutes", "moves", "predicted_ttft_ns", "recomputes", "max_output_tokens", "second_token_ns")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +188,7 @@ class RequestEvent(_message.Message):
     PREDICTED_TTFT_NS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTES_FIELD_NUMBER: _ClassVar[int]
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECOND_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     gateway_id: str
     tenant: str
@@ -213,7 +214,8 @@ class RequestEvent(_message.Message):
     predicted_ttft_ns: int
     recomputes: int
     max_output_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., model: _Optional[str] = ..., arrival_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_ns: _Optional[int] = ..., ttft_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., traceparent: _Optional[str] = ..., ttft_deadline_unix_ns: _Optional[int] = ..., tpot_target_us: _Optional[int] = ..., reroutes: _Optional[int] = ..., moves: _Optional[int] = ..., predicted_ttft_ns: _Optional[int] = ..., recomputes: _Optional[int] = ..., max_output_tokens: _Optional[int] = ...) -> None: ...
+    second_token_ns: int
+    def __init__(self, request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., model: _Optional[str] = ..., arrival_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_ns: _Optional[int] = ..., ttft_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., traceparent: _Optional[str] = ..., ttft_deadline_unix_ns: _Optional[int] = ..., tpot_target_us: _Optional[int] = ..., reroutes: _Optional[int] = ..., moves: _Optional[int] = ..., predicted_ttft_ns: _Optional[int] = ..., recomputes: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., second_token_ns: _Optional[int] = ...) -> None: ...
 
 class GatewayQueues(_message.Message):
     __slots__ = ("gateway_id", "incarnation", "told_unix_ns", "queues", "last")
