@@ -296,9 +296,12 @@ def requests_router(state: MetricsState, clock: Clock, *, live_lag_ns: int) -> A
     @router.get("/requests/summary", responses=BAD_WINDOW)
     async def requests_summary(window: Window = "1m", end_unix_ms: End = None) -> RequestsReport:
         """Summarise requests that ended in the window: counts, TTFT and TPOT percentiles in seconds, in total and by
-        model.
+        model. TTFT includes, up to now, how long those without a first token have waited.
         """
-        return state.requests.report(asked_end_ns(end_unix_ms, clock.now_ns()), parse_window_ns(window))
+        now_ns = clock.now_ns()
+        end_ns = asked_end_ns(end_unix_ms, now_ns)
+        awaited = state.gateways.awaited(now_ns) if end_ns == now_ns else {}
+        return state.requests.report(end_ns, parse_window_ns(window), awaited)
 
     @router.get("/requests")
     async def requests_of(
