@@ -42,6 +42,10 @@ class RefusalCounts:
         self.posts += 1
         self.refuse(error.http_status, error.code)
 
+    @property
+    def refused(self) -> int:
+        return self._refused.total()
+
     def rows(self) -> list[RefusedRequests]:
         return [RefusedRequests(status=status, code=code, count=n) for (status, code), n in self._refused.items()]
 

@@ -167,6 +167,7 @@ class QueueReporter:
         self._waiting = waiting
         self._refusals = refusals
         self._reported_tokens = 0
+        self._reported_refused = 0
         self._gateway_id = gateway_id
         self._clock = clock
         self._began_ns = clock.now_ns()
@@ -180,7 +181,8 @@ class QueueReporter:
             queues = self._waiting.queues()
             since_ns = self._clock.now_ns() - self._reported_ns
             waits = self._reported_waiting or any(each.waits for each in queues)
-            due = since_ns >= (QUEUES_EVERY_NS if waits else EMPTY_QUEUES_EVERY_NS)
+            changes = waits or self._refusals.refused != self._reported_refused
+            due = since_ns >= (QUEUES_EVERY_NS if changes else EMPTY_QUEUES_EVERY_NS)
             if due or _tokens(queues) > GROWN * self._reported_tokens:
                 self.report(queues)
             await asyncio.sleep(LOOK_S if self._waiting.live else QUEUES_EVERY_S)
@@ -194,7 +196,7 @@ class QueueReporter:
             return
         self._left = last
         self._reported_waiting, self._reported_ns = any(each.waits for each in queues), self._clock.now_ns()
-        self._reported_tokens = _tokens(queues)
+        self._reported_tokens, self._reported_refused = _tokens(queues), self._refusals.refused
         awaited = self._waiting.awaited()
         message = GatewayQueues(
             gateway_id=self._gateway_id,
