@@ -38,7 +38,7 @@ from libs.engine.reports import Logprob
 from libs.policy.gateway.order import WaitBounds
 from libs.policy.gateway.outlook import lend_speeds
 from libs.policy.gateway.placement import Attempt, Effects, End, EndReason, Partner, Requeue, WorkerKey
-from libs.policy.gateway.queues import Queue
+from libs.policy.gateway.queues import Queue, WaitingAges, first_token_waits
 from libs.policy.gateway.view import Binding, WorkerView, rooms, serves_decode
 from libs.runtime.clock import Call, Clock, Scheduler
 
@@ -129,6 +129,10 @@ class Dispatcher:
     def queues(self) -> list[Queue]:
         """Return what waits by model and phase, with the arrivals."""
         return self._arrivals.queues(self._queue, self._links)
+
+    def awaited(self) -> dict[str, WaitingAges]:
+        """Return how long people's choices have waited for their first token, here and at workers, by model."""
+        return first_token_waits(self._live, self._clock.now_ns())
 
     def places_here(self) -> dict[str, ModelPlaces]:
         """Return the report of tenants' places here for other gateways."""

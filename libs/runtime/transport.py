@@ -1,12 +1,14 @@
 """The network as services use it, for gRPC and HTTP. A simulation brings its own (load/chaos)."""
 
 import socket
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
+from libs.contracts.errors import FulcrumError
 from libs.runtime.http import ConnectionGuard, serve_http
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.net.access import Metadata, call_metadata
@@ -62,8 +64,14 @@ class SystemTransport:
         return serve_http(app, sock, tasks=tasks, drain_s=drain_s, guard=self._guard)
 
 
-def guarded_transport(settings: HttpSettings, metrics: CollectorRegistry) -> SystemTransport:
-    """Return the transport of a service with an HTTP port, whose connections are bounded and counted in `metrics`."""
+def guarded_transport(
+    settings: HttpSettings, metrics: CollectorRegistry, on_refusal: Callable[[FulcrumError], None] | None = None
+) -> SystemTransport:
+    """Return the transport of a service with an HTTP port, whose connections are bounded and counted in `metrics`.
+
+    `on_refusal` is called with the error of each request or connection that is refused before any route sees it.
+    """
     guard = settings.http_guard()
+    guard.on_refusal = on_refusal or guard.on_refusal
     metrics.register(guard)
     return SystemTransport(settings, guard)

@@ -1,7 +1,7 @@
 """Queue lengths and rates of arrivals from the reports of gateways, bounded in number. Silent gateways are dropped."""
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from math import sqrt
 from typing import Final, NamedTuple
@@ -22,6 +22,13 @@ MAX_GATEWAYS: Final = 256
 """The most gateways that are tracked; the one that has been silent longest is dropped."""
 MAX_MODELS: Final = 64
 """The most models taken from one gateway's report."""
+MAX_AGES: Final = 12
+"""The most classes of age taken from one model of a report."""
+MAX_AGE_MS: Final = 86_400_000
+"""Bound on how long a request has waited; a longer wait is clipped."""
+MAX_AWAITED: Final = 100_000
+"""Bound on the requests of one class of age; more are clipped."""
+NS_PER_MS: Final = 1_000_000
 MAX_TOKENS: Final = 2**40
 """Bound on the tokens of one gateway and model; higher counts are clipped."""
 
@@ -63,6 +70,22 @@ class ModelBacklog(NamedTuple):
         )
 
 
+class AwaitedTokens(NamedTuple):
+    """People's requests of one model without a first token, at gateways and workers."""
+
+    ages: tuple[tuple[int, int], ...] = ()
+    """Pairs of (time since arrival in ns, requests): a mean for those of about the same age."""
+    overdue: int = 0
+    """Of the requests, those whose first token was due by now."""
+
+    @property
+    def requests(self) -> int:
+        return sum(count for _, count in self.ages)
+
+    def plus(self, other: "AwaitedTokens") -> "AwaitedTokens":
+        return AwaitedTokens(self.ages + other.ages, self.overdue + other.overdue)
+
+
 class _Report(NamedTuple):
     heard_ns: int
     incarnation: int
@@ -100,8 +123,28 @@ class GatewayReports:
             return {}
         if now_ns > newest_ns + SILENT_NS:
             return None
-        heard = (report for report in self._latest.values() if report.heard_ns > newest_ns - SILENT_NS)
-        return _by_model(queue for report in heard for queue in report.queues)
+        return _by_model(queue for report in self._live(newest_ns) for queue in report.queues)
+
+    def awaited(self, now_ns: int) -> dict[str, AwaitedTokens]:
+        """Return the requests that wait for a first token by model; nothing while no gateway reports."""
+        newest_ns, found = self._newest_ns(), dict[str, AwaitedTokens]()
+        if newest_ns is None or now_ns > newest_ns + SILENT_NS:
+            return found
+        for report in self._live(newest_ns):
+            since_ns = max(now_ns - report.heard_ns, 0)
+            for queue in report.queues:
+                if not queue.awaited:
+                    continue
+                ages = tuple(
+                    (min(each.mean_ms, MAX_AGE_MS) * NS_PER_MS + since_ns, min(each.requests, MAX_AWAITED))
+                    for each in queue.awaited[:MAX_AGES]
+                )
+                own = AwaitedTokens(ages, min(queue.overdue, sum(count for _, count in ages)))
+                found[queue.model] = found.get(queue.model, AwaitedTokens()).plus(own)
+        return found
+
+    def _live(self, newest_ns: int) -> Iterator[_Report]:
+        return (report for report in self._latest.values() if report.heard_ns > newest_ns - SILENT_NS)
 
     def waiting_tokens(self, now_ns: int) -> int:
         """Return the waiting prompt tokens of all models; 0 if no gateway reports."""

@@ -42,6 +42,7 @@ from services.gateway.batch.run import BatchPorts, Serving, make_batch
 from services.gateway.fleet import SilenceWatch, WorkerLinks
 from services.gateway.link import StreamTraffic
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.refusals import RefusalCounts, RefusalMiddleware
 from services.gateway.request.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.request.exchange import Stalls
 from services.gateway.request.formats import ChatFormat, CompletionFormat
@@ -102,7 +103,8 @@ async def open_gateway(
 ) -> AsyncIterator[RunningGateway]:
     """Serve on a bound socket while the context is open, then drain for up to `settings.drain_s`."""
     metrics = GatewayMetrics()
-    transport = transport or guarded_transport(settings, metrics.registry)
+    refusals = RefusalCounts()
+    transport = transport or guarded_transport(settings, metrics.registry, refusals.turned_away)
     fleet = _fleet(settings, transport, metrics, tasks, clock)
     demand = DemandPublisher(ports.bus, settings.id, clock)
     scheduler = LoopScheduler(clock, tasks, "expiry")
@@ -147,11 +149,12 @@ async def open_gateway(
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
         scheduler.at(clock.now_ns(), dispatcher.watch_time)
         tasks.spawn("stalls", stalls.sweep())
-        reporter = QueueReporter(ports.bus, dispatcher.queues, lambda: dispatcher.live, settings.id, clock)
+        reporter = QueueReporter(ports.bus, dispatcher, refusals, settings.id, clock)
         tasks.spawn("queues", reporter.run())
         tasks.spawn("demand", demand.run())
         tasks.spawn("silence", SilenceWatch(fleet, metrics, settings.silent_after_ms, settings.max_silent_ms).run())
-        http = transport.http(_guarded(app, settings, ports, clock, metrics), sock, tasks=tasks, drain_s=CLOSE_S)
+        counted = RefusalMiddleware(_guarded(app, settings, ports, clock, metrics), refusals)
+        http = transport.http(counted, sock, tasks=tasks, drain_s=CLOSE_S)
         async with http as url, _sharing_places(dispatcher, ports, settings.id, tasks), AsyncExitStack() as jobs:
             if batch:
                 await jobs.enter_async_context(batch.running(tasks))

@@ -329,7 +329,7 @@ class VerdictCollector(Collector):
                     ("cluster", found.cluster),
                 ):
                     pressure.add_metric((each.model, phase), min(value, MAX_PRESSURE))
-            own = [code for model, code in firing if model == each.model]
+            own = [code for model, code in firing if model in (each.model, "")]
             calm = (
                 CauseCode.UNKNOWN
                 if not isinstance(each, ModelState)

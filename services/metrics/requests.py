@@ -1,10 +1,12 @@
 """Finished requests: the log and its summaries over a window, and the Prometheus metrics that count each one."""
 
 from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
 from sys import intern
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -17,7 +19,11 @@ from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import NoWorkers, QueueFull
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED, OUTCOME_REJECTED, Outcome, RequestEvent
 from libs.policy.alerts.burn import JudgedRequest, missed_levels
+from libs.telemetry.gateways import AwaitedTokens
 from libs.telemetry.timeline import HISTORY_NS
+
+OK: Final = "ok"
+"""The outcome of requests that ended well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,11 @@ class FinishedRequest:
     fault.
     """
     tpot_missed: bool | None
+
+    @property
+    def computed_tokens(self) -> int:
+        """The tokens of its prompt; 0 if the prompt was not computed, as far as a first token shows."""
+        return self.prompt_tokens if self.outcome == OK or self.ttft_ns is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +82,18 @@ class RequestSummary:
     requests: int
     outcomes: dict[str, int]
     prompt_tokens: int
+    """Tokens of prompts that were computed. One whose client left before its first token was not."""
     cached_tokens: int
     output_tokens: int
     ttft_s: Percentiles
+    """The latencies of requests that ended, and how long those that wait for a first token have waited so far."""
     tpot_s: Percentiles
     queue_s: Percentiles
     ttft_slo: ServiceLevel
+    """The attainment of requests that ended, and of those that wait though their first token was due."""
     tpot_slo: ServiceLevel
+    awaited: int
+    """People's requests that wait for a first token now; 0 for windows of the past."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +116,7 @@ END, QUEUE, TTFT, TPOT, PROMPT, CACHED, OUTPUT, TTFT_TARGET, TPOT_TARGET, TTFT_M
 COLUMNS: Final = 11
 NONE: Final = -1
 """The value of a latency, target or verdict that a request does not have."""
+NONE_AWAITED: Final = AwaitedTokens()
 MOST: Final = (1 << 63) - 1
 """Largest value of a column; larger reported values are clipped to it."""
 
@@ -156,7 +173,7 @@ class RequestTable:
             finished.queue_ns,
             NONE if finished.ttft_ns is None else finished.ttft_ns,
             NONE if finished.tpot_ns is None else finished.tpot_ns,
-            finished.prompt_tokens,
+            finished.computed_tokens,
             finished.cached_tokens,
             finished.output_tokens,
             *(NONE if value is None else value for value in optional),
@@ -186,7 +203,7 @@ class RequestTable:
             ((name, RequestRows(rows.numbers[part], rows.names[part])) for name, part in named), key=lambda p: p[0]
         )
 
-    def summary(self, rows: RequestRows) -> RequestSummary:
+    def summary(self, rows: RequestRows, awaited: AwaitedTokens = NONE_AWAITED) -> RequestSummary:
         numbers = rows.numbers
         outcomes, counts = np.unique(rows.names[:, 1], return_counts=True)
         by_outcome = {self._outcomes.of(int(each)): int(count) for each, count in zip(outcomes, counts, strict=True)}
@@ -197,29 +214,43 @@ class RequestTable:
             prompt_tokens=prompt,
             cached_tokens=cached,
             output_tokens=output,
-            ttft_s=percentiles(_there(numbers[:, TTFT])),
+            ttft_s=percentiles(_there(numbers[:, TTFT]), awaited.ages),
             tpot_s=percentiles(_there(numbers[:, TPOT])),
             queue_s=percentiles(numbers[numbers[:, TTFT] != NONE, QUEUE]),
-            ttft_slo=_level(numbers[:, TTFT_TARGET], numbers[:, TTFT_MISSED]),
+            ttft_slo=_level(numbers[:, TTFT_TARGET], numbers[:, TTFT_MISSED], awaited.overdue),
             tpot_slo=_level(numbers[:, TPOT_TARGET], numbers[:, TPOT_MISSED]),
+            awaited=awaited.requests,
         )
 
 
-def percentiles(values_ns: NDArray[np.int64]) -> Percentiles:
-    """Compute percentiles by nearest rank, so that each is a latency that some request had."""
-    if not len(values_ns):
+def percentiles(values_ns: NDArray[np.int64], more: Sequence[tuple[int, int]] = ()) -> Percentiles:
+    """Compute percentiles by nearest rank, so that each is a latency that some request had.
+
+    `more` are pairs of a further value in ns and how often it counts.
+    """
+    count = len(values_ns) + sum(times for _, times in more)
+    if not count:
         return Percentiles(0, None, None, None)
-    ranks = [-(-len(values_ns) * percent // 100) - 1 for percent in (50, 90, 99)]
-    p50, p90, p99 = (np.partition(values_ns, ranks)[ranks] / 1e9).tolist()
-    return Percentiles(len(values_ns), p50, p90, p99)
+    ranks = [-(-count * percent // 100) - 1 for percent in (50, 90, 99)]
+    if not more:
+        p50, p90, p99 = (np.partition(values_ns, ranks)[ranks] / 1e9).tolist()
+        return Percentiles(count, p50, p90, p99)
+    values = np.concatenate([values_ns, np.array([value for value, _ in more], np.int64)])
+    times = np.concatenate([np.ones(len(values_ns), np.int64), np.array([times for _, times in more], np.int64)])
+    order = np.argsort(values)
+    found = values[order][np.searchsorted(np.cumsum(times[order]), ranks, side="right")]
+    p50, p90, p99 = (found / 1e9).tolist()
+    return Percentiles(count, p50, p90, p99)
 
 
-def _level(targets_ns: NDArray[np.int64], missed: NDArray[np.int64]) -> ServiceLevel:
+def _level(targets_ns: NDArray[np.int64], missed: NDArray[np.int64], overdue: int = 0) -> ServiceLevel:
+    """Return the attainment; `overdue` requests have not ended and missed the target already."""
     judged = _there(missed)
+    requests = len(judged) + overdue
     return ServiceLevel(
-        requests=len(judged),
+        requests=requests,
         target_s=percentiles(_there(targets_ns)).p50,
-        met=1 - float(judged.mean()) if len(judged) else None,
+        met=1 - (int(judged.sum()) + overdue) / requests if requests else None,
     )
 
 
@@ -234,6 +265,7 @@ report.
 """
 REPORT_NS: Final = 1_000_000_000
 """The time for which a report is reused. Every open page requests one each two seconds."""
+NOBODY_WAITS: Final[Mapping[str, AwaitedTokens]] = MappingProxyType({})
 MAX_REPORTS: Final = 8
 """The most windows whose report is cached."""
 MAX_ID: Final = 140
@@ -315,25 +347,38 @@ class RequestLog:
         )
         return [each for _, _, each in nlargest(limit, inside)]
 
-    def report(self, end_ns: int, window_ns: int) -> RequestsReport:
-        """Return the requests that ended in the window, as of `end_ns` or up to `REPORT_NS` before."""
+    def report(
+        self, end_ns: int, window_ns: int, awaited: Mapping[str, AwaitedTokens] = NOBODY_WAITS
+    ) -> RequestsReport:
+        """Return the requests that ended in the window, as of `end_ns` or up to `REPORT_NS` before.
+
+        `awaited` are those that wait for a first token, by model, in a window that ends now.
+        """
         known = self._reports.get(window_ns)
         if known is None or not 0 <= end_ns - known.as_of_unix_ns < REPORT_NS:
             self._reports.pop(window_ns, None)
             if len(self._reports) >= MAX_REPORTS:
                 del self._reports[next(iter(self._reports))]
-            known = self._reports[window_ns] = self._report(end_ns, window_ns)
+            known = self._reports[window_ns] = self._report(end_ns, window_ns, awaited)
         return known
 
-    def _report(self, end_ns: int, window_ns: int) -> RequestsReport:
+    def _report(self, end_ns: int, window_ns: int, awaited: Mapping[str, AwaitedTokens]) -> RequestsReport:
         table, start_ns = self._table, end_ns - window_ns
         inside = table.within(start_ns, end_ns)
+        all_awaited = NONE_AWAITED
+        for each in awaited.values():
+            all_awaited = all_awaited.plus(each)
+        by_model = dict(table.by_model(inside))
+        none = RequestRows(inside.numbers[:0], inside.names[:0])
         return RequestsReport(
             window_ms=window_ns // 1_000_000,
             as_of_unix_ns=end_ns,
             complete=self._kept_from_ns < start_ns,
-            total=table.summary(inside),
-            models=[ModelRequests(model, table.summary(rows)) for model, rows in table.by_model(inside)],
+            total=table.summary(inside, all_awaited),
+            models=[
+                ModelRequests(model, table.summary(by_model.get(model, none), awaited.get(model, NONE_AWAITED)))
+                for model in sorted(by_model.keys() | awaited.keys())
+            ],
         )
 
 
@@ -406,7 +451,7 @@ class RequestMetrics:
         self._slos = PromCounter(
             names.SLO_REQUESTS_TOTAL, "Requests by what they kept.", ("model", "slo", "kept"), registry=registry
         )
-        self._prompt_tokens = _counter(names.REQUEST_PROMPT_TOKENS_TOTAL, "Prompt tokens.", registry)
+        self._prompt_tokens = _counter(names.REQUEST_PROMPT_TOKENS_TOTAL, "Tokens of computed prompts.", registry)
         self._cached_tokens = _counter(names.REQUEST_CACHED_TOKENS_TOTAL, "Prompt tokens found cached.", registry)
         self._output_tokens = _counter(names.REQUEST_OUTPUT_TOKENS_TOTAL, "Tokens generated.", registry)
         self._queue = _histogram(names.REQUEST_QUEUE_SECONDS, "Arrival until bound.", QUEUE_BUCKETS_S, registry)
@@ -416,7 +461,7 @@ class RequestMetrics:
     def observe(self, finished: FinishedRequest) -> None:
         model = self._label(finished.model)
         self._requests.labels(model, finished.outcome).inc()
-        self._prompt_tokens.labels(model).inc(finished.prompt_tokens)
+        self._prompt_tokens.labels(model).inc(finished.computed_tokens)
         self._cached_tokens.labels(model).inc(finished.cached_tokens)
         self._output_tokens.labels(model).inc(finished.output_tokens)
         if finished.ttft_ns is not None:

@@ -125,6 +125,14 @@ class ModelStatusAnswer(msgspec.Struct, frozen=True):
     mixed: Mixed = Mixed()
 
 
+class RefusedAnswer(msgspec.Struct, frozen=True):
+    """Requests a second that are refused for one reason; status 0 stands for all other reasons."""
+
+    status: int
+    code: str
+    per_s: float
+
+
 class TrafficAnswer(msgspec.Struct, frozen=True):
     """The traffic of all models per second, over `window_ms`."""
 
@@ -143,6 +151,8 @@ class TrafficAnswer(msgspec.Struct, frozen=True):
     batch_lines_per_s: float | None = None
     batch_waiting: int | None = None
     batch_at_workers: int | None = None
+    awaited: int = 0
+    refused: tuple[RefusedAnswer, ...] = ()
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -137,6 +137,7 @@ INDENT: Final = 10
 WORTH_SAYING: Final = 0.1
 # Older data are marked.
 OLD_MS: Final = 2_000
+MAX_REASONS: Final = 3
 
 
 def lines(status: Status) -> Iterator[Text]:
@@ -261,18 +262,19 @@ def _traffic(traffic: TrafficAnswer) -> Iterator[Text]:
         )
     if not traffic.requests_per_s:
         yield Text(f"No request has ended in the {window}.", "dim")
-        return
-    rates = [f"{traffic.requests_per_s:.1f} requests/s"]
-    for name, value in (("prompt", traffic.prompt_tokens_per_s), ("output", traffic.output_tokens_per_s)):
-        if value is not None:
-            rates.append(f"{value:,.0f} {name} tokens/s")
-    if traffic.cache_hit is not None:
-        rates.append(f"cache hits {percent(traffic.cache_hit)}")
-    yield Text.assemble(f"{', '.join(rates)} ", (f"({window})", "dim"))
+    else:
+        rates = [f"{traffic.requests_per_s:.1f} requests/s"]
+        for name, value in (("prompt", traffic.prompt_tokens_per_s), ("output", traffic.output_tokens_per_s)):
+            if value is not None:
+                rates.append(f"{value:,.0f} {name} tokens/s")
+        if traffic.cache_hit is not None:
+            rates.append(f"cache hits {percent(traffic.cache_hit)}")
+        yield Text.assemble(f"{', '.join(rates)} ", (f"({window})", "dim"))
     wrong = {"errors": traffic.errors_per_s, "429": traffic.too_many_per_s, "otherwise refused": traffic.rejected_per_s}
     said = [f"{name} {value:.1f}/s" for name, value in wrong.items() if value]
     if said:
-        yield Text(", ".join(said), "yellow")
+        reasons = ", ".join(f"{each.status} {each.code} {each.per_s:.1f}/s" for each in traffic.refused[:MAX_REASONS])
+        yield Text(", ".join(said) + (f" ({reasons})" if reasons else ""), "yellow")
     latencies = [
         f"{name} {_ms(middle)} p50, {_ms(tail)} p95"
         for name, middle, tail in (
@@ -282,7 +284,8 @@ def _traffic(traffic: TrafficAnswer) -> Iterator[Text]:
         if middle is not None and tail is not None
     ]
     if latencies:
-        yield Text("; ".join(latencies))
+        waiting = f" ({traffic.awaited:,} without a first token count as long as they wait)" if traffic.awaited else ""
+        yield Text("; ".join(latencies) + waiting)
 
 
 def _planner(status: Status) -> Iterator[Text]:

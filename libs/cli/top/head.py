@@ -124,13 +124,15 @@ def _queues(model: TopModel) -> Text:
 
 def _requests(model: TopModel, wide: int) -> Text:
     reported, text = model.requests, Text(no_wrap=True, overflow="ellipsis")
-    if model.status is not None and model.status.traffic.requests_per_s:
+    if model.status is not None:
         traffic = model.status.traffic
-        text.append(f"{traffic.requests_per_s:.1f}").append(" requests/s   ", "dim")
-        for name, value in (("429", traffic.too_many_per_s), ("errors", traffic.errors_per_s)):
+        if traffic.requests_per_s:
+            text.append(f"{traffic.requests_per_s:.1f}").append(" requests/s   ", "dim")
+        wrong = {"429": traffic.too_many_per_s, "refused": traffic.rejected_per_s, "errors": traffic.errors_per_s}
+        for name, value in wrong.items():
             if value:
                 text.append(f"{name} {value:.1f}/s   ", "bold red")
-    if not reported or not reported["requests"]:
+    if not reported or not (reported["requests"] or reported.get("awaited")):
         return text if text.plain else Text("no request has ended in the last minute", "dim")
     for name, field in LATENCIES if wide >= QUEUE_FITS else LATENCIES[:2]:
         text.append(f"{name} ", "dim").append(f"{draw.latency(reported[field])}   ")

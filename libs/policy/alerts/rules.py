@@ -52,6 +52,7 @@ class Name(StrEnum):
     WORKER_STUCK = "FulcrumWorkerStuck"
     TELEMETRY_STALE = "FulcrumTelemetryStale"
     CAPACITY_SHORT = "FulcrumCapacityShort"
+    REQUESTS_REFUSED = "FulcrumRequestsRefused"
 
 
 # These are judged by step telemetry and held back while it is old, as are conditions on single silent workers.
@@ -93,6 +94,7 @@ def make_rules(limits: AlertLimits) -> dict[Name, Rule]:
         Name.WORKER_STUCK: at_once,
         Name.TELEMETRY_STALE: at_once,
         Name.CAPACITY_SHORT: at_once,
+        Name.REQUESTS_REFUSED: settled,
     }
 
 

@@ -345,6 +345,12 @@ def cause_conditions(snapshot: Snapshot, followed: Collection[str]) -> Iterator[
         yield from _slow_workers(model, causes, followed)
 
 
+def refused_condition(snapshot: Snapshot) -> Condition:
+    """Judge whether requests get in. Gateways count refusals, so this stands without telemetry of workers."""
+    causes = [each for each in snapshot.causes if each.code is CauseCode.REFUSED]
+    return _condition(Name.REQUESTS_REFUSED, CLUSTER, causes, "most requests get in")
+
+
 def is_explained(condition: Condition, causes: Sequence[Cause]) -> bool:
     """Return whether a growing queue or full KV cache is only a symptom of a named cause, which has its own alert."""
     model = dict(condition.labels).get("model")
@@ -428,5 +434,6 @@ class AlertWatch:
         for each in chain(map(held_back, pools) if self._silence.all_silent else pools, workers):
             fires = each.grade is Grade.FIRE
             yield replace(each, grade=Grade.HOLD) if fires and is_explained(each, snapshot.causes) else each
+        yield refused_condition(snapshot)
         yield from burn_conditions(snapshot.burns, self.limits)
         yield from self.ahead

@@ -6,8 +6,8 @@ reserved for clients that return at their promised time. Promised times are spac
 the queue, so that returning clients find room and newcomers take the remainder.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass, field
 from math import ceil, exp
 from typing import Final, Protocol
 
@@ -85,6 +85,64 @@ def lacks_decode_only(workers: Sequence[WorkerView]) -> bool:
         return False
     prompts = [view.prefill_credits > 0 for view in workers if view.takes_prefill]
     return any(prompts) or not prompts
+
+
+AGES: Final = 12
+"""The classes of age, each twice as long as the one before: below 32 ms, below 64 ms, ..., from 32.768 s on."""
+FIRST_AGE_BITS: Final = 5
+MS_NS: Final = 1_000_000
+
+
+class Awaiting(Protocol):
+    """A choice that has not ended, as far as its wait for a first token matters."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def batch(self) -> bool: ...
+
+    @property
+    def output(self) -> Sized: ...
+
+    @property
+    def arrival_unix_ns(self) -> int: ...
+
+    @property
+    def ttft_deadline_unix_ns(self) -> int:
+        """When its first token is due; 0 for never."""
+        ...
+
+
+@dataclass(slots=True)
+class WaitingAges:
+    """The choices of one model that wait for their first token, by age."""
+
+    requests: list[int] = field(default_factory=lambda: [0] * AGES)
+    total_ms: list[int] = field(default_factory=lambda: [0] * AGES)
+    """The sum of the ages in each class."""
+    overdue: int = 0
+    """Of the choices, those whose first token was due by now."""
+
+    def add(self, age_ms: int, *, overdue: bool) -> None:
+        at = min((age_ms >> FIRST_AGE_BITS).bit_length(), AGES - 1)
+        self.requests[at] += 1
+        self.total_ms[at] += age_ms
+        self.overdue += overdue
+
+
+def first_token_waits(live: Iterable[Awaiting], now_ns: int) -> dict[str, WaitingAges]:
+    """Return the waits for first tokens by model. Nobody waits for lines of batch jobs, so they are left out."""
+    found: dict[str, WaitingAges] = {}
+    for each in live:
+        if each.output or each.batch:
+            continue
+        ages = found.get(each.model)
+        if ages is None:
+            ages = found[each.model] = WaitingAges()
+        age_ms = max(now_ns - each.arrival_unix_ns, 0) // MS_NS
+        ages.add(age_ms, overdue=0 < each.ttft_deadline_unix_ns < now_ns)
+    return found
 
 
 MEMORY_S = 10.0

@@ -36,6 +36,7 @@ class CauseCode(StrEnum):
     SLOW_LINK = "slow_link"
     SLOW_WORKER = "slow_worker"
     TOO_SMALL = "too_small"
+    REFUSED = "refused"
     UNKNOWN = "unknown"
 
 

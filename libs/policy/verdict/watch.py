@@ -55,12 +55,23 @@ class VerdictWatch:
         self._actions = 0
         """The number of actions advised so far, of which their ids are made."""
 
-    def look(self, models: Iterable[ModelState | UnknownState], now_ns: int, *, acts: bool = False) -> Verdict:
-        """Return the verdict of now; `acts` says that a planner moves workers by itself."""
+    def look(
+        self,
+        models: Iterable[ModelState | UnknownState],
+        now_ns: int,
+        others: Iterable[Cause] = (),
+        *,
+        acts: bool = False,
+    ) -> Verdict:
+        """Return the verdict of now.
+
+        `others` are causes found elsewhere, which must last like those of models. `acts` says that a planner moves
+        workers by itself.
+        """
         margins = self.promises.margins()
         models = [replace(each, margins=margins) if isinstance(each, ModelState) else each for each in models]
         known = [each for each in models if isinstance(each, ModelState)]
-        found: dict[tuple[str, str], Cause] = {}
+        found = {_key(each): each for each in others}
         for state in known:
             for cause in causes(state, self.limits, self._named(state.model)):
                 found[_key(cause)] = cause

@@ -1,7 +1,7 @@
 """Bounds on what HTTP clients may send and hold open, and the settings that every HTTP service has."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, ip_network
 from typing import Annotated
@@ -56,6 +56,8 @@ class ConnectionGuard(Collector):
         self.proxies = proxies
         self._open: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
+        self.on_refusal: Callable[[FulcrumError], None] = lambda _: None
+        """Called with each error that `count_refusal` counts."""
 
     def enter(self, address: str) -> FulcrumError | None:
         """Count a connection and return the error to refuse it with if it is one too many. Either way it must
@@ -80,6 +82,7 @@ class ConnectionGuard(Collector):
     def count_refusal(self, error: FulcrumError) -> None:
         """Count a request or connection that was refused before any route saw it."""
         self._refused[error.code] += 1
+        self.on_refusal(error)
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(names.HTTP_CONNECTIONS, "Open HTTP connections.", self._open.total())

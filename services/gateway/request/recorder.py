@@ -1,9 +1,9 @@
 """What the gateway publishes: an event for each ended choice, its queues, and counts of arrivals."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import xxhash
 
@@ -18,18 +18,20 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     ModelQueue,
     Outcome,
     RequestEvent,
+    WaitingAge,
 )
 from libs.contracts.topics import DEMAND, QUEUES, REQUESTS
 from libs.demand.counts import OTHER, ArrivalCounter, DemandKey
 from libs.demand.wire import totals_message
 from libs.dispatch.generation import ApiFinishReason, Ending, Generation
-from libs.policy.gateway.queues import Queue
+from libs.policy.gateway.queues import Queue, WaitingAges
 from libs.policy.gateway.usage import decode_gpu_ns, prompt_gpu_ns
 from libs.policy.ratios import LEVELS
 from libs.runtime.clock import Clock
 from services.gateway.fleet import WorkerLinks
 from services.gateway.link import WorkerLink
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.refusals import RefusalCounts
 from services.gateway.request.limits import TenantLimiter
 
 
@@ -147,15 +149,26 @@ MAX_MODELS: Final = 64
 MAX_UNSENT: Final = 256
 
 
+class Waiting(Protocol):
+    """What a reporter reads of the dispatcher."""
+
+    @property
+    def live(self) -> int:
+        """The number of choices that have not ended."""
+        ...
+
+    def queues(self) -> list[Queue]: ...
+
+    def awaited(self) -> Mapping[str, WaitingAges]: ...
+
+
 class QueueReporter:
-    def __init__(
-        self, bus: Bus, queues: Callable[[], list[Queue]], live: Callable[[], int], gateway_id: str, clock: Clock
-    ) -> None:
-        """`live` returns the number of requests that have not ended."""
+    def __init__(self, bus: Bus, waiting: Waiting, refusals: RefusalCounts, gateway_id: str, clock: Clock) -> None:
         self._bus = bus
-        self._live = live
+        self._waiting = waiting
+        self._refusals = refusals
         self._reported_tokens = 0
-        self._queues = queues
+        self._reported_refused = 0
         self._gateway_id = gateway_id
         self._clock = clock
         self._began_ns = clock.now_ns()
@@ -166,13 +179,14 @@ class QueueReporter:
 
     async def run(self) -> None:
         while True:
-            queues = self._queues()
+            queues = self._waiting.queues()
             since_ns = self._clock.now_ns() - self._reported_ns
             waits = self._reported_waiting or any(each.waits for each in queues)
-            due = since_ns >= (QUEUES_EVERY_NS if waits else EMPTY_QUEUES_EVERY_NS)
+            changes = waits or self._refusals.refused != self._reported_refused
+            due = since_ns >= (QUEUES_EVERY_NS if changes else EMPTY_QUEUES_EVERY_NS)
             if due or _tokens(queues) > GROWN * self._reported_tokens:
                 self.report(queues)
-            await asyncio.sleep(LOOK_S if self._live() else QUEUES_EVERY_S)
+            await asyncio.sleep(LOOK_S if self._waiting.live else QUEUES_EVERY_S)
 
     def leave(self) -> None:
         self.report([], last=True)
@@ -183,15 +197,27 @@ class QueueReporter:
             return
         self._left = last
         self._reported_waiting, self._reported_ns = any(each.waits for each in queues), self._clock.now_ns()
-        self._reported_tokens = _tokens(queues)
+        self._reported_tokens, self._reported_refused = _tokens(queues), self._refusals.refused
+        awaited = self._waiting.awaited()
         message = GatewayQueues(
             gateway_id=self._gateway_id,
             incarnation=self._began_ns,
             told_unix_ns=self._reported_ns,
-            queues=[ModelQueue(**asdict(queue)) for queue in queues[:MAX_MODELS]],
+            queues=[_queue_message(queue, awaited.get(queue.model)) for queue in queues[:MAX_MODELS]],
             last=last,
+            posts=self._refusals.posts,
+            refused=self._refusals.rows(),
         )
         self._bus.publish(QUEUES, message)
+
+
+def _queue_message(queue: Queue, awaited: WaitingAges | None) -> ModelQueue:
+    message = ModelQueue(**asdict(queue))
+    if awaited is not None:
+        counted = zip(awaited.requests, awaited.total_ms, strict=True)
+        message.awaited.extend(WaitingAge(requests=n, mean_ms=total_ms // n) for n, total_ms in counted if n)
+        message.overdue = awaited.overdue
+    return message
 
 
 def _tokens(queues: list[Queue]) -> int:

@@ -1,5 +1,6 @@
 """The routes of finished requests: one of them with its stages, the last ones, the slowest ones, and summaries."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -8,6 +9,7 @@ from fastapi import APIRouter, Query
 from libs.contracts.errors import InvalidRequest, RequestNotFound, quoted
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.runtime.clock import Clock
+from libs.telemetry.gateways import AwaitedTokens
 from libs.telemetry.timeline import HISTORY_NS
 from services.metrics.accounting.series import ALLOWED_WINDOWS, parse_window_ns
 from services.metrics.http.parameters import BAD_WINDOW, End, Window, asked_end_ns
@@ -32,6 +34,7 @@ KEPT_REQUESTS: Final = (
     "the metrics service began to read; one that still runs is not among them"
 )
 
+Awaited = Callable[[int], Mapping[str, AwaitedTokens]]
 StageName = Literal["queue", "prefill", "hand_off", "decode"]
 
 
@@ -152,15 +155,18 @@ UNKNOWN: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-def requests_router(log: RequestLog, clock: Clock) -> APIRouter:
+def requests_router(log: RequestLog, clock: Clock, awaited: Awaited = lambda now_ns: {}) -> APIRouter:
+    """Serve finished requests; `awaited` returns how long others have waited for a first token, by model."""
     router = APIRouter(prefix="/v1")
 
     @router.get("/requests/summary", responses=BAD_WINDOW)
     async def requests_summary(window: Window = "1m", end_unix_ms: End = None) -> RequestsReport:
         """Summarise requests that ended in the window: counts, TTFT and TPOT percentiles in seconds, in total and by
-        model.
+        model. TTFT includes, up to now, how long those without a first token have waited.
         """
-        return log.report(asked_end_ns(end_unix_ms, clock.now_ns()), parse_window_ns(window))
+        now_ns = clock.now_ns()
+        end_ns = asked_end_ns(end_unix_ms, now_ns)
+        return log.report(end_ns, parse_window_ns(window), awaited(now_ns) if end_ns == now_ns else {})
 
     @router.get("/requests")
     async def requests(

@@ -1,7 +1,7 @@
 """Periodic evaluation of pressure on all models and of workers' pace, whose last verdict is kept."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from typing import Final
@@ -21,10 +21,13 @@ from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.assessment import Assessment, assessment_of
 from libs.policy.verdict.causes import Cause
 from libs.policy.verdict.promises import PromiseOutcome
+from libs.policy.verdict.refused import refused_causes
 from libs.policy.verdict.state import ModelState, UnknownState, VerdictLimits
 from libs.policy.verdict.watch import Verdict, VerdictWatch
 from libs.telemetry.assessments import MAX_ASSESSED
 from libs.telemetry.gateways import SPAN_NS, ArrivalRates, ModelBacklog, RefusalCounts
+from libs.telemetry.refusals import WINDOW_NS as REFUSED_NS
+from libs.telemetry.refusals import RefusalLog
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.steps import FinishedSteps, StepCounts
 from services.metrics.state import MetricsState
@@ -156,6 +159,7 @@ class VerdictEvaluator:
         self._watch = VerdictWatch(limits)
         self._arrivals = ArrivalRates()
         self.refusals = RefusalCounts()
+        self.refused = RefusalLog()
         self._engines: dict[str, tuple[int, WorkerProfile | str]] = {}
         self._paces: dict[str, tuple[int, StepPace]] = {}
         self._awaited: dict[str, tuple[float, float, float]] = {}
@@ -174,6 +178,7 @@ class VerdictEvaluator:
             return
         if isinstance(value, GatewayQueues):
             self._arrivals.take(value, now_ns)
+            self.refused.take(value, now_ns)
         elif isinstance(value, DemandTotals):
             self.refusals.take(value)
         elif isinstance(value, RequestEvent):
@@ -273,13 +278,18 @@ class VerdictEvaluator:
         phases = {model: _by_phase(own) for model, own in by_model.items()}
         return StatusLook(
             at_ns=now_ns,
-            verdict=self._watch.look(models, now_ns, acts=self.planner.status(now_ns).acts),
+            verdict=self._watch.look(models, now_ns, self._refused(now_ns), acts=self.planner.status(now_ns).acts),
             models=models,
             tpot_ms=tuple((model, tpot) for model, own in by_model.items() if (tpot := self._tpot_ms(own)) is not None),
             pools=tuple(((model, p), _pool(own, shares)) for model, each in phases.items() for p, own in each.items()),
             tpot_target_ms=tuple((model, self._targets(model, now_ns)[1] / 1e6) for model in by_model),
             places=tuple((model, sum(e.max_sequences for e in each["decode"])) for model, each in phases.items()),
         )
+
+    def _refused(self, now_ns: int) -> Iterator[Cause]:
+        found = self.refused.recent(now_ns, REFUSED_NS)
+        lasting = bool(self.refused.recent(now_ns).refused)
+        return refused_causes(found.requests, found.refused, found.span_ns / 1e9, lasting=lasting)
 
     def _tpot_ms(self, batches: Sequence[StepBatch]) -> float | None:
         paces = [self._paces[each.worker_id][1] for each in batches if each.worker_id in self._paces]

@@ -16,7 +16,7 @@ from libs.policy.verdict.watch import Verdict
 from libs.runtime.clock import Clock
 from services.metrics.state import MS_NS, MetricsState
 from services.metrics.status.evaluator import PoolTime, StatusLook, VerdictEvaluator
-from services.metrics.status.traffic import PlannerStatus, Traffic
+from services.metrics.status.traffic import PlannerStatus, Traffic, with_refusals
 
 BEHIND_MS = 2_000
 """The age from which figures no longer count as present."""
@@ -248,7 +248,7 @@ def _model(model: str, seen: StatusLook, waiting_requests: int | None) -> ModelS
     state = subject if isinstance(subject, ModelState) else None
     pools = dict(seen.pools)
     prefill, decode = pools.get((model, "prefill"), PoolTime()), pools.get((model, "decode"), PoolTime())
-    own = [each for each in seen.verdict.causes if each.model == model]
+    own = [each for each in seen.verdict.causes if each.model in (model, "")]
     calm = CauseCode.UNKNOWN if state is None else CauseCode.IDLE if state.at_rest else CauseCode.BALANCED
     least = state.pressures.least if state else None
     return ModelStatus(
@@ -321,14 +321,15 @@ def firing_codes(causes: Sequence[Cause]) -> frozenset[tuple[str, str]]:
 def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore, now_ns: int) -> ClusterStatus:
     """Build the status from the evaluator's last result, with its age."""
     aged_ns, heard = state.age_ns(now_ns), state.gateways.waiting(now_ns)
-    waiting, traffic = heard or {}, verdicts.traffic.traffic(now_ns)
+    awaited = [each for model in state.gateways.awaited(now_ns).values() for each in model.ages]
+    waiting, traffic = heard or {}, verdicts.traffic.traffic(now_ns, awaited)
     if heard is not None:
         traffic = replace(
             traffic,
             batch_waiting=sum(each.batch_requests for each in heard.values()),
             batch_at_workers=sum(each.batch_bound for each in heard.values()),
         )
-    traffic = replace(traffic, too_many_per_s=max(traffic.too_many_per_s, verdicts.refusals.total_per_s(now_ns)))
+    traffic = with_refusals(traffic, verdicts.refused.recent(now_ns), verdicts.refusals.total_per_s(now_ns))
     return cluster_status(
         verdicts.seen,
         verdicts.planner.status(now_ns),

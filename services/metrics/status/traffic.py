@@ -1,7 +1,8 @@
 """What a verdict knows beside telemetry: recently finished requests and the planner's last decisions. Pure."""
 
 from collections import Counter, deque
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
@@ -15,24 +16,43 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Decision,
     Mode,
 )
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED, OUTCOME_REJECTED, RequestEvent
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    OUTCOME_FAILED,
+    OUTCOME_OK,
+    OUTCOME_REJECTED,
+    RequestEvent,
+)
 from libs.contracts.roles import role_name
+from libs.telemetry.refusals import RefusedTraffic
 from libs.telemetry.rollups import MAX_WORKERS
 
 SPAN_NS: Final = 10_000_000_000
 MAX_MODELS: Final = 64
 """The most models whose targets are remembered."""
+UNAVAILABLE: Final = 503
+"""The status of requests that no worker serves now."""
 MAX_REQUESTS: Final = 20_000
 """The most requests kept of the span; with more, rates cover a shorter time."""
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedRate:
+    """Requests a second that are refused for one reason."""
+
+    status: int
+    """The status of HTTP; 0 for all reasons that have no row of their own."""
+    code: str
+    per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
-    """The traffic of all models over `window_ms`."""
+    """The traffic of all models over `window_ms`; refusals are those of the last two to four seconds."""
 
     window_ms: int
     requests_per_s: float
     prompt_tokens_per_s: float
+    """Of prompts that were computed. One whose client left or that failed before its first token was not."""
     output_tokens_per_s: float
     errors_per_s: float
     """Requests that failed through a fault of the suite."""
@@ -43,7 +63,10 @@ class Traffic:
     cache_hit: float | None
     """Share of prompt tokens found cached; null without any prompt."""
     ttft_p50_ms: float | None
-    """This and the next three leave out lines of batch jobs."""
+    """This and the next three leave out lines of batch jobs.
+
+    TTFT includes requests that still wait for their first token, by how long they have waited so far.
+    """
     ttft_p95_ms: float | None
     tpot_p50_ms: float | None
     tpot_p95_ms: float | None
@@ -53,6 +76,10 @@ class Traffic:
     """Lines that wait at gateways now; further lines of a job follow as these leave. Null while no gateway reports."""
     batch_at_workers: int | None = None
     """Lines of batch jobs that workers hold now."""
+    awaited: int = 0
+    """People's requests that wait for their first token now, which the figures of TTFT include."""
+    refused: Sequence[RefusedRate] = field(default_factory=list)
+    """Refusals by reason, the most frequent first, those for lack of room included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +87,8 @@ class _Request:
     heard_ns: int
     model: str
     prompt_tokens: int
+    served: bool
+    """Whether the prompt was computed, as far as a first token shows."""
     cached_tokens: int
     output_tokens: int
     failed: bool
@@ -90,6 +119,7 @@ class TrafficLog:
                 now_ns,
                 event.model,
                 event.prompt_tokens,
+                is_computed(event),
                 event.cached_tokens,
                 event.output_tokens,
                 event.outcome == OUTCOME_FAILED,
@@ -103,21 +133,27 @@ class TrafficLog:
             )
         )
 
-    def traffic(self, now_ns: int) -> Traffic:
+    def traffic(self, now_ns: int, awaited: Iterable[tuple[int, int]] = ()) -> Traffic:
+        """Return the traffic of the last span.
+
+        `awaited` holds pairs of an age in ns and the people's requests that have waited so long for a first token.
+        """
         self._forget(now_ns)
         found, seconds = self._requests, SPAN_NS / 1e9
         sums: Counter[str] = Counter()
         for each in found:
-            sums["prompt"] += each.prompt_tokens
-            sums["cached"] += each.cached_tokens
+            if each.served:
+                sums["prompt"] += each.prompt_tokens
+                sums["cached"] += each.cached_tokens
             sums["output"] += each.output_tokens
             sums["failed"] += each.failed
             sums["rejected"] += each.rejected
             sums["too_many"] += each.too_many
             sums["batch"] += each.batch
         people = [each for each in found if not each.batch]
-        ttfts = sorted(each.ttft_ns / 1e6 for each in people if each.ttft_ns)
-        tpots = sorted(each.tpot_ns / 1e6 for each in people if each.tpot_ns)
+        waiting = [(age_ns / 1e6, count) for age_ns, count in awaited]
+        ttfts = sorted([*((each.ttft_ns / 1e6, 1) for each in people if each.ttft_ns), *waiting])
+        tpots = sorted((each.tpot_ns / 1e6, 1) for each in people if each.tpot_ns)
         return Traffic(
             window_ms=SPAN_NS // 1_000_000,
             requests_per_s=len(found) / seconds,
@@ -132,12 +168,13 @@ class TrafficLog:
             tpot_p50_ms=_rank(tpots, 50),
             tpot_p95_ms=_rank(tpots, 95),
             batch_lines_per_s=sums["batch"] / seconds,
+            awaited=sum(count for _, count in waiting),
         )
 
     def cache_hit(self, model: str, now_ns: int) -> float:
         """Return the share of cached prompt tokens of a model's requests without batch jobs; 0 if nothing is known."""
         self._forget(now_ns)
-        own = [each for each in self._requests if each.model == model and not each.batch]
+        own = [each for each in self._requests if each.model == model and each.served and not each.batch]
         prompt = sum(each.prompt_tokens for each in own)
         return sum(each.cached_tokens for each in own) / prompt if prompt else 0.0
 
@@ -174,9 +211,38 @@ class TrafficLog:
             self._requests.popleft()
 
 
-def _rank(ordered: list[float], percent: int) -> float | None:
-    """Return the percentile by nearest rank; None without values."""
-    return ordered[-(-len(ordered) * percent // 100) - 1] if ordered else None
+def is_computed(event: RequestEvent) -> bool:
+    """Return whether a request's prompt was computed. Its prompt tokens are nobody's work otherwise."""
+    return event.outcome == OUTCOME_OK or event.ttft_ns > 0
+
+
+def with_refusals(traffic: Traffic, found: RefusedTraffic, too_many_per_s: float) -> Traffic:
+    """Return the traffic with what gateways refused, most of which never became a request with an event.
+
+    `too_many_per_s` are the requests refused for lack of room, each counted once however often it was sent again.
+    """
+    rates = sorted((RefusedRate(*reason, found.per_s(count)) for reason, count in found.refused.items()), key=_order)
+    rejected = sum(each.per_s for each in rates if each.code != QueueFull.code and each.status != UNAVAILABLE)
+    return replace(
+        traffic,
+        rejected_per_s=max(traffic.rejected_per_s, rejected),
+        too_many_per_s=max(traffic.too_many_per_s, too_many_per_s),
+        refused=rates,
+    )
+
+
+def _order(rate: RefusedRate) -> tuple[float, int, str]:
+    return -rate.per_s, rate.status, rate.code
+
+
+def _rank(ordered: Sequence[tuple[float, int]], percent: int) -> float | None:
+    """Return the percentile by nearest rank over pairs of a value and how often it counts; None without values."""
+    rank = -(-sum(count for _, count in ordered) * percent // 100)
+    for value, count in ordered:
+        rank -= count
+        if rank <= 0:
+            return value
+    return None
 
 
 HEARD_NS: Final = 5_000_000_000

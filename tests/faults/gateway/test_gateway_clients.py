@@ -11,7 +11,7 @@ import pytest
 
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_CLIENT_GONE, OUTCOME_OK
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_CLIENT_GONE, OUTCOME_OK, GatewayQueues
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.testing.wait import until
 from libs.testing.workers.hosts import LocalWorker, local_worker
@@ -160,6 +160,23 @@ async def test_without_workers_the_answer_is_a_503_that_says_when_to_come_back(o
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_workers")
         assert answer.headers["retry-after"] == "1"
         assert gateway.idle()
+
+
+async def test_what_is_refused_before_it_is_a_request_is_published_by_status_and_code(open_gateway_over: Any) -> None:
+    async with open_gateway_over() as gateway:
+        assert (await gateway.complete(4, model="absent")).status_code == 404
+        parts = urlsplit(gateway.url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(b"POST /v1/completions HTTP/9.9\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 ")
+        writer.close()
+
+        def published() -> list[tuple[int, dict[tuple[int, str], int]]]:
+            queues = [value for value in gateway.bus.published if isinstance(value, GatewayQueues)]
+            return [(each.posts, {(row.status, row.code): row.count for row in each.refused}) for each in queues]
+
+        await until(lambda: any(posts == 2 and len(rows) == 2 for posts, rows in published()), what="both refusals")
+        assert published()[-1][1][404, "model_not_found"] == 1
 
 
 async def test_requests_outlive_a_restart_of_the_only_worker(open_gateway_over: Any) -> None:

@@ -42,6 +42,22 @@ def test_the_first_line_is_the_verdict_and_the_rest_says_why() -> None:
         assert part in text
 
 
+def test_what_is_refused_and_who_waits_are_told_though_no_request_has_ended() -> None:
+    refused = [{"status": 403, "code": "permission_denied", "per_s": 9.0}, {"status": 0, "code": "other", "per_s": 1.0}]
+    traffic = {"window_ms": 10_000, "requests_per_s": 0.0, "rejected_per_s": 10.0, "refused": refused}
+    waiting = {"ttft_p50_ms": 28_000.0, "ttft_p95_ms": 29_000.0, "awaited": 92}
+    text = "\n".join(printed(traffic=traffic | waiting))
+    assert "No request has ended in the last 10 s." in text
+    assert "otherwise refused 10.0/s (403 permission_denied 9.0/s, 0 other 1.0/s)" in text
+    assert "TTFT 28000 ms p50, 29000 ms p95 (92 without a first token count as long as they wait)" in text
+
+
+def test_a_cause_of_another_release_is_printed_like_those_that_are_known() -> None:
+    new = {"code": "brand_new", "sentence": "Something new.", "since_unix_ms": NOW_MS - 3000, "action": None}
+    first, second, *_ = printed(verdict={**new, "causes": [new]})
+    assert (first, second) == ("Something new.", "brand new for 3.0 s")
+
+
 def test_data_that_are_behind_are_never_passed_off_as_live() -> None:
     told = printed(live=False, not_live_because="nothing came for 95 s", age_ms=95_000)
     assert told[1] == "Not live: nothing came for 95 s."

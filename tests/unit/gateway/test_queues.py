@@ -7,14 +7,24 @@ import pytest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 from libs.contracts.protocol import FRESH_NS
-from libs.policy.gateway.queues import Queue, model_queues
+from libs.policy.gateway.queues import Queue, first_token_waits, model_queues
 from libs.policy.gateway.view import WorkerView
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.gateways import GONE_NS, MAX_GATEWAYS, MAX_MODELS, OLD_NS, SILENT_NS, GatewayReports, ModelBacklog
+from libs.telemetry.gateways import (
+    GONE_NS,
+    MAX_GATEWAYS,
+    MAX_MODELS,
+    OLD_NS,
+    SILENT_NS,
+    AwaitedTokens,
+    GatewayReports,
+    ModelBacklog,
+)
 from libs.telemetry.steps import prefill_shares
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.telemetry import MS, at, step_batch
+from services.gateway.refusals import RefusalCounts
 from services.gateway.request.recorder import QueueReporter
 from services.metrics.accounting.queues import phase_queues
 
@@ -124,9 +134,34 @@ def test_a_choice_waits_for_the_phase_that_has_no_room(workers, phase):
     assert told == fits
 
 
+def awaiting(age_ms, *, model="m", batch=False, output=(), due_ms=0):
+    arrival_ns = at(100_000 - age_ms)
+    due_ns = arrival_ns + due_ms * MS if due_ms else 0
+    known = {"arrival_unix_ns": arrival_ns, "ttft_deadline_unix_ns": due_ns}
+    return SimpleNamespace(model=model, batch=batch, output=output, **known)
+
+
+def test_how_long_people_wait_for_a_first_token_is_told_and_grows_until_the_next_report():
+    live = [
+        awaiting(40_000, due_ms=5_000), awaiting(60_000, due_ms=90_000), awaiting(10), awaiting(700), awaiting(900),
+        awaiting(9_000, batch=True), awaiting(9_000, output=[1]), awaiting(50, model="n"),
+    ]  # fmt: skip
+    bus, gateways = RecordingBus(), GatewayReports()
+    queues = [Queue("m", prefill_requests=1), Queue("n"), Queue("o")]
+    dispatcher = SimpleNamespace(live=8, queues=lambda: queues, awaited=lambda: first_token_waits(live, at(100_000)))
+    QueueReporter(bus, dispatcher, RefusalCounts(), "gw", ManualClock(at(100_000))).report(queues)
+    gateways.take(bus.published[0], at(100_000))
+    found = gateways.awaited(at(100_000))
+    assert found["m"] == AwaitedTokens(((10 * MS, 1), (800 * MS, 2), (50_000 * MS, 2)), overdue=1)
+    assert (found["m"].requests, found["n"].requests, "o" in found) == (5, 1, False)
+    assert gateways.awaited(at(101_000))["n"].ages == ((1_050 * MS, 1),)
+    assert gateways.awaited(at(100_000) + SILENT_NS + 1) == {}
+
+
 def test_a_gateway_tells_until_it_has_left():
     bus, waiting = RecordingBus(), [Queue("m", prefill_requests=1)]
-    reporter = QueueReporter(bus, lambda: waiting, lambda: 1, "gw", ManualClock(at(0)))
+    dispatcher = SimpleNamespace(live=1, queues=lambda: waiting, awaited=dict)
+    reporter = QueueReporter(bus, dispatcher, RefusalCounts(), "gw", ManualClock(at(0)))
     reporter.report(waiting)
     reporter.leave()
     reporter.report(waiting)

@@ -1,13 +1,18 @@
 """What is kept of requests, and what is summed up from it."""
 
 import numpy as np
+import pytest
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    OUTCOME_CLIENT_GONE,
     RequestEvent,
 )
+from libs.telemetry.gateways import AwaitedTokens
 from libs.testing.workers.telemetry import MS, at
 from services.metrics.requests import MAX_REQUESTS, REPORT_NS, RequestLog, RequestTable, percentiles
 from tests.unit.metrics.requests_rig import finished
+
+S = 1_000 * MS
 
 
 def test_the_request_log_is_bounded_and_says_when_it_does_not_reach_back():
@@ -46,6 +51,31 @@ def test_a_summary_tells_targets_and_how_they_were_met():
     total = log.report(at(1001), 1000 * MS).total
     assert (total.ttft_slo.requests, total.ttft_slo.target_s, total.ttft_slo.met) == (4, 0.35, 0.75)
     assert (total.tpot_slo.requests, total.tpot_slo.target_s, total.tpot_slo.met) == (3, 0.03, 1.0)
+
+
+def test_requests_that_wait_for_a_first_token_count_with_their_age_and_as_missed_once_it_was_due():
+    log, awaited = RequestLog(), {"sim": AwaitedTokens(((28 * S, 90), (S, 2)), overdue=90)}
+    total = log.report(at(1000), 1000 * MS, awaited).total
+    assert (total.requests, total.awaited) == (0, 92)
+    assert (total.ttft_s.count, total.ttft_s.p50, total.ttft_slo.requests, total.ttft_slo.met) == (92, 28.0, 90, 0.0)
+    for number in range(10):
+        event = finished(f"r{number}", end_ms=5_000)
+        event.ttft_deadline_unix_ns = event.arrival_unix_ns + 350 * MS
+        log.add(event, at(0))
+    report = log.report(at(6000), 2000 * MS, {"sim": AwaitedTokens(((2 * S, 5),), overdue=5), "other": awaited["sim"]})
+    assert [(each.model, each.summary.awaited) for each in report.models] == [("other", 92), ("sim", 5)]
+    own = report.models[1].summary
+    assert (own.ttft_s.p50, own.ttft_s.p90) == (0.1, 2.0)
+    assert (own.ttft_slo.requests, own.ttft_slo.met) == (15, pytest.approx(10 / 15))
+
+
+def test_prompts_whose_client_left_before_they_were_computed_are_not_counted():
+    log = RequestLog()
+    log.add(finished("served"), at(0))
+    log.add(finished("left later", outcome=OUTCOME_CLIENT_GONE), at(0))
+    log.add(finished("left", outcome=OUTCOME_CLIENT_GONE, ttft_ms=0, tokens=0, decode_ms=0), at(0))
+    total = log.report(at(1010), 1000 * MS).total
+    assert (total.requests, total.prompt_tokens) == (3, 100)
 
 
 def test_names_of_models_that_are_gone_are_forgotten():

@@ -1,6 +1,8 @@
 """`/v1/status`, its gauges and the alerts that follow it, over the real app and state."""
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
@@ -15,6 +17,7 @@ from libs.policy.alerts.rules import Name
 from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.state import VerdictLimits
 from libs.telemetry.steps import prefill_shares
+from libs.testing.wait import ManualClock
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.prometheus import VerdictCollector
@@ -22,7 +25,7 @@ from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.status.report import cluster_status, promise_score
+from services.metrics.status.report import cluster_status, promise_score, status_router
 
 RAN = KindFit(steps=100)
 MODEL = StepTimeModel(8e6, 6e4, 0.0, 15e6, 3e5, 25.0, interference=1.0)
@@ -48,6 +51,7 @@ class Cluster:
         """Workers that somebody has moved to prefill."""
         self.told = lambda queues, now_ns: None
         """Who hears of gateways' queues too."""
+        self.denied = 0
 
     def _take(self, topic, value):
         now_ns = at(100 * self.tenth)
@@ -56,8 +60,9 @@ class Cluster:
         self.verdicts.take(record, now_ns)
 
     async def run(
-        self, tenths, *, running=4, waiting_tokens=0, late=False, come=0, awaiting_ready=0, starved=False, batch=0
-    ):
+        self, tenths, *, running=4, waiting_tokens=0, late=False, come=0, awaiting_ready=0, starved=False, batch=0,
+        refused=0, awaited=None,
+    ):  # fmt: skip
         """Decode workers run so many sequences each, so many prompt tokens wait at the gateway and come a tenth."""
         for _ in range(tenths):
             start, self.tenth = 100 * self.tenth, self.tenth + 1
@@ -80,8 +85,15 @@ class Cluster:
             if waiting_tokens:
                 queue.prefill_requests, queue.prefill_tokens = 9, waiting_tokens
                 queue.hopeful_tokens = 0 if late else waiting_tokens
+            if awaited is not None:
+                queue.awaited.add(mean_ms=awaited[0], requests=awaited[1])
             told_ns = at(100 * self.tenth)
+            self.denied += refused
             queues = GatewayQueues(gateway_id="g", incarnation=1, told_unix_ns=told_ns, queues=[queue])
+            queues.posts = self.denied + self.denied // 2
+            if self.denied:
+                queues.refused.add(status=403, code="permission_denied", count=self.denied)
+                queues.refused.add(status=429, code="queue_full", count=self.denied // 2)
             self._take(QUEUES, queues)
             self.told(queues, told_ns)
             write_windows(self.state.history, 0, 100 * self.tenth - 50)
@@ -216,3 +228,44 @@ async def test_a_command_that_is_followed_is_scored(cluster):
     assert (score.of, score.promises[0].id, score.promises[0].command) == (1, action.id, action.command)
     assert score.promises[0].kept == (action.pressure_least <= score.promises[0].came <= action.pressure_most)
     assert [(each.code, each.of) for each in score.by_cause] == [("prefill_bound", 1)]
+
+
+async def answered(cluster):
+    app = FastAPI()
+    clock = ManualClock(at(100 * cluster.tenth))
+    app.include_router(status_router(cluster.state, cluster.verdicts, cluster.alerts.book, clock))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://m") as http:
+        return (await http.get("/v1/status")).json()
+
+
+async def test_a_flood_of_refusals_is_in_the_status_within_two_seconds_and_is_no_idleness_and_fires_an_alert(cluster):
+    await cluster.run(20)
+    assert (await answered(cluster))["traffic"]["refused"] == []
+    await cluster.run(20, refused=2)
+    status = await answered(cluster)
+    assert status["traffic"]["rejected_per_s"] == pytest.approx(20, rel=0.1)
+    assert status["traffic"]["refused"] == [
+        {"status": 403, "code": "permission_denied", "per_s": pytest.approx(20, rel=0.1)},
+        {"status": 429, "code": "queue_full", "per_s": pytest.approx(10, rel=0.1)},
+    ]
+    assert status["traffic"]["requests_per_s"] == 0, "none of them became a request with an event"
+    assert status["verdict"]["code"] == status["models"][0]["verdict"] == "refused"
+    assert status["verdict"]["sentence"].startswith("Requests are refused: 40 of 60 requests in the last ")
+    firing = cluster.registry.get_sample_value(metric_names.VERDICT, {"model": "sim", "code": "refused"})
+    calm = cluster.registry.get_sample_value(metric_names.VERDICT, {"model": "sim", "code": "balanced"})
+    assert (firing, calm) == (1, 0)
+    await cluster.run(20, refused=2)
+    assert [name for name, _ in cluster.fired()] == [Name.REQUESTS_REFUSED]
+    await cluster.run(70)
+    status = await answered(cluster)
+    assert (status["verdict"]["code"], status["traffic"]["rejected_per_s"]) == ("balanced", 0)
+    assert cluster.fired() == []
+
+
+async def test_requests_that_wait_count_in_the_time_to_first_token_while_none_has_ended(cluster):
+    await cluster.run(20, awaited=(28_000, 92))
+    traffic = (await answered(cluster))["traffic"]
+    assert (traffic["awaited"], traffic["ttft_p50_ms"], traffic["ttft_p95_ms"]) == (92, 28_000, 28_000)
+    await cluster.run(5)
+    traffic = (await answered(cluster))["traffic"]
+    assert (traffic["awaited"], traffic["ttft_p50_ms"]) == (0, None)

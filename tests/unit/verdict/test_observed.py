@@ -10,6 +10,7 @@ from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandCount, DemandTotals
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, ACTION_ROLE_MOVED, MODE_ADVISORY, Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    OUTCOME_CLIENT_GONE,
     OUTCOME_FAILED,
     OUTCOME_OK,
     OUTCOME_REJECTED,
@@ -106,6 +107,30 @@ def test_traffic_tells_errors_from_refusals_for_lack_of_room_and_forgets_after_i
     assert (found.cache_hit, found.ttft_p50_ms, found.tpot_p95_ms) == (0.25, 200, 10)
     assert log.refused_tokens_per_s("m", 2 * S, 4 * S) == 25
     assert log.traffic(S + TRAFFIC_NS).requests_per_s == 0
+
+
+def test_requests_without_a_first_token_count_in_ttft_with_the_time_that_they_have_waited():
+    log = TrafficLog()
+    assert log.traffic(S, [(30 * S, 3)]).ttft_p50_ms == 30_000, "nothing has ended and all wait"
+    for _ in range(8):
+        log.take(RequestEvent(outcome=OUTCOME_OK, model="m", output_tokens=1, ttft_ns=200 * MS), S)
+    assert (log.traffic(S).ttft_p95_ms, log.traffic(S).awaited) == (200, 0)
+    found = log.traffic(S, [(28 * S, 90), (5 * S, 2)])
+    assert (found.ttft_p50_ms, found.ttft_p95_ms, found.awaited) == (28_000, 28_000, 92)
+    assert log.traffic(S, [(28 * S, 1), (5 * S, 1)]).ttft_p50_ms == 200
+
+
+def test_prompts_whose_client_left_before_they_were_computed_are_not_served():
+    log = TrafficLog()
+    base = {"model": "m", "prompt_tokens": 100, "cached_tokens": 25}
+    log.take(RequestEvent(outcome=OUTCOME_OK, output_tokens=1, ttft_ns=200 * MS, **base), S)
+    log.take(RequestEvent(outcome=OUTCOME_CLIENT_GONE, output_tokens=1, ttft_ns=200 * MS, **base), S)
+    for _ in range(50):
+        log.take(RequestEvent(outcome=OUTCOME_CLIENT_GONE, model="m", prompt_tokens=10_000), S)
+    found = log.traffic(2 * S)
+    assert (found.prompt_tokens_per_s, found.cache_hit) == (20, 0.25)
+    assert log.cache_hit("m", 2 * S) == 0.25
+    assert found.requests_per_s == 5.2
 
 
 def test_targets_stay_known_when_the_requests_that_named_them_are_long_over():

@@ -1,4 +1,4 @@
-// Latency percentiles of finished requests, and how many there were.
+// Latency percentiles of finished requests and of those that wait for a first token, and how many there were.
 
 import { ask } from "./ask.js";
 import { percent } from "./phases.js";
@@ -43,7 +43,8 @@ function show(body, note, { total, complete }) {
   }
   const failed = total.outcomes.failed ?? 0;
   const kept = complete ? "" : total.requests ? " (not all kept)" : " that are still kept";
-  note.textContent = `${total.requests} requests in ${WINDOW}${kept}${failed ? `, ${failed} failed` : ""}`;
+  const waiting = total.awaited ? `, ${total.awaited} without a first token` : "";
+  note.textContent = `${total.requests} requests in ${WINDOW}${kept}${failed ? `, ${failed} failed` : ""}${waiting}`;
 }
 
 function duration(seconds) {

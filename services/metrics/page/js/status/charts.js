@@ -54,7 +54,7 @@ const worstOf = (field) => (row) => {
 
 /** title, how values are written, and lines: [name, colour, value of a row, further options]. */
 const CHARTS = [
-  ["requests/s", short, [["ended", "text", ofTraffic("requests_per_s")], ["429", "warning", ofTraffic("too_many_per_s")], ["errors", "accent", ofTraffic("errors_per_s")]]],
+  ["requests/s", short, [["ended", "text", ofTraffic("requests_per_s")], ["429", "warning", ofTraffic("too_many_per_s")], ["refused", "faint", ofTraffic("rejected_per_s")], ["errors", "accent", ofTraffic("errors_per_s")]]],
   ["tokens/s", short, [["prompt", "prefill", ofTraffic("prompt_tokens_per_s")], ["output", "decode", ofTraffic("output_tokens_per_s")]]],
   ["prompt tokens that wait", short, [["waiting", "prefill", sumOf("waiting_tokens")]]],
   ["batch lines", short, [["wait", "faint", ofTraffic("batch_waiting")], ["at workers", "decode", ofTraffic("batch_at_workers")]]],

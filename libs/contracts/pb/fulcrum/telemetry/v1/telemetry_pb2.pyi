@@ -218,21 +218,35 @@ class RequestEvent(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., model: _Optional[str] = ..., arrival_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_ns: _Optional[int] = ..., ttft_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., traceparent: _Optional[str] = ..., ttft_deadline_unix_ns: _Optional[int] = ..., tpot_target_us: _Optional[int] = ..., reroutes: _Optional[int] = ..., moves: _Optional[int] = ..., predicted_ttft_ns: _Optional[int] = ..., recomputes: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., second_token_ns: _Optional[int] = ...) -> None: ...
 
 class GatewayQueues(_message.Message):
-    __slots__ = ("gateway_id", "incarnation", "told_unix_ns", "queues", "last")
+    __slots__ = ("gateway_id", "incarnation", "told_unix_ns", "queues", "last", "posts", "refused")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TOLD_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    POSTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     incarnation: int
     told_unix_ns: int
     queues: _containers.RepeatedCompositeFieldContainer[ModelQueue]
     last: bool
-    def __init__(self, gateway_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[ModelQueue, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
+    posts: int
+    refused: _containers.RepeatedCompositeFieldContainer[RefusedRequests]
+    def __init__(self, gateway_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[ModelQueue, _Mapping]]] = ..., last: _Optional[bool] = ..., posts: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[RefusedRequests, _Mapping]]] = ...) -> None: ...
+
+class RefusedRequests(_message.Message):
+    __slots__ = ("status", "code", "count")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    status: int
+    code: str
+    count: int
+    def __init__(self, status: _Optional[int] = ..., code: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class ModelQueue(_message.Message):
-    __slots__ = ("model", "prefill_requests", "prefill_tokens", "decode_requests", "decode_prompt_tokens", "hopeful_tokens", "arrived_tokens", "batch_requests", "batch_tokens", "batch_bound")
+    __slots__ = ("model", "prefill_requests", "prefill_tokens", "decode_requests", "decode_prompt_tokens", "hopeful_tokens", "arrived_tokens", "batch_requests", "batch_tokens", "batch_bound", "awaited", "overdue")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PREFILL_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +257,8 @@ class ModelQueue(_message.Message):
     BATCH_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BATCH_BOUND_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    OVERDUE_FIELD_NUMBER: _ClassVar[int]
     model: str
     prefill_requests: int
     prefill_tokens: int
@@ -253,7 +269,17 @@ class ModelQueue(_message.Message):
     batch_requests: int
     batch_tokens: int
     batch_bound: int
-    def __init__(self, model: _Optional[str] = ..., prefill_requests: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., decode_requests: _Optional[int] = ..., decode_prompt_tokens: _Optional[int] = ..., hopeful_tokens: _Optional[int] = ..., arrived_tokens: _Optional[int] = ..., batch_requests: _Optional[int] = ..., batch_tokens: _Optional[int] = ..., batch_bound: _Optional[int] = ...) -> None: ...
+    awaited: _containers.RepeatedCompositeFieldContainer[WaitingAge]
+    overdue: int
+    def __init__(self, model: _Optional[str] = ..., prefill_requests: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., decode_requests: _Optional[int] = ..., decode_prompt_tokens: _Optional[int] = ..., hopeful_tokens: _Optional[int] = ..., arrived_tokens: _Optional[int] = ..., batch_requests: _Optional[int] = ..., batch_tokens: _Optional[int] = ..., batch_bound: _Optional[int] = ..., awaited: _Optional[_Iterable[_Union[WaitingAge, _Mapping]]] = ..., overdue: _Optional[int] = ...) -> None: ...
+
+class WaitingAge(_message.Message):
+    __slots__ = ("requests", "mean_ms")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_MS_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    mean_ms: int
+    def __init__(self, requests: _Optional[int] = ..., mean_ms: _Optional[int] = ...) -> None: ...
 
 class SharedWindows(_message.Message):
     __slots__ = ("metrics_id", "workers", "windows", "told_unix_ns", "incarnation")

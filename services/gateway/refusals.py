@@ -1,0 +1,98 @@
+"""Counts of the requests that this gateway refuses, by HTTP status and error code, whichever part refuses them."""
+
+from collections import Counter
+from collections.abc import Awaitable
+from typing import Final
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from libs.contracts.errors import AnswerFailed, FulcrumError, SequenceFailed
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RefusedRequests
+
+MAX_REASONS: Final = 32
+"""The most reasons that are counted apart. Error codes are the gateway's own, so they are few."""
+OTHER: Final = (0, "other")
+"""The row of all further reasons."""
+FAILURES: Final = frozenset({FulcrumError.code, AnswerFailed.code, SequenceFailed.code})
+"""Error codes of requests that were let in and failed."""
+MAX_BODY_BYTES: Final = 16_384
+"""The size up to which an error's body is searched for its code."""
+
+
+class RefusalCounts:
+    """The requests that have arrived since the gateway began, and those that it refused."""
+
+    def __init__(self) -> None:
+        self.posts = 0
+        """POST requests that have arrived. Others ask for nothing to be computed, as polls and probes do."""
+        self._refused: Counter[tuple[int, str]] = Counter()
+
+    def refuse(self, status: int, code: str) -> None:
+        """Count an error as a refusal, unless the request was let in and failed."""
+        if code in FAILURES or status < 400:
+            return
+        reason = status, code
+        if reason not in self._refused and len(self._refused) >= MAX_REASONS:
+            reason = OTHER
+        self._refused[reason] += 1
+
+    def turned_away(self, error: FulcrumError) -> None:
+        """Count a request that was refused before its head was read."""
+        self.posts += 1
+        self.refuse(error.http_status, error.code)
+
+    @property
+    def refused(self) -> int:
+        return self._refused.total()
+
+    def rows(self) -> list[RefusedRequests]:
+        return [RefusedRequests(status=status, code=code, count=n) for (status, code), n in self._refused.items()]
+
+
+class RefusalMiddleware:
+    """The outermost middleware, which counts each POST request and the error that answers it."""
+
+    def __init__(self, app: ASGIApp, counts: RefusalCounts) -> None:
+        self._app = app
+        self._counts = counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        self._counts.posts += 1
+        status = 0
+
+        def watched(message: Message) -> Awaitable[None]:
+            # No coroutine of its own: a stream sends a message for each token.
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif status >= 400:
+                self._counts.refuse(status, error_code(message.get("body", b"")))
+                status = 0
+            return send(message)
+
+        await self._app(scope, receive, watched)
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
+
+
+_decoder: Final = msgspec.json.Decoder(_ErrorBody)
+
+
+def error_code(body: bytes) -> str:
+    """Return the code in an error's body; "unknown" if the body has none."""
+    if len(body) <= MAX_BODY_BYTES:
+        try:
+            return _decoder.decode(body).error.code or "unknown"
+        except msgspec.DecodeError:
+            pass
+    return "unknown"
