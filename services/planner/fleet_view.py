@@ -9,7 +9,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Load, StepTime, Worker
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
+    WORKER_STATE_DRAINING,
+    WORKER_STATE_READY,
+    Load,
+    StepTime,
+    Worker,
+)
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.contracts.protocol import Unpaired, unpaired
@@ -20,6 +26,7 @@ from libs.policy.capacity import CapacityPlan
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 from libs.runtime.clock import Clock
 from libs.telemetry.fleet_loads import COLUMNS, MOST_COUNTED, WINDOW_NS, columns_of, window_of
+from libs.telemetry.lives import LifeSigns
 
 Ints = NDArray[np.int64]
 Uints = NDArray[np.uint64]
@@ -335,6 +342,10 @@ class ObservedWorker:
     """Share of the window that its telemetry covers, 0..1."""
 
 
+# A worker of a pool has no engine that reports while it loads a model or holds none.
+REPORTING: Final = frozenset((WORKER_STATE_READY, WORKER_STATE_DRAINING))
+
+
 def observed_workers(view: FleetView, end_ns: int) -> list[ObservedWorker]:
     """Return every registered worker over the window that ends at `end_ns`."""
     covered_ns = view.times_ns(end_ns)[:, COVERED].tolist()
@@ -342,6 +353,16 @@ def observed_workers(view: FleetView, end_ns: int) -> list[ObservedWorker]:
         ObservedWorker(worker, view.load(place), covered_ns[place] / view.window_ns)
         for place, worker in enumerate(view.roster.workers)
     ]
+
+
+def life_signs(view: FleetView) -> dict[str, LifeSigns]:
+    """Return the evidence about every registered worker; times are those of arrival here."""
+    heard_ns = view.heard_ns.tolist()
+    return {
+        worker.id: LifeSigns(worker.incarnation, heard_ns[place] if reports else 0, ready=reports)
+        for place, worker in enumerate(view.roster.workers)
+        for reports in (worker.state in REPORTING,)
+    }
 
 
 # Plans kept; the one received longest ago is dropped.

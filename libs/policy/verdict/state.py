@@ -1,7 +1,7 @@
 """The inputs of a verdict: one model's workers, their work, the pressure of it in any roles, and the thresholds."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
@@ -268,6 +268,16 @@ def role_counts(workers: Iterable[WorkerState]) -> RoleCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class SilentWorker:
+    """A worker that takes work, should report and does not."""
+
+    id: str
+    takes: str
+    """Its role as listed: prefill or decode."""
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelState:
     """A model about which enough is known for a verdict."""
 
@@ -296,6 +306,9 @@ class ModelState:
     """The target by which prompts are judged, which `work.tpot_ns` is for decodes."""
     prompts_error: float = 0.0
     """Relative standard error of the prompts' pressure; few requests a second say little about their rate."""
+    silent: Sequence[SilentWorker] = ()
+    by_role: Mapping[str, int] = field(default_factory=dict)
+    """Workers that take work, by role, the silent ones included."""
 
     @property
     def prefill(self) -> int:
@@ -323,3 +336,5 @@ class UnknownState:
     model: str
     why: str
     at_rest: bool
+    silent: Sequence[SilentWorker] = ()
+    by_role: Mapping[str, int] = field(default_factory=dict)
