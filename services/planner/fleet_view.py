@@ -19,6 +19,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.contracts.protocol import Unpaired, unpaired
+from libs.contracts.roles import PLANNERS
 from libs.demand.wire import plan_of
 from libs.perfmodel.learner import FittedModel, StepKind
 from libs.perfmodel.wire import MAX_COEFFICIENT_NS, fitted_model
@@ -33,8 +34,6 @@ Uints = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 
 ROLES: Final[frozenset[int]] = frozenset(Role)
-# Default names of planners begin with it, by which a new leader recognizes its predecessor's changes.
-PLANNERS: Final = "planner"
 # How long a worker keeps a role that a person gave it; longer if it is pinned.
 HAND_NS: Final = 60_000_000_000
 
