@@ -221,7 +221,8 @@ class RedisRegistry:
             await _bounded(self._redis.delete(key))
 
     async def kept_role(self, worker_id: str) -> Worker | None:
-        return read_kept(await _bounded(self._redis.get(keys.kept_role(self._cluster, worker_id))))
+        value: Any = await _bounded(self._redis.get(keys.kept_role(self._cluster, worker_id)))
+        return read_kept(value if isinstance(value, bytes) else None)  # a foreign key may be of another type
 
     async def workers(self) -> list[Worker]:
         """Return the workers with a valid lease, sorted by id, in two round trips and a third if some are dead.
