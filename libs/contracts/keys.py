@@ -11,6 +11,11 @@ def worker(cluster: str, worker_id: str) -> str:
     return f"fulcrum:{cluster}:worker:{worker_id}"
 
 
+def kept_role(cluster: str, worker_id: str) -> str:
+    """The role that a person gave a worker (a serialized Worker of id, assignment and change); it expires."""
+    return f"fulcrum:{cluster}:kept-role:{worker_id}"
+
+
 def worker_changes(cluster: str) -> str:
     """Pub/sub channel that carries a worker's id when its registration changes."""
     return f"fulcrum:{cluster}:worker-changes"

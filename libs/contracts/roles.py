@@ -8,9 +8,12 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     ROLE_STANDBY,
     Assignment,
     Role,
+    RoleChange,
 )
 from libs.policy.roles import MAX_BUDGET_TOKENS
 
+# Default names of planners begin with it, by which their changes are told from a person's.
+PLANNERS: Final = "planner"
 ROLE_NAMES: Final = ("prefill", "decode", "mixed", "standby")
 
 
@@ -21,6 +24,11 @@ def role_name(assignment: Assignment) -> str:
     if assignment.role == ROLE_MIXED:
         return "mixed" if assignment.budget_tokens else "decode"
     return "standby"
+
+
+def is_by_hand(change: RoleChange) -> bool:
+    """Return whether a person made a change of role."""
+    return bool(change.actor) and not change.actor.startswith(PLANNERS)
 
 
 def role_from_name(name: str, budget_tokens: int = 0) -> tuple[Role, int]:

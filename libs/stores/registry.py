@@ -53,6 +53,14 @@ class Registry(Protocol):
         """Return the workers whose lease is valid, sorted by id."""
         ...
 
+    async def keep_role(self, worker: Worker, *, keep_ms: int) -> None:
+        """Keep a worker's assignment and its last change beyond its lease; 0 ms forgets them."""
+        ...
+
+    async def kept_role(self, worker_id: str) -> Worker | None:
+        """Return the assignment and change kept for a worker; None if there are none."""
+        ...
+
     def watch(self, *, poll_ms: int = 1000) -> AsyncIterator[list[Worker]]:
         """Yield the list now, after every pushed change, and at least every `poll_ms`. Continues through outages."""
         ...
@@ -95,6 +103,20 @@ def read_worker(member: bytes, value: bytes) -> Worker:
     for fault in faults(worker):
         raise Unusable(fault)
     return worker
+
+
+def kept_part(worker: Worker) -> bytes:
+    """Serialize what outlives a worker's lease."""
+    kept = Worker(id=worker.id, assignment=worker.assignment, role_change=worker.role_change)
+    return kept.SerializeToString(deterministic=True)
+
+
+def read_kept(value: bytes | None) -> Worker | None:
+    """Parse the kept part of a worker; None where there is none or it is damaged."""
+    try:
+        return Worker.FromString(value) if value and len(value) <= MAX_WORKER_BYTES else None
+    except DecodeError:
+        return None
 
 
 def faults(worker: Worker) -> Iterator[str]:
@@ -190,6 +212,17 @@ class RedisRegistry:
     async def withdraw(self, worker_id: str, incarnation: int) -> None:
         args = [worker_id, f"{incarnation:020d}"]
         await _bounded(self._withdraw(keys=self._keys(worker_id), args=args))
+
+    async def keep_role(self, worker: Worker, *, keep_ms: int) -> None:
+        key = keys.kept_role(self._cluster, worker.id)
+        if keep_ms:
+            await _bounded(self._redis.set(key, kept_part(worker), px=keep_ms))
+        else:
+            await _bounded(self._redis.delete(key))
+
+    async def kept_role(self, worker_id: str) -> Worker | None:
+        value: Any = await _bounded(self._redis.get(keys.kept_role(self._cluster, worker_id)))
+        return read_kept(value if isinstance(value, bytes) else None)  # a foreign key may be of another type
 
     async def workers(self) -> list[Worker]:
         """Return the workers with a valid lease, sorted by id, in two round trips and a third if some are dead.

@@ -5,8 +5,11 @@ from itertools import islice
 
 import structlog
 
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.protocol import unpaired
+from libs.contracts.roles import is_by_hand, role_name
 from libs.engine.reports import EngineEvent
+from libs.policy.worker.assignment import AssignmentRefusal, first_assignment
 from libs.stores.kvindex import KvIndex
 from libs.stores.registry import Registry, RegistryDown
 from libs.worker.host import WorkerHost
@@ -15,6 +18,8 @@ log = structlog.get_logger()
 
 RENEWALS_PER_LEASE = 3
 WITHDRAW_TIMEOUT_S = 2.0
+# A role given by a person outlives the worker for this long, so that a restart does not undo it.
+KEPT_ROLE_MS = 600_000
 
 
 class Registration:
@@ -35,6 +40,7 @@ class Registration:
                 worker = self._host.worker()
                 await self._registry.announce(worker, lease_ms=self._lease_ms)
                 away = False
+                await self._keep_role(worker, changed=announced_epoch != worker.assignment.epoch)
                 if announced_epoch != worker.assignment.epoch:
                     await self._look_for_partners(worker.id)
                     announced_epoch = worker.assignment.epoch
@@ -47,6 +53,13 @@ class Registration:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+
+    async def _keep_role(self, worker: Worker, *, changed: bool) -> None:
+        """Keep the role that a person gave, and forget it once a planner has given another."""
+        if is_by_hand(worker.role_change):
+            await self._registry.keep_role(worker, keep_ms=KEPT_ROLE_MS)
+        elif changed and worker.role_change.actor:
+            await self._registry.keep_role(worker, keep_ms=0)
 
     async def _look_for_partners(self, worker_id: str) -> None:
         """Log why this worker will get no work, once in each role."""
@@ -62,6 +75,23 @@ class Registration:
                 await self._registry.withdraw(worker.id, worker.incarnation)
         except (RegistryDown, TimeoutError) as error:
             log.warning("could not withdraw", error=repr(error))
+
+
+async def kept_role(registry: Registry, worker_id: str, model: str) -> Worker | None:
+    """Return the role that a person gave this worker before it was restarted; None if there is none for its model."""
+    try:
+        kept = await registry.kept_role(worker_id)
+    except RegistryDown as error:
+        log.warning("registry is away: a role given by hand before a restart is not known", error=str(error))
+        return None
+    if kept is None or kept.assignment.model != model:
+        return None
+    if isinstance(first_assignment(model, kept.assignment.role, kept.assignment.budget_tokens), AssignmentRefusal):
+        log.warning("the role kept for this worker is none", role=kept.assignment.role)
+        return None
+    role, actor = role_name(kept.assignment), kept.role_change.actor
+    log.info("takes the role again that it was given by hand", worker=worker_id, role=role, actor=actor)
+    return kept
 
 
 # Pending changes; beyond it they are dropped and the worker publishes its whole list of blocks.

@@ -163,6 +163,11 @@ class LastChange:
         self._assignment = Assignment()
         self._changed_ns: deque[int] = deque(maxlen=MAX_CHANGES)
 
+    def took_again(self, change: RoleChange, assignment: Assignment) -> None:
+        """Start with a change that was made before the worker was restarted."""
+        self.message = change
+        self._assignment = assignment
+
     def took(self, assignment: Assignment, request: SetRoleRequest, now_ns: int) -> None:
         self.message = RoleChange(
             actor=request.actor,

@@ -42,7 +42,7 @@ from libs.worker.gateways import WorkerServicer
 from libs.worker.host import WorkerHost, drain
 from libs.worker.kv_client import GrpcKvFetcher, SharedMemory
 from libs.worker.kv_server import KvServicer
-from libs.worker.registration import BlockPublisher, Registration
+from libs.worker.registration import BlockPublisher, Registration, kept_role
 from libs.worker.roles import AssignmentState
 from libs.worker.settings import WorkerSettings
 from libs.worker.telemetry import StepBatchBuilder, StepTimes, TelemetryPublisher, TelemetrySource, step_time_key
@@ -159,7 +159,9 @@ async def open_worker(
         await ports.bus.start()
         stack.push_async_callback(ports.bus.close)
 
-        host = _host(settings, ports, clock, address=address, incarnation=incarnation)
+        host = _host(
+            settings, ports, clock, address=address, incarnation=incarnation, kept=await _kept(settings, ports)
+        )
         builder = StepBatchBuilder(_source(settings, ports.engine, incarnation), clock.now_ns())
         step_times = await _step_times(ports, settings.gpus)
         kv = KvServicer(host, incarnation)
@@ -250,7 +252,20 @@ async def _pump(engine: Engine, sinks: Sequence[Callable[[EngineEvent], None]]) 
     raise RuntimeError("the engine has ended")
 
 
-def _host(settings: WorkerSettings, ports: WorkerPorts, clock: Clock, *, address: str, incarnation: int) -> WorkerHost:
+async def _kept(settings: WorkerSettings, ports: WorkerPorts) -> common.Worker | None:
+    """Return the role that a person gave the worker before; a pool gives its workers roles with each model."""
+    return None if ports.tenancy else await kept_role(ports.registry, settings.id, ports.model.name)
+
+
+def _host(
+    settings: WorkerSettings,
+    ports: WorkerPorts,
+    clock: Clock,
+    *,
+    address: str,
+    incarnation: int,
+    kept: common.Worker | None,
+) -> WorkerHost:
     engine, model = ports.engine, ports.model
     identity = common.Worker(
         id=settings.id,
@@ -273,14 +288,20 @@ def _host(settings: WorkerSettings, ports: WorkerPorts, clock: Clock, *, address
         pool=ports.tenancy.pool() if ports.tenancy else None,
     )
     epoch = ports.tenancy.epoch if ports.tenancy else FIRST_EPOCH
-    return WorkerHost(
+    role, budget_tokens = role_from_name(settings.role, settings.budget_tokens)
+    if kept is not None:
+        role, budget_tokens = kept.assignment.role, kept.assignment.budget_tokens
+    host = WorkerHost(
         engine=engine,
         identity=identity,
-        assignment=AssignmentState(model.name, *role_from_name(settings.role, settings.budget_tokens), epoch=epoch),
+        assignment=AssignmentState(model.name, role, budget_tokens, epoch=epoch),
         cluster=settings.cluster,
         clock=clock,
         adapters=frozenset(settings.adapters),
     )
+    if kept is not None:
+        host.last_change.took_again(kept.role_change, host.assignment.message)
+    return host
 
 
 async def _add_services(

@@ -24,14 +24,11 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Seen,
 )
 from libs.contracts.roles import role_name
+from libs.telemetry.lives import SILENT_AFTER_NS
 from libs.telemetry.workers import WorkerFacts
 
 LOOK_NS: Final = 500_000_000
 """The interval between two checks of the workers."""
-SILENT_NS: Final = 3_000_000_000
-"""The silence, while others report, after which a worker is listed as silent. Workers report three to ten times a
-second.
-"""
 YOUNG_NS: Final = 60_000_000_000
 """The age up to which a worker counts as new at its first report. An older one had only not been read before."""
 
@@ -78,7 +75,7 @@ class WorkerLives:
         if self._looked_ns is not None and 0 <= now_ns - self._looked_ns < LOOK_NS:
             return []
         first, self._looked_ns = self._looked_ns is None, now_ns
-        silent_since_ns = min(newest_cover_ns, now_ns) - SILENT_NS
+        silent_since_ns = min(newest_cover_ns, now_ns) - SILENT_AFTER_NS
         seen, found = set(), []
         for facts in workers:
             seen.add(facts.worker_id)
@@ -107,7 +104,7 @@ def _changed(known: _Known, facts: WorkerFacts, *, silent: bool) -> tuple[LifeCh
     if facts.left and not known.left:
         return LifeChange.LEFT, "it has drained, and leaves in good order"
     if silent and not known.silent:
-        return LifeChange.LOST, f"no telemetry for {SILENT_NS / 1e9:g} s, while others are heard"
+        return LifeChange.LOST, f"no telemetry for {SILENT_AFTER_NS / 1e9:g} s, while others are heard"
     if known.silent and not silent and not facts.left:
         return LifeChange.BACK, "its telemetry comes again"
     return None

@@ -9,10 +9,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Load, StepTime, Worker
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
+    WORKER_STATE_DRAINING,
+    WORKER_STATE_READY,
+    Load,
+    StepTime,
+    Worker,
+)
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.contracts.protocol import Unpaired, unpaired
+from libs.contracts.roles import PLANNERS
 from libs.demand.wire import plan_of
 from libs.perfmodel.learner import FittedModel, StepKind
 from libs.perfmodel.wire import MAX_COEFFICIENT_NS, fitted_model
@@ -20,14 +27,13 @@ from libs.policy.capacity import CapacityPlan
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 from libs.runtime.clock import Clock
 from libs.telemetry.fleet_loads import COLUMNS, MOST_COUNTED, WINDOW_NS, columns_of, window_of
+from libs.telemetry.lives import LifeSigns
 
 Ints = NDArray[np.int64]
 Uints = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 
 ROLES: Final[frozenset[int]] = frozenset(Role)
-# Default names of planners begin with it, by which a new leader recognizes its predecessor's changes.
-PLANNERS: Final = "planner"
 # How long a worker keeps a role that a person gave it; longer if it is pinned.
 HAND_NS: Final = 60_000_000_000
 
@@ -335,6 +341,10 @@ class ObservedWorker:
     """Share of the window that its telemetry covers, 0..1."""
 
 
+# A worker of a pool has no engine that reports while it loads a model or holds none.
+REPORTING: Final = frozenset((WORKER_STATE_READY, WORKER_STATE_DRAINING))
+
+
 def observed_workers(view: FleetView, end_ns: int) -> list[ObservedWorker]:
     """Return every registered worker over the window that ends at `end_ns`."""
     covered_ns = view.times_ns(end_ns)[:, COVERED].tolist()
@@ -342,6 +352,16 @@ def observed_workers(view: FleetView, end_ns: int) -> list[ObservedWorker]:
         ObservedWorker(worker, view.load(place), covered_ns[place] / view.window_ns)
         for place, worker in enumerate(view.roster.workers)
     ]
+
+
+def life_signs(view: FleetView) -> dict[str, LifeSigns]:
+    """Return the evidence about every registered worker; times are those of arrival here."""
+    heard_ns = view.heard_ns.tolist()
+    return {
+        worker.id: LifeSigns(worker.incarnation, heard_ns[place] if reports else 0, ready=reports)
+        for place, worker in enumerate(view.roster.workers)
+        for reports in (worker.state in REPORTING,)
+    }
 
 
 # Plans kept; the one received longest ago is dropped.

@@ -38,6 +38,7 @@ from libs.runtime.clock import Clock
 from libs.stores.registry import Registry
 from libs.telemetry.assessments import FRESH_NS, assessments_of
 from libs.telemetry.gateways import GatewayReports
+from libs.telemetry.lives import LifeWatch, WorkerLife, newest_of
 from services.planner import messages
 from services.planner.fleet_view import (
     FleetView,
@@ -45,6 +46,7 @@ from services.planner.fleet_view import (
     ObservedWorker,
     ReceivedPlans,
     WorkerColumns,
+    life_signs,
     observed_workers,
 )
 from services.planner.kept import Lead, LeaderLease, mode_word
@@ -64,6 +66,8 @@ MAX_TPOT_NS: Final = 86_400_000_000_000
 MEASURED_NS: Final = 2_000_000_000
 # Decisions that await measurement; beyond it the oldest go unmeasured.
 MAX_WATCHED: Final = 256
+# How often workers' states are looked at.
+LIVES_NS: Final = 200_000_000
 # Of a run of identical decisions with these actions, only the newest is kept.
 REPEATED: Final = frozenset((ACTION_KEEP, ACTION_RECOMMEND))
 
@@ -143,6 +147,8 @@ class PlannerState:
         self._kept_ns = 0
         self._watched: deque[_MeasuredDecision] = deque(maxlen=MAX_WATCHED)
         self._lag_ns = lag_ns
+        self._lives = LifeWatch()
+        self._lives_ns: int | None = None
         self._tpot_ns = tpot_ns
         self._role_planner = RolePlanner()
         self._observer = Observer(self.view)
@@ -165,6 +171,7 @@ class PlannerState:
             return []
         known = {(worker.id, worker.incarnation): worker.assignment.epoch for worker in before}
         self.at_rest = False
+        self._lives_ns = None
         self.view.take_roster(WorkerColumns(list(workers), self.identity.planner_id))
         return [
             self._tell(messages.role_moved(worker), now_ns)
@@ -179,6 +186,7 @@ class PlannerState:
             self._asked_tpot_ns = {each.model: each.tpot_ns for each in targets if 0 < each.tpot_ns <= MAX_TPOT_NS}
             self._assessments = now_ns, assessments_of(loads.assessments)
         self.at_rest = self.at_rest and not self.view.works
+        self.lives(now_ns)
 
     def take_queues(self, queues: GatewayQueues, now_ns: int) -> bool:
         """Record a gateway's queues, received at `now_ns`, and return whether more tokens wait than before."""
@@ -207,6 +215,14 @@ class PlannerState:
     def observed(self, now_ns: int) -> list[ObservedWorker]:
         """Return every registered worker with its telemetry."""
         return observed_workers(self.view, now_ns - self._lag_ns)
+
+    def lives(self, now_ns: int) -> Mapping[str, WorkerLife]:
+        """Return the state of every registered worker, looked at again at most every `LIVES_NS`."""
+        if self._lives_ns is None or not 0 <= now_ns - self._lives_ns < LIVES_NS:
+            self._lives_ns = now_ns
+            signs = life_signs(self.view)
+            self._lives.look(signs, newest_of(signs.values()), now_ns)
+        return self._lives.known
 
     def snapshot(self, now_ns: int) -> ClusterSnapshot:
         """Return the cluster's pools over the last window."""

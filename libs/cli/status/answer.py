@@ -155,6 +155,16 @@ class TrafficAnswer(msgspec.Struct, frozen=True):
     refused: tuple[RefusedAnswer, ...] = ()
 
 
+class WorkerLifeAnswer(msgspec.Struct, frozen=True):
+    """A worker's state, one of starting, running, silent, restarting, gone and back."""
+
+    id: str
+    life: str
+    life_since_unix_ms: int
+    model: str = ""
+    role: str = ""
+
+
 class Status(msgspec.Struct, frozen=True):
     as_of_unix_ms: int
     age_ms: int | None
@@ -165,6 +175,7 @@ class Status(msgspec.Struct, frozen=True):
     traffic: TrafficAnswer
     not_live_because: str | None = None
     alerts_firing: int = 0
+    workers: list[WorkerLifeAnswer] = []
 
 
 Phase = Literal["prefill", "decode"]

@@ -25,6 +25,7 @@ from libs.cli.status.answer import (
     Status,
     TrafficAnswer,
     VerdictAnswer,
+    WorkerLifeAnswer,
     parse_status,
 )
 from libs.contracts.errors import StartupError
@@ -153,6 +154,8 @@ def lines(status: Status) -> Iterator[Text]:
         yield Text()
         yield from _model(model)
     yield Text()
+    if away := [each for each in status.workers if each.life not in UNREMARKABLE]:
+        yield workers_line(away, now_ms)
     yield from _traffic(status.traffic)
     yield from _planner(status)
     for command in commands(verdict):
@@ -161,6 +164,18 @@ def lines(status: Status) -> Iterator[Text]:
         fire = "1 alert fires" if status.alerts_firing == 1 else f"{status.alerts_firing} alerts fire"
         yield Text(f"{fire}: fulcrum alerts", "yellow")
     yield age_line(status)
+
+
+# States of workers that nobody needs to hear of.
+UNREMARKABLE: Final = frozenset(("running", "gone"))
+MAX_AWAY: Final = 6
+
+
+def workers_line(away: Sequence[WorkerLifeAnswer], now_ms: int) -> Text:
+    """Return the workers that do not simply run as "gpu-3 silent for 4.2 s"."""
+    named = [f"{each.id} {each.life} for {span(now_ms - each.life_since_unix_ms)}" for each in away[:MAX_AWAY]]
+    more = len(away) - MAX_AWAY
+    return Text(f"Workers: {', '.join(named)}" + (f" and {more} more" if more > 0 else ""), "yellow")
 
 
 def other_causes(verdict: VerdictAnswer) -> list[CauseAnswer]:

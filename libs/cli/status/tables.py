@@ -12,7 +12,9 @@ from rich.text import Text
 
 from libs.cli.console import make_console, plain_table
 from libs.cli.find import find_suite, get_json
-from libs.cli.status.show import span
+from libs.cli.status.answer import STATUS_PATH, WorkerLifeAnswer, parse_status
+from libs.cli.status.show import span, workers_line
+from libs.contracts.errors import StartupError
 
 BAR_CELLS = 24
 # Older data are shown with their age.
@@ -38,7 +40,7 @@ def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
         table.add_row(
             worker["id"],
             Text(worker["role"] + budget, style=ROLE_STYLES.get(worker["role"], "")),
-            Text(worker["state"], style="green" if worker["state"] == "ready" else "yellow"),
+            life_text(worker, now_ns // 1_000_000),
             *(Text("–", "dim") if worker[name] is None else str(worker[name]) for name in ("running", "waiting")),
             span((now_ns - worker["started_unix_ns"]) / 1e6),
             str(worker["pid"]),
@@ -51,9 +53,30 @@ def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
         )
     console = make_console()
     console.print(table if workers else "No worker is registered.")
+    listed = {worker["id"] for worker in workers}
+    if unlisted := [each for each in _silent(ready_file) if each.id not in listed]:
+        console.print(workers_line(unlisted, now_ns // 1_000_000).append("; no longer registered"))
     for worker in workers:
         if worker["unpaired"]:
             console.print(f"{worker['id']} {worker['unpaired']}", style="yellow")
+
+
+def life_text(worker: dict[str, Any], now_ms: int) -> Text:
+    """Return a worker's state: what it registered while it runs and is not ready, else as `fulcrum status` has it."""
+    life = worker.get("life", "running")  # which an older planner does not say
+    if life in ("running", "starting"):
+        state = worker["state"] if worker["state"] != "ready" else life
+        return Text(state, style="green" if state == "running" else "yellow")
+    return Text(f"{life} {span(now_ms - worker['life_since_unix_ms'])}", style="red" if life == "silent" else "yellow")
+
+
+def _silent(ready_file: Path | None) -> list[WorkerLifeAnswer]:
+    """Return the silent workers, whose lease may have run out; none if the metrics service does not answer."""
+    try:
+        status = parse_status(get_json(find_suite(ready_file).metrics, STATUS_PATH))
+    except StartupError:
+        return []
+    return [each for each in status.workers if each.life == "silent"]
 
 
 def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> None:

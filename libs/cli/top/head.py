@@ -296,6 +296,13 @@ class Workers(DataTable[Any]):
             self.move_cursor(row=list(rows).index(pointed))
 
 
+def _role(worker: Row) -> str | Text:
+    """Return the role, and the state of a worker that does not simply run in its place."""
+    if not worker.life:
+        return escape(worker.role)
+    return Text(worker.life, "bold red" if worker.life == "silent" else "yellow")
+
+
 def _row_cells(worker: Row, last_ms: int, history_cells: int) -> dict[str, Any]:
     times = worker.spent(last_ms)
     shares = {
@@ -312,7 +319,7 @@ def _row_cells(worker: Row, last_ms: int, history_cells: int) -> dict[str, Any]:
         "covered": draw.percent(times[0], worker.gpus * FIGURE * WINDOW_NS),
     }
     return {
-        "worker": Text(draw.shorten(worker.label, NAME_CELLS)), "role": escape(worker.role),
+        "worker": Text(draw.shorten(worker.label, NAME_CELLS)), "role": _role(worker),
         "node": Text(draw.shorten(worker.node, NAME_CELLS)),
         "last 6 s": draw.history(worker, last_ms, history_cells, 60 // history_cells), **shares,
         **{name: Text(number, justify="right") for name, number in numbers.items()},

@@ -29,6 +29,8 @@ class WorkerRow:
     group: str = ""
     """The data-parallel group of which the worker is a rank, or ""."""
     role: str = ""
+    life: str = ""
+    """Its state if it does not simply run."""
     windows: dict[int, Times] = field(default_factory=dict)
     running: int = 0
     waiting: int = 0
@@ -80,6 +82,11 @@ class GroupRow:
     def names(self) -> tuple[str, ...]:
         """The names by which a filter finds it, those of its ranks included."""
         return (self.name, *(name for rank in self.ranks for name in rank.names))
+
+    @property
+    def life(self) -> str:
+        """The state of its first rank that does not simply run."""
+        return next((rank.life for rank in self.ranks if rank.life), "")
 
     @property
     def node(self) -> str:
@@ -175,9 +182,17 @@ class TopModel:
             if before := known_groups.get(name):
                 group.kv_used, group.dummy = before.kv_used, before.dummy
 
+    def lives(self) -> dict[str, str]:
+        """Return the state of each worker that does not simply run."""
+        known = self.status.workers if self.status is not None else []
+        return {each.id: each.life for each in known if each.life != "running"}
+
     @property
     def rows(self) -> list[Row]:
         """Return groups, and workers that belong to none."""
+        lives = self.lives()
+        for worker in self.workers.values():
+            worker.life = lives.get(worker.id, "")
         return [*self.groups.values(), *(worker for worker in self.workers.values() if not worker.group)]
 
     def tick(self, message: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from libs.policy.verdict.state import (
     Grade,
     ModelState,
     Pressures,
+    UnknownState,
     VerdictLimits,
     WorkerState,
     fewest_workers,
@@ -35,6 +36,7 @@ class CauseCode(StrEnum):
     DECODE_BOUND_KV = "decode_bound_kv"
     SLOW_LINK = "slow_link"
     SLOW_WORKER = "slow_worker"
+    SILENT_WORKER = "silent_worker"
     TOO_SMALL = "too_small"
     REFUSED = "refused"
     UNKNOWN = "unknown"
@@ -54,7 +56,7 @@ class Cause:
     model: str
     sentence: str
     workers: tuple[str, ...] = ()
-    """The slow workers, or those behind a slow link."""
+    """The slow or silent workers, or those behind a slow link."""
     action: Action | None = None
     since_ns: int = 0
     grade: Grade = Grade.FIRE
@@ -221,6 +223,29 @@ def _links(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
         f"{share:.0%} of the time{more}; look at the link from {listed(_sources(state)) or 'the prefill workers'}."
     )
     yield Cause(CauseCode.SLOW_LINK, state.model, sentence, tuple(each.id for each in behind), grade=grade, rank=1)
+
+
+def silences(state: ModelState | UnknownState) -> Iterator[Cause]:
+    """Yield one cause for all workers that should report and do not, whatever else is known of the model.
+
+    It comes first, as everything else is judged without these workers.
+    """
+    silent = sorted(state.silent, key=lambda each: (-each.silent_s, each.id))
+    if not silent:
+        return
+    longest, alone = silent[0], len(silent) == 1
+    of = [
+        f"{number} of {workers(whole, takes)}"
+        for takes, whole in sorted(state.by_role.items())
+        if (number := sum(each.takes == takes for each in silent))
+    ]
+    sentence = (
+        f"Silent: {listed([each.id for each in silent])} {'has' if alone else 'have'} reported nothing for "
+        f"{longest.silent_s:.1f} s{'' if alone else ' or less'}; {listed(of)} {'does' if alone else 'do'} not answer, "
+        f"and {'its' if alone else 'their'} requests wait or are sent again; look at "
+        f"{'its process or machine' if alone else 'their processes or machines'}."
+    )
+    yield Cause(CauseCode.SILENT_WORKER, state.model, sentence, tuple(each.id for each in silent), rank=-1)
 
 
 def _sources(state: ModelState) -> list[str]:

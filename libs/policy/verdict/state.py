@@ -284,6 +284,16 @@ NO_MARGIN: Final = PromiseMargin()
 
 
 @dataclass(frozen=True, slots=True)
+class SilentWorker:
+    """A worker that takes work, should report and does not."""
+
+    id: str
+    takes: str
+    """Its role as listed: prefill or decode."""
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelState:
     """A model about which enough is known for a verdict."""
 
@@ -314,6 +324,9 @@ class ModelState:
     """Relative standard error of the prompts' pressure; few requests a second say little about their rate."""
     margins: Mapping[str, PromiseMargin] = field(default_factory=dict)
     """What earlier promises say of the next one, by the role that workers take."""
+    silent: Sequence[SilentWorker] = ()
+    by_role: Mapping[str, int] = field(default_factory=dict)
+    """Workers that take work, by role, the silent ones included."""
 
     @property
     def prefill(self) -> int:
@@ -341,3 +354,5 @@ class UnknownState:
     model: str
     why: str
     at_rest: bool
+    silent: Sequence[SilentWorker] = ()
+    by_role: Mapping[str, int] = field(default_factory=dict)

@@ -4,13 +4,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from libs.policy.verdict.advice import Action
-from libs.policy.verdict.causes import SHORTAGES, Cause, CauseCode, causes, restated
+from libs.policy.verdict.causes import SHORTAGES, Cause, CauseCode, causes, restated, silences
 from libs.policy.verdict.promises import PromiseLog
 from libs.policy.verdict.state import Grade, ModelState, UnknownState, VerdictLimits
 
 # A cause may flicker about its threshold, so its advice stands for this long after it held last.
 ADVISED_NS = 1_000_000_000
 _SHORTAGE = "shortage"
+# These have lasted before they are a cause at all.
+_SEEN_TO_LAST = frozenset((CauseCode.SLOW_WORKER, CauseCode.SILENT_WORKER))
 MAX_FOLLOWED = 256
 """The most causes tracked over all models; later ones are not named."""
 
@@ -75,6 +77,7 @@ class VerdictWatch:
         for state in known:
             for cause in causes(state, self.limits, self._named(state.model)):
                 found[_key(cause)] = cause
+        found |= {_key(cause): cause for state in models for cause in silences(state)}
         for key in [key for key in self._tracks if key not in found]:
             self._clear(key, now_ns)
         for key, cause in found.items():
@@ -140,7 +143,7 @@ class VerdictWatch:
             self._switch(track, cause, now_ns)
             return
         track.cause, track.clear_ns, track.held_ns = cause, 0, now_ns
-        lasting_ns = self.limits.slow_for_ns if cause.code is CauseCode.SLOW_WORKER else self.limits.for_ns
+        lasting_ns = self.limits.slow_for_ns if cause.code in _SEEN_TO_LAST else self.limits.for_ns
         track.named = track.named or now_ns - track.pending_ns >= lasting_ns
 
     def _switch(self, track: _CauseTrack, cause: Cause, now_ns: int) -> None:
@@ -152,7 +155,9 @@ class VerdictWatch:
     def _clear(self, key: tuple[str, str], now_ns: int) -> None:
         track = self._tracks[key]
         track.clear_ns = track.clear_ns or now_ns
-        if not track.named or now_ns - track.clear_ns >= self.limits.clear_ns:
+        # A worker that is heard again is not silent, however lately it was.
+        ends = not track.named or track.cause.code is CauseCode.SILENT_WORKER
+        if ends or now_ns - track.clear_ns >= self.limits.clear_ns:
             del self._tracks[key]
 
 

@@ -7,7 +7,15 @@ from typing import TypeVar
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.runtime.backoff import Backoff
-from libs.stores.registry import CALL_TIMEOUT_S, RegistryDown, RegistryStats, Unusable, read_worker
+from libs.stores.registry import (
+    CALL_TIMEOUT_S,
+    RegistryDown,
+    RegistryStats,
+    Unusable,
+    kept_part,
+    read_kept,
+    read_worker,
+)
 from libs.stores.watching import BACKOFF_FIRST_S, BACKOFF_MAX_S
 from libs.testing.memory.server import ServerAway
 from libs.testing.memory.store import MemoryStore
@@ -37,6 +45,14 @@ class MemoryRegistry:
     async def withdraw(self, worker_id: str, incarnation: int) -> None:
         """Remove a worker unless a newer incarnation has taken its place."""
         await self._ask(lambda: self._store.withdrawn(self._cluster, worker_id, incarnation))
+
+    async def keep_role(self, worker: Worker, *, keep_ms: int) -> None:
+        """Keep its assignment and change; 0 ms forgets them."""
+        await self._ask(lambda: self._store.role_kept(self._cluster, worker.id, kept_part(worker), keep_ms))
+
+    async def kept_role(self, worker_id: str) -> Worker | None:
+        """What is kept of a worker, if it still is."""
+        return read_kept(await self._ask(lambda: self._store.kept_role(self._cluster, worker_id)))
 
     async def workers(self) -> list[Worker]:
         """Those whose lease holds, by id; what is no worker is skipped and counted."""

@@ -117,6 +117,7 @@ class MemoryStore(MemoryServer):
         super().__init__(travel)
         self.news_travel = news_travel or travel
         self._workers: dict[str, dict[str, StoredLease]] = {}
+        self._roles: dict[Key, tuple[bytes, float]] = {}
         self._blocks: dict[Key, BlockSet] = {}
         self.fits: dict[Key, dict[StepKind, FittedModel]] = {}
         self.curves: dict[Key, PrefillCurve] = {}
@@ -127,6 +128,7 @@ class MemoryStore(MemoryServer):
         """Nothing that it held is there when it is started again."""
         super().kill()
         self._workers.clear()
+        self._roles.clear()
         self._blocks.clear()
         self.fits.clear()
         self.curves.clear()
@@ -151,6 +153,15 @@ class MemoryStore(MemoryServer):
         if held is not None and held.incarnation <= incarnation:
             del self._workers[cluster][worker_id]
             self.news.ring()
+
+    def role_kept(self, cluster: str, worker_id: str, value: bytes, keep_ms: int) -> None:
+        """Keep a value for a time; 0 drops it."""
+        self._roles[cluster, worker_id] = value, _now_s() + keep_ms / 1000
+
+    def kept_role(self, cluster: str, worker_id: str) -> bytes | None:
+        """The value, until its time is over."""
+        value, until_s = self._roles.get((cluster, worker_id), (None, 0.0))
+        return value if until_s > _now_s() else None
 
     def workers(self, cluster: str) -> dict[str, bytes]:
         """Values of those whose lease holds, by id in order."""

@@ -30,6 +30,13 @@ class ListedRegistry:
         """By id."""
         return [self._workers[worker_id] for worker_id in sorted(self._workers)]
 
+    async def keep_role(self, worker: Worker, *, keep_ms: int) -> None:
+        """Nothing outlives this process."""
+
+    async def kept_role(self, worker_id: str) -> Worker | None:
+        """Nothing is kept."""
+        return None
+
     async def watch(self, *, poll_ms: int = 1000) -> AsyncIterator[list[Worker]]:
         """The list now and after every change; one watcher."""
         while True:

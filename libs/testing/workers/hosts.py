@@ -76,6 +76,8 @@ class RecordingRegistry:
 
     def __init__(self) -> None:
         self.seen: list[Worker | None] = []
+        self.kept: dict[str, Worker] = {}
+        """Roles given by a person."""
 
     async def announce(self, worker: Worker, *, lease_ms: int) -> None:
         """Remember it."""
@@ -88,6 +90,16 @@ class RecordingRegistry:
     async def workers(self) -> list[Worker]:
         """The last one."""
         return [worker for worker in self.seen[-1:] if worker is not None]
+
+    async def keep_role(self, worker: Worker, *, keep_ms: int) -> None:
+        """Remember it, or forget it."""
+        self.kept.pop(worker.id, None)
+        if keep_ms:
+            self.kept[worker.id] = worker
+
+    async def kept_role(self, worker_id: str) -> Worker | None:
+        """What was remembered."""
+        return self.kept.get(worker_id)
 
     def watch(self, *, poll_ms: int = 1000) -> AsyncIterator[list[Worker]]:
         """Not what workers do."""

@@ -1,6 +1,7 @@
 """Periodic evaluation of pressure on all models and of workers' pace, whose last verdict is kept."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
@@ -22,10 +23,11 @@ from libs.policy.verdict.assessment import Assessment, assessment_of
 from libs.policy.verdict.causes import Cause
 from libs.policy.verdict.promises import PromiseOutcome
 from libs.policy.verdict.refused import refused_causes
-from libs.policy.verdict.state import ModelState, UnknownState, VerdictLimits
+from libs.policy.verdict.state import ModelState, SilentWorker, UnknownState, VerdictLimits
 from libs.policy.verdict.watch import Verdict, VerdictWatch
 from libs.telemetry.assessments import MAX_ASSESSED
 from libs.telemetry.gateways import SPAN_NS, ArrivalRates, ModelBacklog, RefusalCounts
+from libs.telemetry.lives import LifeSigns, LifeState, LifeWatch, WorkerLife, newest_of
 from libs.telemetry.refusals import WINDOW_NS as REFUSED_NS
 from libs.telemetry.refusals import RefusalLog
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL
@@ -80,9 +82,14 @@ def beside_peers(paces: Mapping[str, StepPace]) -> dict[str, float | None]:
     return {name: None if each.slowness is None else each.slowness / middle for name, each in paces.items()}
 
 
-def pace(steps: FinishedSteps, usual: StepTimeModel, now_ns: int) -> StepPace:
-    """Measure the newest of the finished steps of `LOOK_BACK_NS` against the usual step-time model."""
+def pace(steps: FinishedSteps, usual: StepTimeModel, now_ns: int, returned_ns: int = 0) -> StepPace:
+    """Measure the newest of the finished steps of `LOOK_BACK_NS` against the usual step-time model.
+
+    Steps that began before `returned_ns`, the worker's return from an absence, do not count.
+    """
     first = min(int(np.searchsorted(steps.ends_ns, now_ns - WINDOW_NS)), max(len(steps.ends_ns) - LEAST_STEPS, 0))
+    # A worker that stood still measures that time as a step's, and is not slow for it.
+    first = max(first, int(np.searchsorted(steps.starts_ns, returned_ns)))
     took_ns = (steps.ends_ns - steps.starts_ns)[first:].astype(np.float64)
     if not len(took_ns):
         return NO_PACE
@@ -128,6 +135,16 @@ class PoolTime:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenWorker:
+    """A worker and its state."""
+
+    id: str
+    model: str
+    role: str
+    life: WorkerLife
+
+
+@dataclass(frozen=True, slots=True)
 class StatusLook:
     """The result of one evaluation over all models."""
 
@@ -141,6 +158,8 @@ class StatusLook:
     tpot_target_ms: tuple[tuple[str, float], ...] = ()
     places: tuple[tuple[str, int], ...] = ()
     """The most sequences that decode workers run, by model."""
+    workers: tuple[SeenWorker, ...] = ()
+    """Every known worker, by id."""
 
 
 class VerdictEvaluator:
@@ -157,6 +176,7 @@ class VerdictEvaluator:
         self._defaults = ttft_limit_ns, tpot_ns
         self._lag_ns = lag_ns
         self._watch = VerdictWatch(limits)
+        self._lives = LifeWatch()
         self._arrivals = ArrivalRates()
         self.refusals = RefusalCounts()
         self.refused = RefusalLog()
@@ -210,10 +230,14 @@ class VerdictEvaluator:
 
     async def look(self, now_ns: int) -> None:
         """Evaluate if it is time, yielding to the event loop in between."""
-        batches = self._batches(now_ns)
-        every = every_ns(len(batches))
+        newest = self._newest()
+        every = every_ns(len(newest))
         if now_ns // every == self._looked_ns // every:
             return
+        offsets_ns = self._state.fleet.clocks.offsets_ns(now_ns)
+        signs = {each.worker_id: _signs(each, offsets_ns) for each in newest}
+        self._lives.look(signs, newest_of(signs.values()), now_ns)
+        batches = [each for each in newest if self._takes_work(each, now_ns)]
         self._since_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
         by_model: dict[str, list[StepBatch]] = {}
         for each in batches:
@@ -224,18 +248,19 @@ class VerdictEvaluator:
         await asyncio.sleep(0)
         self._look_at_paces(by_model, engines, now_ns)
         await asyncio.sleep(0)
-        self.seen = self._seen(by_model, engines, now_ns)
+        seen = [SeenWorker(each.worker_id, each.assignment.model, role_name(each.assignment),
+                           self._lives.known[each.worker_id]) for each in newest]  # fmt: skip
+        self.seen = replace(self._seen(by_model, engines, now_ns), workers=tuple(seen))
 
-    def _batches(self, now_ns: int) -> list[StepBatch]:
-        """Return the newest batch of each worker that takes work, without workers that other instances read."""
+    def _newest(self) -> list[StepBatch]:
+        """Return the newest batch of each worker by id, without workers that other instances read."""
         timelines = self._state.fleet.directory.timelines
-        found = (timeline.newest for timeline in timelines.values())
-        return [
-            each
-            for each in found
-            if each is not None and not each.last and each.assignment.role in TAKES_WORK
-            and each.covered_to_unix_ns > now_ns - 60 * WINDOW_NS
-        ]  # fmt: skip
+        return [each.newest for _, each in sorted(timelines.items()) if each.newest is not None]
+
+    def _takes_work(self, batch: StepBatch, now_ns: int) -> bool:
+        recent = batch.covered_to_unix_ns > now_ns - 60 * WINDOW_NS
+        gone = self._lives.known[batch.worker_id].state is LifeState.GONE
+        return batch.assignment.role in TAKES_WORK and recent and not gone
 
     def _engine(self, model: str, batches: Sequence[StepBatch], now_ns: int) -> WorkerProfile | str:
         made_ns, engine = self._engines.get(model, (0, ""))
@@ -250,11 +275,15 @@ class VerdictEvaluator:
         """Measure the pace of the workers whose measurement is oldest."""
         ids = {each.worker_id: model for model, own in by_model.items() for each in own}
         self._paces = {name: found for name, found in self._paces.items() if name in ids}
+        offsets_ns = self._state.fleet.clocks.offsets_ns(now_ns)
         due = sorted(ids, key=lambda name: self._paces.get(name, (0, NO_PACE))[0])[:PACES_A_LOOK]
         for name in due:
             engine, timeline = engines[ids[name]], self._state.fleet.timeline(name)
-            if timeline is not None and isinstance(engine, WorkerProfile):
-                found = pace(timeline.finished(now_ns - LOOK_BACK_NS, now_ns), engine.step_time, now_ns)
+            if timeline is not None and timeline.newest is not None and isinstance(engine, WorkerProfile):
+                steps = timeline.finished(now_ns - LOOK_BACK_NS, now_ns)
+                # Steps are by the clock of the worker's node.
+                returned_ns = self._lives.returned_ns(name) + offsets_ns.get(timeline.newest.node, 0)
+                found = pace(steps, engine.step_time, now_ns, returned_ns)
                 self._paces[name] = now_ns, found
 
     def _seen(
@@ -271,11 +300,13 @@ class VerdictEvaluator:
             slowness = beside_peers(paces)
             observed = [self._observed(each, shares, slowness[each.worker_id]) for each in heard]
             demand = None if waiting is None else self._demand(model, waiting.get(model, ModelBacklog()), now_ns)
-            models.append(observe(model, engines[model], observed, len(own) - len(heard), demand))
+            found = observe(model, engines[model], observed, len(own) - len(heard), demand)
+            models.append(replace(found, silent=self._silent(own, now_ns), by_role=_by_role(own)))
         if state.sharing is not None and state.fleet.directory.relayed:
             why = "other instances read some of its workers"
             models = [UnknownState(each.model, why, each.at_rest) for each in models]
-        phases = {model: _by_phase(own) for model, own in by_model.items()}
+        serving = {model: [e for e in own if self._lives.serves(e.worker_id)] for model, own in by_model.items()}
+        phases = {model: _by_phase(own) for model, own in serving.items()}
         return StatusLook(
             at_ns=now_ns,
             verdict=self._watch.look(models, now_ns, self._refused(now_ns), acts=self.planner.status(now_ns).acts),
@@ -290,6 +321,15 @@ class VerdictEvaluator:
         found = self.refused.recent(now_ns, REFUSED_NS)
         lasting = bool(self.refused.recent(now_ns).refused)
         return refused_causes(found.requests, found.refused, found.span_ns / 1e9, lasting=lasting)
+
+    def _silent(self, batches: Sequence[StepBatch], now_ns: int) -> list[SilentWorker]:
+        silent = []
+        for each in batches:
+            life = self._lives.known[each.worker_id]
+            if life.state is LifeState.SILENT:
+                silent_s = max(now_ns - life.since_ns, 0) / 1e9
+                silent.append(SilentWorker(each.worker_id, role_name(each.assignment), silent_s))
+        return silent
 
     def _tpot_ms(self, batches: Sequence[StepBatch]) -> float | None:
         paces = [self._paces[each.worker_id][1] for each in batches if each.worker_id in self._paces]
@@ -358,6 +398,15 @@ class _Shares:
     busy: float
     kv_wait: float
     starved: float
+
+
+def _signs(batch: StepBatch, offsets_ns: Mapping[str, int]) -> LifeSigns:
+    heard_ns = batch.covered_to_unix_ns - offsets_ns.get(batch.node, 0)
+    return LifeSigns(batch.incarnation, heard_ns, left=batch.last)
+
+
+def _by_role(batches: Sequence[StepBatch]) -> dict[str, int]:
+    return Counter(role_name(each.assignment) for each in batches)
 
 
 def _by_phase(batches: Sequence[StepBatch]) -> dict[str, list[StepBatch]]:

@@ -56,7 +56,7 @@ class ReportedCause:
     since_unix_ms: int
     action: ReportedAction | None
     workers: list[str]
-    """The slow workers, or those behind a slow link."""
+    """The slow or silent workers, or those behind a slow link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,18 @@ class ModelStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker and its state, which the planner's `/v1/workers` names alike."""
+
+    id: str
+    model: str
+    role: str
+    life: str
+    """One of starting, running, silent, restarting, gone and back."""
+    life_since_unix_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     as_of_unix_ms: int
     age_ms: int | None
@@ -166,6 +178,8 @@ class ClusterStatus:
     models: list[ModelStatus]
     traffic: Traffic
     alerts_firing: int
+    workers: list[WorkerStatus]
+    """The workers whose telemetry this service reads, by id."""
 
 
 def cluster_status(
@@ -198,6 +212,10 @@ def cluster_status(
         models=[_model(each.model, seen, waiting.get(each.model)) for each in seen.models],
         traffic=traffic,
         alerts_firing=alerts_firing,
+        workers=[
+            WorkerStatus(each.id, each.model, each.role, each.life.state, each.life.since_ns // MS_NS)
+            for each in seen.workers
+        ],
     )
 
 

@@ -17,12 +17,13 @@ from libs.contracts.protocol import Unpaired
 from libs.contracts.roles import role_name
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
+from libs.telemetry.lives import WorkerLife
 from services.planner.fleet_view import ObservedWorker, by_planner, gpus_of
 from services.planner.http.admin import ModeApi
 from services.planner.http.answers import DecisionAnswer, PlannerAnswer, decision_answer, planner_answer
 from services.planner.http.limits_api import LimitsApi
 from services.planner.kept import Lead
-from services.planner.messages import action_word, seen
+from services.planner.messages import NS_PER_MS, action_word, seen
 from services.planner.orders import CallOutcome, OrderExecutor
 from services.planner.regret import MAX_HOURS, RegretLedger
 from services.planner.state import PlannerState
@@ -109,6 +110,9 @@ class WorkerAnswer:
     group: str
     """The data-parallel group whose ranks share one role; empty for a single worker."""
     coverage: float
+    life: str
+    """As in `/v1/status`: starting, running, silent, restarting, gone or back. `state` is what it registered."""
+    life_since_unix_ms: int
 
 
 def make_api(
@@ -126,7 +130,12 @@ def make_api(
         """Return the registered workers by id, with their latest depths."""
         alone = state.view.roster.alone
         planner_id = state.identity.planner_id
-        return [_worker(each, planner_id, alone.get(each.worker.id)) for each in state.observed(clock.now_ns())]
+        now_ns = clock.now_ns()
+        lives = state.lives(now_ns)
+        return [
+            _worker(each, planner_id, alone.get(each.worker.id), lives[each.worker.id])
+            for each in state.observed(now_ns)
+        ]
 
     @app.get("/v1/planner")
     async def planner() -> PlannerAnswer:
@@ -201,7 +210,7 @@ class PlannerCollector(Collector):
         return found
 
 
-def _worker(observed: ObservedWorker, planner_id: str, alone: Unpaired | None) -> WorkerAnswer:
+def _worker(observed: ObservedWorker, planner_id: str, alone: Unpaired | None, life: WorkerLife) -> WorkerAnswer:
     worker, assignment = observed.worker, observed.worker.assignment
     # A decode worker to which the planner lends prompts is still one; mixed is what somebody chose.
     lent = assignment.role == ROLE_MIXED and assignment.budget_tokens > 0 and by_planner(worker, planner_id)
@@ -232,4 +241,6 @@ def _worker(observed: ObservedWorker, planner_id: str, alone: Unpaired | None) -
         address=worker.address,
         group=worker.group,
         coverage=observed.coverage,
+        life=life.state,
+        life_since_unix_ms=life.since_ns // NS_PER_MS,
     )

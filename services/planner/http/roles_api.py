@@ -6,10 +6,9 @@ from pydantic import BaseModel, Field
 
 from libs.contracts.errors import Conflict, InvalidRequest, NoWorkers, StartupError, UnknownWorker, quoted
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Assignment, Worker
-from libs.contracts.roles import role_from_name, role_name
+from libs.contracts.roles import PLANNERS, role_from_name, role_name
 from libs.policy.roles import MAX_BUDGET_TOKENS, end_refusal, ended_by
 from libs.runtime.web import JsonRoute
-from services.planner.fleet_view import PLANNERS
 from services.planner.http.admin import Admin
 from services.planner.orders import OrderExecutor
 

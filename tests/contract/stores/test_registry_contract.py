@@ -59,6 +59,24 @@ async def test_an_announced_worker_is_listed_whole_and_by_id(registry: Registry)
     assert await registry.workers() == [worker(id="a", incarnation=1), second]
 
 
+async def test_a_role_is_kept_beyond_the_lease_until_its_time_is_over_or_it_is_forgotten(registry: Registry) -> None:
+    assert await registry.kept_role("a") is None
+    moved = worker(id="a", incarnation=1, pid=7)
+    moved.assignment.role, moved.role_change.actor = 1, "jo"
+    await registry.keep_role(moved, keep_ms=LEASE_MS)
+    kept = await registry.kept_role("a")
+    assert kept == Worker(id="a", assignment=moved.assignment, role_change=moved.role_change)
+    assert await registry.workers() == []
+    await registry.keep_role(moved, keep_ms=0)
+    assert await registry.kept_role("a") is None
+    await registry.keep_role(moved, keep_ms=50)
+
+    async def over() -> bool:
+        return await registry.kept_role("a") is None
+
+    await poll(over)
+
+
 async def test_a_worker_is_gone_when_its_lease_ends(registry: Registry) -> None:
     await registry.announce(worker(id="short", incarnation=1), lease_ms=100)
     await registry.announce(worker(id="long", incarnation=1), lease_ms=LEASE_MS)

@@ -19,6 +19,7 @@ from libs.cli.main import app
 from libs.cli.status.answer import SplitAnswer, parse_status
 from libs.cli.status.events import merged, since_unix_ms
 from libs.cli.status.show import commands, lines, pressure_bar, span, split_words
+from libs.cli.status.tables import life_text
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.launch.ready import Ready, write_ready
 from tests.status_rig import NOW_MS, answer
@@ -67,6 +68,27 @@ def test_data_that_are_behind_are_never_passed_off_as_live() -> None:
 def test_what_is_not_known_is_a_question_mark_and_no_zero() -> None:
     unknown = {**answer()["models"][0], "known": False, "unknown_because": "no step time of gpu-1 is known"}
     assert "  no step time of gpu-1 is known" in printed(models=[unknown])
+
+
+def test_workers_that_do_not_simply_run_are_listed_with_their_state() -> None:
+    lives = [("gpu-0", "running"), ("gpu-1", "silent"), ("gpu-2", "back"), ("gpu-3", "gone")]
+    workers = [{"id": name, "life": life, "life_since_unix_ms": NOW_MS - 4_200} for name, life in lives]
+    assert "Workers: gpu-1 silent for 4.2 s, gpu-2 back for 4.2 s" in printed(workers=workers)
+    assert not any(line.startswith("Workers:") for line in printed(workers=workers[:1]))
+    assert not any(line.startswith("Workers:") for line in printed()), "an older service lists none"
+
+
+@pytest.mark.parametrize(
+    ("state", "life", "shown"),
+    [
+        ("ready", "running", "running"), ("draining", "running", "draining"), ("ready", "starting", "starting"),
+        ("ready", "silent", "silent 4.2 s"), ("ready", "back", "back 4.2 s"),
+        ("ready", "restarting", "restarting 4.2 s"),
+    ],
+)  # fmt: skip
+def test_a_workers_state_is_what_the_status_says_of_it(state: str, life: str, shown: str) -> None:
+    worker = {"state": state, "life": life, "life_since_unix_ms": NOW_MS - 4_200}
+    assert life_text(worker, NOW_MS).plain == shown
 
 
 def test_nothing_to_do_advises_nothing() -> None:

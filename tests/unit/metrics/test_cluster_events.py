@@ -19,11 +19,11 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Seen,
     WorkerChange,
 )
+from libs.telemetry.lives import SILENT_AFTER_NS
 from libs.telemetry.workers import WorkerFacts
 from services.metrics.cluster_events import (
     LOOK_NS,
     MAX_DECISIONS,
-    SILENT_NS,
     DecisionLog,
     EventLog,
     Life,
@@ -100,7 +100,7 @@ def test_a_worker_is_lost_at_most_once_before_it_is_back_or_anew(story: list[tup
 
 
 def test_eight_workers_that_fall_silent_together_are_one_event() -> None:
-    lives = [Life(LifeChange.LOST, f"gpu-{n}", "decode", f"no telemetry for {SILENT_NS}") for n in range(12)]
+    lives = [Life(LifeChange.LOST, f"gpu-{n}", "decode", f"no telemetry for {SILENT_AFTER_NS}") for n in range(12)]
     (alike,) = together(lives)
     event = EventLog().add_lives(alike, BEGIN_NS)
     assert event.action == "worker_lost"

@@ -52,6 +52,11 @@ class Cluster:
         self.told = lambda queues, now_ns: None
         """Who hears of gateways' queues too."""
         self.denied = 0
+        self.frozen = frozenset()
+        """Workers that stand still, and report nothing."""
+        self.sent = [0] * 6
+        self.since = {}
+        """When each of them stopped, in ms."""
 
     def _take(self, topic, value):
         now_ns = at(100 * self.tenth)
@@ -66,16 +71,22 @@ class Cluster:
         """Decode workers run so many sequences each, so many prompt tokens wait at the gateway and come a tenth."""
         for _ in range(tenths):
             start, self.tenth = 100 * self.tenth, self.tenth + 1
-            cover = (start, start + 100)
             self.arrived += come
             for number in range(6):
+                cover = (start, start + 100)
+                if f"gpu-{number}" in self.frozen:
+                    self.since.setdefault(f"gpu-{number}", start)
+                    continue
                 role = "prefill" if number < 2 or f"gpu-{number}" in self.moved else "decode"
                 load = Load(running=running if role == "decode" else 1, free_kv_blocks=900)
                 if role == "decode" and awaiting_ready:
                     load.awaiting_kv = load.awaiting_ready_kv = awaiting_ready
                     load.ready_kv_since_unix_ns = at(start - 1_500)
                 ran = [] if starved and role == "decode" else [step(start + 10, start + 40, decode=running or 1)]
-                sent = step_batch(self.tenth, cover, ran, worker=f"gpu-{number}", role=role, load=load)
+                if (stopped := self.since.pop(f"gpu-{number}", None)) is not None:  # its step took all that time
+                    ran, cover = [step(stopped, start + 40, decode=running or 1)], (stopped, start + 100)
+                self.sent[number] += 1
+                sent = step_batch(self.sent[number], cover, ran, worker=f"gpu-{number}", role=role, load=load)
                 if starved and role == "decode":
                     sent.starved.append(Interval(start_unix_ns=at(start), end_unix_ns=at(start + 50)))
                 sent.kv_blocks, sent.block_size_tokens, sent.chunk_tokens, sent.max_sequences = 1_000, 16, 512, 64
@@ -114,6 +125,64 @@ class Cluster:
 @pytest.fixture
 def cluster():
     return Cluster()
+
+
+async def test_a_worker_that_stands_still_is_named_first_within_three_seconds_and_is_not_slow_later(
+    cluster,
+):
+    def lives():
+        return {each.id: each.life for each in cluster.status().workers}
+
+    await cluster.run(20)
+    assert set(lives().values()) == {"running"}
+    cluster.frozen = {"gpu-3"}
+    await cluster.run(19)
+    assert cluster.status().verdict.code == "balanced"
+    await cluster.run(11)
+    verdict = cluster.status().verdict
+    assert (verdict.code, verdict.causes[0].workers, verdict.action) == ("silent_worker", ["gpu-3"], None)
+    assert verdict.sentence.startswith("Silent: gpu-3 has reported nothing for 3.0 s; 1 of 4 decode workers does not")
+    assert lives() == {f"gpu-{n}": "silent" if n == 3 else "running" for n in range(6)}
+    model = cluster.status().models[0]
+    assert (model.prefill.workers, model.decode.workers) == (2, 3)
+    await cluster.run(30)
+    assert cluster.status().verdict.code == "silent_worker"
+    cluster.frozen = frozenset()
+    codes = []
+    for _ in range(60):
+        await cluster.run(1)
+        codes.append(cluster.status().verdict.code)
+        if len(codes) == 5:
+            assert lives()["gpu-3"] == "back"
+    assert set(codes[2:]) == {"balanced"}
+    assert lives()["gpu-3"] == "running"
+    assert cluster.status().models[0].decode.workers == 4
+
+
+async def test_a_silent_worker_comes_before_the_shortage_that_it_makes(cluster):
+    await cluster.run(10)
+    cluster.frozen = {"gpu-0"}
+    await cluster.run(40, waiting_tokens=200_000, come=4_000)
+    codes = [each.code for each in cluster.status().verdict.causes]
+    assert codes[0] == "silent_worker" and len(codes) == 2
+
+
+async def test_silence_is_named_where_too_few_are_heard_to_judge_the_rest(cluster):
+    await cluster.run(10)
+    cluster.frozen = {f"gpu-{number}" for number in range(1, 6)}
+    await cluster.run(30)
+    status = cluster.status()
+    assert not status.models[0].known
+    assert status.verdict.code == "silent_worker"
+    assert "1 of 2 prefill workers" in status.verdict.sentence or "4 of 4 decode workers" in status.verdict.sentence
+
+
+async def test_no_worker_is_named_silent_while_all_are(cluster):
+    await cluster.run(10)
+    cluster.frozen = {f"gpu-{number}" for number in range(6)}
+    await cluster.run(40)
+    assert [each.code for each in cluster.status().verdict.causes] == []
+    assert {each.life for each in cluster.status().workers} == {"running"}
 
 
 async def test_a_flood_of_prompts_is_named_with_the_command_that_relieves_it_and_fires_one_alert(cluster):

@@ -133,6 +133,8 @@ async def test_workers_are_answered_with_words_and_their_latest_depths(planner):
         "address": "127.0.0.1:1",
         "group": "",
         "coverage": 1.0,
+        "life": "running",
+        "life_since_unix_ms": 0,
     }
     assert (prefill["role"], prefill["state"], prefill["running"], prefill["coverage"]) == (
         "prefill",
@@ -140,6 +142,51 @@ async def test_workers_are_answered_with_words_and_their_latest_depths(planner):
         None,
         0,
     )
+
+
+async def lives(planner):
+    listed = (await planner.http.get("/v1/workers")).json()
+    return {each["id"]: (each["life"], each["life_since_unix_ms"]) for each in listed}
+
+
+async def test_a_worker_that_reports_nothing_beside_others_is_listed_as_silent_then_as_back(planner):
+    frozen, other = worker("p", "prefill"), worker("d", "decode")
+    planner.state.take_workers([frozen, other], planner.clock.now_ns())
+    began_ms = planner.clock.now_ns() // MS
+
+    def hear(each):
+        now_ms = planner.clock.now_ns() // MS - began_ms
+        sent = step_batch(now_ms // 500, (now_ms - 500, now_ms), [], worker=each.id, incarnation=1)
+        planner.hear(sent, planner.clock.now_ns())
+
+    for _ in range(3):
+        planner.clock.advance_ms(500)
+        hear(frozen)
+        hear(other)
+    assert {each[0] for each in (await lives(planner)).values()} == {"running"}
+    for _ in range(5):
+        planner.clock.advance_ms(500)
+        hear(other)
+    assert (await lives(planner))["p"] == ("silent", began_ms + 1_500)
+    assert (await lives(planner))["d"][0] == "running"
+    planner.state.take_workers([other], planner.clock.now_ns())  # its lease runs out meanwhile
+    planner.state.take_workers([frozen, other], planner.clock.now_ns())
+    assert (await lives(planner))["p"][0] == "silent"
+    planner.clock.advance_ms(500)
+    hear(frozen)
+    assert (await lives(planner))["p"] == ("back", began_ms + 4_500)
+
+
+async def test_a_worker_that_begins_again_is_restarting_until_it_reports(planner):
+    first, other = worker("p", "prefill"), worker("d", "decode")
+    planner.state.take_workers([first, other], planner.clock.now_ns())
+    planner.clock.advance_ms(500)
+    planner.hear(told(first, 500), planner.clock.now_ns())
+    planner.hear(told(other, 500), planner.clock.now_ns())
+    again = worker("p", "prefill")
+    again.incarnation = planner.clock.now_ns()
+    planner.state.take_workers([again, other], planner.clock.now_ns())
+    assert (await lives(planner))["p"] == ("restarting", again.incarnation // MS)
 
 
 async def test_decisions_are_answered_newest_first_and_kept_to_a_bound(planner):

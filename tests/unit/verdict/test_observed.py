@@ -207,6 +207,18 @@ def test_what_slows_all_workers_accuses_none_and_two_are_no_peers():
     assert beside_peers({"a": slow(1.0), "b": slow(3.0)}) == {"a": None, "b": None}
 
 
+def test_steps_that_began_before_a_workers_return_do_not_make_it_slow():
+    finished, _ = steps()
+    frozen_ns = 8_000 * MS  # it stood still in the seventh step, and three more followed
+    ends_ns = finished.ends_ns + frozen_ns * (np.arange(10) >= 6)
+    starts_ns = finished.starts_ns + frozen_ns * (np.arange(10) > 6)
+    spanning = finished._replace(starts_ns=starts_ns, ends_ns=ends_ns)
+    end_ns, returned_ns = int(ends_ns[-1]), int(ends_ns[6]) - 1
+    assert pace(spanning, MODEL, end_ns).slowness > 10
+    assert pace(spanning, MODEL, end_ns, returned_ns).slowness in (None, pytest.approx(1.0))
+    assert pace(spanning, MODEL, end_ns, returned_ns).tokens == 24
+
+
 def test_too_few_steps_tell_nothing_of_a_worker():
     finished, end_ns = steps(count=2)
     assert pace(finished, MODEL, end_ns).slowness is None

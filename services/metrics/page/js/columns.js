@@ -14,7 +14,7 @@ const depth = (key, head, place, tip) => ({ key, head, tip, value: ({ depths }) 
 /** `value` of a row's figures undefined: not known. Names go up the alphabet, figures from the greatest down. */
 export const COLUMNS = [
   { key: "name", head: "", value: ({ name }) => name },
-  { key: "role", head: "role", of: ["worker"], value: ({ role }) => role, text: ({ role }) => role },
+  { key: "role", head: "role", of: ["worker"], value: ({ role }) => role, text: ({ role, life }) => (life ? `${role}, ${life}` : role) },
   { key: "node", head: "node", of: ["worker"], value: ({ node }) => node, text: ({ node }) => node },
   { key: "gpus", head: "GPUs", value: gpus, text: gpus },
   { key: "ratio", head: "P:D", of: ["model", "node"], tip: "prefill : decode GPU time", value: ratio, text: ({ sums }) => ratioText(sums) },

@@ -188,7 +188,7 @@ function draw(now) {
   drawSummary(figures.store.total(view.scope, figures.last, figures.count), depths, feed.queues, { asOfMs, windowMs, scope: view.scope });
   if (now - tablesAt >= TABLES_MS) {
     tablesAt = now;
-    tables.draw(figures.store, { depths, offsets }, view, figures.last, figures.count);
+    tables.draw(figures.store, { depths, offsets, lives: livesNow() }, view, figures.last, figures.count);
     happened.draw(events, view.endMs);
     drawControls(view, { paused: feed.paused, playing: replay.playing, nowMs: feed.nowMs, above });
     $("as-of").textContent = `${windowMs / 1000} s to ${figures.past ? new Date(asOfMs).toLocaleString([], { hourCycle: "h23" }) : clockText(asOfMs / 1000, 1)}`;
@@ -226,6 +226,9 @@ function drawWhatStands(now) {
   $("pressures").hidden = models.length === 0;
   gauges.draw(models, { past: view.endMs !== null });
 }
+
+/** States of workers that do not simply run, by id; of times past none is known. */
+const livesNow = () => new Map(view.endMs === null ? (status.now?.workers ?? []).filter(({ life }) => life !== "running").map(({ id, life }) => [id, life]) : []);
 
 const modelsOf = (row) => Object.entries(row?.models ?? {}).map(([model, point]) => ({ model, prefill: { pressure: point.prefill }, decode: { pressure: point.decode } }));
 

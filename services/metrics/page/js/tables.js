@@ -31,7 +31,7 @@ export class Tables {
     this.redraw();
   }
 
-  #draw(store, { depths, offsets }, { scope, filter, order }, last, count) {
+  #draw(store, { depths, offsets, lives }, { scope, filter, order }, last, count) {
     const first = last - count + 1;
     const roles = new Map(), wholes = new Map(); // by slot; how many ranks a group has, in the scope or not
     for (let slot = 0; slot < store.members.length; slot++) {
@@ -67,7 +67,7 @@ export class Tables {
       ...more,
     });
     const roleOf = (slot) => roles.get(slot).values().next().value;
-    const worker = (slot, more) => figures(`worker:${store.members[slot].id}`, store.members[slot].id, { role: roleOf(slot), node: store.members[slot].node, ...more });
+    const worker = (slot, more) => figures(`worker:${store.members[slot].id}`, store.members[slot].id, { role: roleOf(slot), life: lives?.get(store.members[slot].id), node: store.members[slot].node, ...more });
     for (const [kind, table] of this.#tables) {
       let rows;
       if (kind === "worker") {

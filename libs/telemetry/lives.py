@@ -1,0 +1,152 @@
+"""The state of every worker, from its registration, telemetry and incarnation. Pure."""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+# Workers report three to ten times a second, at rest too.
+SILENT_AFTER_NS: Final = 2_000_000_000
+"""The silence, while others report, after which a worker is silent."""
+# Others have taken up its work by then, and nobody waits for it any more.
+GONE_AFTER_NS: Final = 60_000_000_000
+# A worker that is ready reports within this time; one that does not is silent.
+FIRST_REPORT_NS: Final = 10_000_000_000
+BACK_FOR_NS: Final = 5_000_000_000
+"""The time for which a worker that was away is listed as back."""
+
+
+class LifeState(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    SILENT = "silent"
+    RESTARTING = "restarting"
+    GONE = "gone"
+    BACK = "back"
+
+
+SERVING: Final = frozenset((LifeState.RUNNING, LifeState.BACK))
+"""The states of workers that pools count."""
+
+
+class LifeSigns(NamedTuple):
+    """The evidence about one worker. Times are Unix ns on one clock."""
+
+    incarnation: int
+    """The time at which its process started."""
+    heard_ns: int
+    """The end of the telemetry of this incarnation; 0 before its first report."""
+    left: bool = False
+    """Whether it has sent its last batch."""
+    leased: bool = True
+    """Whether it is registered. A reader without a registry assumes it."""
+    ready: bool = True
+
+
+class WorkerLife(NamedTuple):
+    """One worker's state and the time since which it has it."""
+
+    state: LifeState
+    since_ns: int
+    incarnation: int
+    returned_ns: int = 0
+    """The end of the first telemetry after its last absence; 0 if it was never away."""
+    seen_ns: int = 0
+    """The first look at this incarnation."""
+
+
+def life_of(signs: LifeSigns, before: WorkerLife | None, newest_ns: int, now_ns: int) -> WorkerLife:
+    """Return a worker's state after `before`, its state at the last look; None if it is new.
+
+    Silence is measured against `newest_ns`, the newest telemetry of any worker, as a silence of all has another cause.
+    """
+    returned_ns = before.returned_ns if before is not None else 0
+    state, since_ns = _now(signs, before, min(newest_ns, now_ns), now_ns)
+    if state is LifeState.BACK and (before is None or before.state is not LifeState.BACK or _is_newer(signs, before)):
+        returned_ns = signs.heard_ns
+    if before is not None and before.state is state and not _is_newer(signs, before):
+        since_ns = before.since_ns
+    return WorkerLife(state, since_ns, signs.incarnation, returned_ns, _seen_ns(signs, before, now_ns))
+
+
+def _now(signs: LifeSigns, before: WorkerLife | None, newest_ns: int, now_ns: int) -> tuple[LifeState, int]:
+    if not signs.heard_ns:
+        return _unheard(signs, before, newest_ns, now_ns)
+    if signs.left:
+        return LifeState.GONE, signs.heard_ns
+    silent_ns = newest_ns - signs.heard_ns
+    if silent_ns > GONE_AFTER_NS:
+        return LifeState.GONE, signs.heard_ns
+    if silent_ns > SILENT_AFTER_NS:
+        return LifeState.SILENT, signs.heard_ns
+    if not signs.ready:
+        return LifeState.STARTING, signs.incarnation
+    if before is None:
+        return LifeState.RUNNING, min(signs.incarnation, now_ns)
+    if _is_newer(signs, before) or before.state not in (LifeState.STARTING, *SERVING):
+        return LifeState.BACK, now_ns
+    if before.state is LifeState.BACK and now_ns - before.since_ns < BACK_FOR_NS:
+        return LifeState.BACK, before.since_ns
+    return LifeState.RUNNING, before.since_ns
+
+
+def _unheard(signs: LifeSigns, before: WorkerLife | None, newest_ns: int, now_ns: int) -> tuple[LifeState, int]:
+    """Return the state of a worker whose present incarnation has reported nothing."""
+    if not signs.leased:
+        return LifeState.GONE, now_ns
+    began_ns = min(signs.incarnation, now_ns)
+    late = newest_ns - max(signs.incarnation, _seen_ns(signs, before, now_ns)) > FIRST_REPORT_NS
+    # A worker whose lease ran out registers before it reports.
+    stays = before is not None and before.state is LifeState.SILENT and not _is_newer(signs, before)
+    if signs.ready and (late or stays):
+        return LifeState.SILENT, began_ns
+    if before is not None and (_is_newer(signs, before) or before.state is LifeState.RESTARTING):
+        return LifeState.RESTARTING, began_ns
+    # Where no telemetry has been read yet, the registry decides.
+    if signs.ready and (not newest_ns or now_ns - signs.incarnation > FIRST_REPORT_NS):
+        return LifeState.RUNNING, began_ns
+    return LifeState.STARTING, began_ns
+
+
+def _seen_ns(signs: LifeSigns, before: WorkerLife | None, now_ns: int) -> int:
+    return now_ns if before is None or _is_newer(signs, before) else before.seen_ns
+
+
+def _is_newer(signs: LifeSigns, before: WorkerLife) -> bool:
+    return signs.incarnation > before.incarnation
+
+
+# Workers remembered that are no longer named; the one named longest ago is forgotten first.
+MAX_ABSENT: Final = 4_096
+
+
+class LifeWatch:
+    """The states of workers over successive looks. One that is no longer named is remembered until it is gone."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, WorkerLife] = {}
+        self._signs: dict[str, LifeSigns] = {}
+
+    def look(self, signs: Mapping[str, LifeSigns], newest_ns: int, now_ns: int) -> None:
+        """Take the evidence about every worker that is named now."""
+        absent = {
+            name: each._replace(leased=False)
+            for name, each in self._signs.items()
+            if name not in signs and self.known[name].state is not LifeState.GONE
+        }
+        self._signs = {**dict(list(absent.items())[-MAX_ABSENT:]), **signs}
+        self.known = {
+            name: life_of(each, self.known.get(name), newest_ns, now_ns) for name, each in self._signs.items()
+        }
+
+    def serves(self, worker_id: str) -> bool:
+        life = self.known.get(worker_id)
+        return life is not None and life.state in SERVING
+
+    def returned_ns(self, worker_id: str) -> int:
+        life = self.known.get(worker_id)
+        return life.returned_ns if life is not None else 0
+
+
+def newest_of(signs: Iterable[LifeSigns]) -> int:
+    """Return the newest telemetry of workers that have not left; 0 without any."""
+    return max((each.heard_ns for each in signs if not each.left), default=0)

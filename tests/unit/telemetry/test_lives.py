@@ -1,0 +1,114 @@
+"""The one state of each worker: a table of evidence, and what holds for any evidence."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.telemetry.lives import (
+    BACK_FOR_NS,
+    FIRST_REPORT_NS,
+    GONE_AFTER_NS,
+    SERVING,
+    SILENT_AFTER_NS,
+    LifeSigns,
+    LifeState,
+    LifeWatch,
+    WorkerLife,
+    life_of,
+    newest_of,
+)
+
+S = 1_000_000_000
+NOW = 1_000 * S
+BORN = NOW - 100 * S
+STARTING, RUNNING, SILENT, RESTARTING, GONE, BACK = LifeState
+
+
+def was(state, since_ns=NOW - 20 * S, incarnation=BORN, seen_ns=0):
+    return WorkerLife(state, since_ns, incarnation, seen_ns=seen_ns)
+
+
+QUIET = NOW - SILENT_AFTER_NS - 1
+LONG_QUIET = NOW - GONE_AFTER_NS - 1
+REBORN = NOW - S
+
+
+@pytest.mark.parametrize(
+    ("signs", "before", "state", "since_ns"),
+    [
+        (LifeSigns(BORN, NOW), None, RUNNING, BORN),
+        (LifeSigns(BORN, NOW - SILENT_AFTER_NS), was(RUNNING), RUNNING, NOW - 20 * S),
+        (LifeSigns(BORN, QUIET), was(RUNNING), SILENT, QUIET),
+        (LifeSigns(BORN, QUIET), None, SILENT, QUIET),
+        (LifeSigns(BORN, QUIET, leased=False), was(RUNNING), SILENT, QUIET),
+        (LifeSigns(BORN, QUIET, left=True), was(RUNNING), GONE, QUIET),
+        (LifeSigns(BORN, NOW, left=True), was(RUNNING), GONE, NOW),
+        (LifeSigns(BORN, LONG_QUIET), was(SILENT, LONG_QUIET), GONE, LONG_QUIET),
+        (LifeSigns(BORN, NOW), was(SILENT), BACK, NOW),
+        (LifeSigns(BORN, NOW), was(GONE), BACK, NOW),
+        (LifeSigns(BORN, NOW), was(BACK, NOW - BACK_FOR_NS + 1), BACK, NOW - BACK_FOR_NS + 1),
+        (LifeSigns(BORN, NOW), was(BACK, NOW - BACK_FOR_NS), RUNNING, NOW - BACK_FOR_NS),
+        (LifeSigns(REBORN, 0), was(RUNNING), RESTARTING, REBORN),
+        (LifeSigns(REBORN, 0), was(SILENT), RESTARTING, REBORN),
+        (LifeSigns(REBORN, 0), was(RESTARTING, REBORN, REBORN), RESTARTING, REBORN),
+        (LifeSigns(REBORN, NOW), was(RESTARTING, REBORN, REBORN), BACK, NOW),
+        (LifeSigns(REBORN, NOW), was(RUNNING), BACK, NOW),
+        (LifeSigns(REBORN, 0, ready=False), None, STARTING, REBORN),
+        (LifeSigns(REBORN, 0), None, STARTING, REBORN),
+        (LifeSigns(BORN, 0), None, RUNNING, BORN),
+        (LifeSigns(BORN, 0), was(RUNNING, BORN, seen_ns=NOW - FIRST_REPORT_NS), RUNNING, BORN),
+        (LifeSigns(BORN, 0), was(RUNNING, BORN, seen_ns=NOW - FIRST_REPORT_NS - 1), SILENT, BORN),
+        (LifeSigns(REBORN, 0), was(SILENT, QUIET, REBORN), SILENT, QUIET),
+        (LifeSigns(REBORN, NOW), was(STARTING, REBORN, REBORN), RUNNING, REBORN),
+        (LifeSigns(REBORN, 0, leased=False), was(STARTING, REBORN, REBORN), GONE, NOW),
+    ],
+)
+def test_each_evidence_gives_one_state_and_its_beginning(signs, before, state, since_ns):
+    assert life_of(signs, before, NOW, NOW)[:2] == (state, since_ns)
+
+
+def test_no_worker_is_silent_while_nothing_is_heard_of_any():
+    assert life_of(LifeSigns(BORN, LONG_QUIET), was(RUNNING), LONG_QUIET, NOW).state is RUNNING
+
+
+def test_without_any_telemetry_the_registry_decides():
+    assert life_of(LifeSigns(BORN, 0), None, 0, NOW).state is RUNNING
+    assert life_of(LifeSigns(BORN, 0, ready=False), None, 0, NOW).state is STARTING
+
+
+def test_a_return_is_remembered_as_long_as_the_worker_is_known():
+    watch = LifeWatch()
+    for heard_ns, now_ns in ((NOW, NOW), (NOW, NOW + 3 * S), (NOW + 4 * S, NOW + 4 * S), (NOW + 90 * S, NOW + 90 * S)):
+        watch.look({"gpu-0": LifeSigns(BORN, heard_ns)}, now_ns, now_ns)
+    assert watch.known["gpu-0"] == WorkerLife(RUNNING, NOW + 4 * S, BORN, NOW + 4 * S, NOW)
+    assert watch.returned_ns("gpu-0") == NOW + 4 * S
+
+
+def test_a_worker_that_is_no_longer_registered_is_remembered_until_it_is_gone():
+    watch = LifeWatch()
+    watch.look({"gpu-0": LifeSigns(BORN, NOW)}, NOW, NOW)
+    for after_s, states in ((3, [SILENT]), (61, [GONE]), (62, [])):
+        watch.look({}, NOW + after_s * S, NOW + after_s * S)
+        assert [each.state for each in watch.known.values()] == states
+
+
+times = st.integers(0, 200 * S)
+signs = st.builds(LifeSigns, times, times, st.booleans(), st.booleans(), st.booleans())
+
+
+@given(st.lists(st.tuples(st.dictionaries(st.sampled_from("abc"), signs), st.integers(0, 80 * S)), max_size=12))
+def test_every_named_worker_has_exactly_one_state_that_began_by_now_and_no_other_is_invented(looks):
+    watch, now_ns, ever = LifeWatch(), 200 * S, set()
+    for named, later_ns in looks:
+        now_ns += later_ns
+        ever |= named.keys()
+        watch.look(named, newest_of(named.values()), now_ns)
+        assert named.keys() <= watch.known.keys() <= ever
+        for name, each in named.items():
+            life = watch.known[name]
+            assert life.state in LifeState
+            assert life.since_ns <= now_ns
+            assert (life.state in SERVING) is watch.serves(name)
+            if each.heard_ns and not each.left:
+                silent_ns = newest_of(named.values()) - each.heard_ns
+                assert (life.state in (SILENT, GONE)) is (silent_ns > SILENT_AFTER_NS)
