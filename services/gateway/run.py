@@ -102,12 +102,10 @@ async def open_gateway(
     transport: Transport | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """Serve on a bound socket while the context is open, then drain for up to `settings.drain_s`."""
-    metrics = GatewayMetrics()
-    refusals = RefusalCounts()
+    metrics, refusals = GatewayMetrics(), RefusalCounts()
     transport = transport or guarded_transport(settings, metrics.registry, refusals.turned_away)
     fleet = _fleet(settings, transport, metrics, tasks, clock)
-    demand = DemandPublisher(ports.bus, settings.id, clock)
-    scheduler = LoopScheduler(clock, tasks, "expiry")
+    demand, scheduler = DemandPublisher(ports.bus, settings.id, clock), LoopScheduler(clock, tasks, "expiry")
     limiter = _limiter(ports, clock, settings.id, tasks)
     ended = _ended(ports.bus, metrics, demand, limiter, fleet)
     dispatcher = _dispatcher(settings, fleet, clock, scheduler, ended=ended, keys=ports.keys)
@@ -153,8 +151,8 @@ async def open_gateway(
         tasks.spawn("queues", reporter.run())
         tasks.spawn("demand", demand.run())
         tasks.spawn("silence", SilenceWatch(fleet, metrics, settings.silent_after_ms, settings.max_silent_ms).run())
-        counted = RefusalMiddleware(_guarded(app, settings, ports, clock, metrics), refusals)
-        http = transport.http(counted, sock, tasks=tasks, drain_s=CLOSE_S)
+        guarded = _guarded(app, settings, ports, clock, metrics=metrics, refusals=refusals)
+        http = transport.http(guarded, sock, tasks=tasks, drain_s=CLOSE_S)
         async with http as url, _sharing_places(dispatcher, ports, settings.id, tasks), AsyncExitStack() as jobs:
             if batch:
                 await jobs.enter_async_context(batch.running(tasks))
@@ -250,9 +248,17 @@ def _dispatcher(
 
 
 def _guarded(
-    app: ASGIApp, settings: GatewaySettings, ports: GatewayPorts, clock: Clock, metrics: GatewayMetrics
+    app: ASGIApp,
+    settings: GatewaySettings,
+    ports: GatewayPorts,
+    clock: Clock,
+    *,
+    metrics: GatewayMetrics,
+    refusals: RefusalCounts,
 ) -> ASGIApp:
-    """Wrap the app in the key gate and the audit of deletions if there are keys, and in CORS if origins are set."""
+    """Wrap the app in the key gate and the audit of deletions if there are keys, in CORS if origins are set, and in
+    the count of refusals.
+    """
     served = app
     if ports.keys is not None:
         gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
@@ -267,7 +273,8 @@ def _guarded(
             with_body=False,
             metrics=metrics.registry,
         )
-    return cross_origin(served, settings.cors_origins) if settings.cors_origins else served
+    served = cross_origin(served, settings.cors_origins) if settings.cors_origins else served
+    return RefusalMiddleware(served, refusals)
 
 
 def _limiter(ports: GatewayPorts, clock: Clock, gateway_id: str, tasks: TaskOwner) -> TenantLimiter | None:
