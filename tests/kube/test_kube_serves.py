@@ -67,6 +67,7 @@ async def test_it_answers_grows_under_load_and_is_replaced_without_a_failed_requ
                 await own.until(f"{component} is ready", partial(own.ready_pods, component), timeout_s=STARTED_S)
             service = KubeService(own, "fulcrum-gateway")
             await answers(own, service)
+            await own.until("the decode pool decodes", partial(begins, own), timeout_s=STARTED_S)
             tell(f"a question is answered {time.monotonic() - since_s:.0f} s after the install")
             async with running_load(service, clients=16, prompt="word " * 20, max_tokens=96) as load:
                 await grows(own, load)
@@ -99,9 +100,12 @@ async def decoding(own: Namespace) -> set[str]:
     return {name.removeprefix("pod/") for name in found.split()} & ready
 
 
-async def grows(own: Namespace, load: KubeLoad) -> None:
-    assert await decoding(own) == await own.ready_pods("decode")
+async def begins(own: Namespace) -> bool:
+    """Whether the planner has labelled the workers of the decode pool, and no others, as decoding."""
+    return await decoding(own) == await own.ready_pods("decode")
 
+
+async def grows(own: Namespace, load: KubeLoad) -> None:
     async def grown() -> bool:
         return len(await decoding(own)) == DECODING
 
