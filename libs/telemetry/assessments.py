@@ -1,6 +1,7 @@
 """Assessments of models to and from protobuf, as metrics services publish them with the loads of workers."""
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from math import isfinite
 from types import MappingProxyType
 from typing import Final
@@ -52,7 +53,7 @@ def assessment_message(found: Assessment) -> ModelAssessment:
 
 def assessments_of(messages: Iterable[ModelAssessment]) -> Mapping[str, Assessment]:
     """Decode the assessments of one message by model; an invalid one is left out."""
-    found = (_assessment(each) for each, _ in zip(messages, range(MAX_ASSESSED), strict=False))
+    found = map(_assessment, islice(messages, MAX_ASSESSED))
     return MappingProxyType({each.model: each for each in found if each is not None})
 
 

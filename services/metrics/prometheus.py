@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from libs.policy.reading import Gaps
+from libs.policy.verdict.assessment import bounded
 from libs.policy.verdict.causes import CauseCode
 from libs.policy.verdict.state import ModelState
 from libs.runtime.clock import Clock
@@ -23,7 +24,7 @@ from services.metrics.refill import Partition
 from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.status.report import MAX_PRESSURE, firing_codes
+from services.metrics.status.report import firing_codes
 from services.metrics.stream import Hub
 
 WORKER_LABELS: Final = ("worker", "node", "model", "role")
@@ -328,7 +329,7 @@ class VerdictCollector(Collector):
                     ("decode_kv", found.kv),
                     ("cluster", found.cluster),
                 ):
-                    pressure.add_metric((each.model, phase), min(value, MAX_PRESSURE))
+                    pressure.add_metric((each.model, phase), bounded(value))
             own = [code for model, code in firing if model in (each.model, "")]
             calm = (
                 CauseCode.UNKNOWN

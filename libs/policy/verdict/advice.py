@@ -1,7 +1,7 @@
 """The change of roles that a verdict advises: its command, what it is predicted to leave, and how long it stands."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -98,13 +98,7 @@ def _again(state: ModelState, standing: Action) -> Action | None:
         return None if any(each.budget_tokens for each in chosen) else _lending(state)
     if len(own) == len(chosen):
         return None
-    counts, speed = role_counts(state.workers), sum(each.speed for each in chosen)
-    lent = sum(each.speed * each.lends for each in chosen)
-    if standing.role == "prefill":
-        counts = RoleCounts(counts.prefill + speed, counts.mixed - speed, counts.lending - lent)
-    else:
-        counts = RoleCounts(counts.prefill - speed, counts.mixed + speed, counts.lending)
-    return _move(state, chosen, _split(state, counts))
+    return _move(state, chosen, _split(state, _moved(role_counts(state.workers), chosen)))
 
 
 def _lending(state: ModelState) -> Action | None:
@@ -138,9 +132,7 @@ def _to_prefill(state: ModelState) -> Iterator[_Tried]:
     """Yield moves of decode workers, adding one at a time, those with the least KV first; the last one stays."""
     order, counts = _cheapest(state.workers, Role.MIXED, lambda each: each.kv_tokens), role_counts(state.workers)
     for number, each in enumerate(order[:-1]):
-        counts = RoleCounts(
-            counts.prefill + each.speed, counts.mixed - each.speed, counts.lending - each.speed * each.lends
-        )
+        counts = _moved(counts, [each])
         yield order[: number + 1], _split(state, counts)
 
 
@@ -148,8 +140,17 @@ def _to_decode(state: ModelState) -> Iterator[_Tried]:
     """Yield moves of prefill workers, adding one at a time, those with the fewest prompt tokens first."""
     order, counts = _cheapest(state.workers, Role.PREFILL, lambda each: each.prompt_tokens), role_counts(state.workers)
     for number, each in enumerate(order[:-1]):
-        counts = RoleCounts(counts.prefill - each.speed, counts.mixed + each.speed, counts.lending)
+        counts = _moved(counts, [each])
         yield order[: number + 1], _split(state, counts)
+
+
+def _moved(counts: RoleCounts, workers: Iterable[WorkerState]) -> RoleCounts:
+    """Return the counts after these workers have changed between prefill and decode."""
+    for each in workers:
+        to_prefill = each.speed if each.role is Role.MIXED else -each.speed
+        lending = counts.lending - each.speed * each.lends
+        counts = RoleCounts(counts.prefill + to_prefill, counts.mixed - to_prefill, lending)
+    return counts
 
 
 def _lent(state: ModelState) -> _Tried | None:

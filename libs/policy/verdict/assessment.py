@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final
 
 from libs.policy.pressure import Split, WorkerProfile, Workload, split
@@ -32,13 +33,13 @@ class Assessment:
     def pressed(self, prefill: int, mixed: int, *, lending: bool) -> Split:
         """Return the pressures of these roles; `lending` says whether decode workers compute prompts too."""
         found = split(self.engine, self.work, prefill, mixed, budgets=lending)
-        return Split(prefill, mixed, _bounded(found.prompt_pressure), _bounded(found.decode_pressure))
+        return Split(prefill, mixed, bounded(found.prompt_pressure), bounded(found.decode_pressure))
 
 
 def assessment_of(state: ModelState, causes: Sequence[Cause]) -> Assessment:
     """Return the assessment of a model from its state and the causes named now."""
     found = state.pressures
-    standing = Split(state.prefill, state.mixed, _bounded(found.prefill), _bounded(found.decode))
+    standing = Split(state.prefill, state.mixed, bounded(found.prefill), bounded(found.decode))
     shortage = next((each for each in causes if each.model == state.model and each.code in SHORTAGES), None)
     if shortage is None:
         return Assessment(state.model, state.engine, state.work, standing)
@@ -48,5 +49,6 @@ def assessment_of(state: ModelState, causes: Sequence[Cause]) -> Assessment:
     )
 
 
-def _bounded(pressure: float) -> float:
-    return min(pressure, MOST_PRESSURE)
+def bounded(pressure: float) -> float:
+    """Return a pressure that can be sent and shown."""
+    return min(pressure, MOST_PRESSURE) if isfinite(pressure) else MOST_PRESSURE

@@ -203,8 +203,8 @@ def _missing_workers(state: ModelState, named: Cause | None) -> int:
     needed = fewest_workers(state.engine, state.work, there, there * MOST_ADDED)
     missing, before = 0 if needed is None else needed - there, 0 if named is None else named.missing_workers
     # The need of an overload differs from moment to moment, and nobody orders workers by the moment.
-    stands = before and least_pressed(state.engine, state.work, there + before).pressure <= 1
-    return before if stands and missing > before * FEWER else missing
+    enough = before and least_pressed(state.engine, state.work, there + before).pressure <= 1
+    return before if enough and missing > before * FEWER else missing
 
 
 def _links(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:

@@ -76,6 +76,8 @@ class PromiseLog:
         self._advised: dict[str, _Advised] = {}
         self._followed: dict[str, _Followed] = {}
         self._outcomes: deque[PromiseOutcome] = deque(maxlen=MAX_OUTCOMES)
+        self.margins: Mapping[str, PromiseMargin] = {}
+        """By role of the moved workers, how far ranges widen and how many promises were kept."""
 
     @property
     def outcomes(self) -> Sequence[PromiseOutcome]:
@@ -94,10 +96,6 @@ class PromiseLog:
         """Drop what is advised and followed, because a planner moves workers by itself."""
         self._advised.clear()
         self._followed.clear()
-
-    def margins(self) -> Mapping[str, PromiseMargin]:
-        """Return by role of the moved workers how far ranges widen and how many promises were kept."""
-        return {role: self._margin(role) for role in {each.role for each in self._outcomes}}
 
     def _has_room(self, model: str) -> bool:
         return model in self._advised or len(self._advised) < MAX_MODELS
@@ -127,6 +125,7 @@ class PromiseLog:
         action, came = followed.action, median(followed.came)
         about = action.id, model, followed.code, action.command, action.role, followed.at_ns
         self._outcomes.append(PromiseOutcome(*about, action.pressure_then, *action.pressure_range, came))
+        self.margins = {role: self._margin(role) for role in {each.role for each in self._outcomes}}
 
     def _margin(self, role: str) -> PromiseMargin:
         own = [each for each in self._outcomes if each.role == role][-RECENT:]

@@ -70,7 +70,7 @@ class VerdictWatch:
         `others` are causes found elsewhere, which must last like those of models. `acts` says that a planner moves
         workers by itself.
         """
-        margins = self.promises.margins()
+        margins = self.promises.margins
         models = [replace(each, margins=margins) if isinstance(each, ModelState) else each for each in models]
         known = [each for each in models if isinstance(each, ModelState)]
         found = {_key(each): each for each in others}

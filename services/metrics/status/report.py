@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 
 import msgspec
 from fastapi import APIRouter, Response
 
 from libs.policy.alerts.store import AlertStore
 from libs.policy.verdict.advice import Action
+from libs.policy.verdict.assessment import bounded
 from libs.policy.verdict.causes import Cause, CauseCode
 from libs.policy.verdict.promises import PromiseOutcome
 from libs.policy.verdict.state import ModelState
@@ -20,8 +20,6 @@ from services.metrics.status.traffic import PlannerStatus, Traffic, with_refusal
 
 BEHIND_MS = 2_000
 """The age from which figures no longer count as present."""
-MAX_PRESSURE = 1_000.0
-"""Bound on displayed pressure, which is infinite without workers for a phase."""
 MOVED_MS = 30_000
 """The time for which a move by the planner is shown with the verdict."""
 
@@ -252,9 +250,9 @@ def _action(action: Action | None) -> ReportedAction | None:
         workers=list(action.workers),
         role=action.role,
         budget_tokens=action.budget_tokens,
-        pressure_then=min(action.pressure_then, MAX_PRESSURE),
-        pressure_least=min(least, MAX_PRESSURE),
-        pressure_most=min(most, MAX_PRESSURE),
+        pressure_then=bounded(action.pressure_then),
+        pressure_least=bounded(least),
+        pressure_most=bounded(most),
         id=action.id,
         since_unix_ms=action.since_ns // MS_NS,
         replaces=action.replaces,
@@ -274,7 +272,7 @@ def _model(model: str, seen: StatusLook, waiting_requests: int | None) -> ModelS
         known=state is not None,
         unknown_because=None if isinstance(subject, ModelState) else subject.why,
         verdict=own[0].code if own else calm,
-        cluster_pressure=_bounded(least.pressure) if least else None,
+        cluster_pressure=bounded(least.pressure) if least else None,
         best_split=SplitOfRoles(least.prefill, least.mixed) if least else None,
         prefill=_prefill(state, prefill, waiting_requests),
         decode=_decode(model, state, decode, seen),
@@ -287,7 +285,7 @@ def _prefill(state: ModelState | None, time: PoolTime, waiting_requests: int | N
     if state is not None:
         waiting_s = state.work.waiting_ns / 1e9 / max(state.standing.prefill, 1)
     return PrefillStatus(
-        pressure=_bounded(state.pressures.prefill) if state else None,
+        pressure=bounded(state.pressures.prefill) if state else None,
         workers=time.workers,
         gpus=time.gpus,
         busy=time.busy,
@@ -305,9 +303,9 @@ def _decode(model: str, state: ModelState | None, time: PoolTime, seen: StatusLo
     whole = state.engine.kv_tokens * state.standing.mixed if state else 0
     kv_tokens = sum(each.kv_tokens for each in state.workers) if state else 0
     return DecodeStatus(
-        pressure=_bounded(found.decode) if found else None,
-        batch_pressure=_bounded(found.batch) if found else None,
-        kv_pressure=_bounded(found.kv) if found else None,
+        pressure=bounded(found.decode) if found else None,
+        batch_pressure=bounded(found.batch) if found else None,
+        kv_pressure=bounded(found.kv) if found else None,
         bound=("kv" if found.kv > found.batch else "tpot") if found else None,
         workers=time.workers,
         gpus=time.gpus,
@@ -325,10 +323,6 @@ def _decode(model: str, state: ModelState | None, time: PoolTime, seen: StatusLo
         tpot_ms=dict(seen.tpot_ms).get(model),
         tpot_target_ms=dict(seen.tpot_target_ms).get(model),
     )
-
-
-def _bounded(pressure: float) -> float:
-    return min(pressure, MAX_PRESSURE) if isfinite(pressure) else MAX_PRESSURE
 
 
 def firing_codes(causes: Sequence[Cause]) -> frozenset[tuple[str, str]]:
@@ -409,9 +403,9 @@ def promise_score(outcomes: Sequence[PromiseOutcome]) -> PromiseScore:
                 code=each.code,
                 command=each.command,
                 followed_unix_ms=each.followed_ns // MS_NS,
-                pressure_least=_bounded(each.least),
-                pressure_most=_bounded(each.most),
-                came=_bounded(each.came),
+                pressure_least=bounded(each.least),
+                pressure_most=bounded(each.most),
+                came=bounded(each.came),
                 kept=each.kept,
             )
             for each in reversed(outcomes)
