@@ -12,7 +12,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 )
 from libs.policy.roles import MAX_BUDGET_TOKENS
 
-# Default names of planners begin with it, by which their changes are told from a person's.
+# A planner's default id begins with this prefix. Changes by other actors count as made by a person.
 PLANNERS: Final = "planner"
 ROLE_NAMES: Final = ("prefill", "decode", "mixed", "standby")
 

@@ -76,7 +76,7 @@ class AwaitedTokens(NamedTuple):
     ages: tuple[tuple[int, int], ...] = ()
     """Pairs of (time since arrival in ns, requests): a mean for those of about the same age."""
     overdue: int = 0
-    """Of the requests, those whose first token was due by now."""
+    """The number of requests whose first token is overdue."""
 
     @property
     def requests(self) -> int:

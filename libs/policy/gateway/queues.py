@@ -122,7 +122,7 @@ class WaitingAges:
     total_ms: list[int] = field(default_factory=lambda: [0] * AGES)
     """The sum of the ages in each class."""
     overdue: int = 0
-    """Of the choices, those whose first token was due by now."""
+    """The number of choices whose first token is overdue."""
 
     def add(self, age_ms: int, *, overdue: bool) -> None:
         at = min((age_ms >> FIRST_AGE_BITS).bit_length(), AGES - 1)

@@ -24,7 +24,7 @@ class Assessment:
     standing: Split
     """The present roles. Slow workers count for less in its pressures and as whole ones in its numbers."""
     missing_workers: int = 0
-    """How many more workers would do if no roles of the present ones do; else 0."""
+    """The number of workers to add where no roles of the present ones suffice; else 0."""
     action: Action | None = None
     code: str = ""
     """The cause behind the action, and `sentence` what the verdict says of it; both empty without an action."""

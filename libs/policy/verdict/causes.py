@@ -63,7 +63,7 @@ class Cause:
     rank: int = 0
     """Sort key of causes; the smallest comes first."""
     missing_workers: int = 0
-    """How many more workers would do, for a cluster that is too small; 0 if no number considered would."""
+    """The number of workers to add to a cluster that is too small; 0 if no number considered suffices."""
 
     def seen(self, since_ns: int) -> "Cause":
         """Return the cause with the time since which it has held."""
@@ -120,7 +120,7 @@ MOST_ADDED: Final = 4
 
 # The share of promises below which advice of a kind warns of itself.
 LEAST_KEPT: Final = 0.7
-# A number of missing workers stands until so many fewer would do, as a share of it.
+# The number of missing workers changes only once this share of it suffices.
 FEWER: Final = 0.7
 
 

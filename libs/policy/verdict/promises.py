@@ -1,4 +1,4 @@
-"""What advice promised, what came once it was followed, and how far later promises widen by what missed. Pure."""
+"""Scores of followed advice by the pressure that came, and the margins of later promises. Pure."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ class PromiseOutcome:
     least: float
     most: float
     came: float
-    """That pressure from 1 to 2.5 s after the workers had their roles, as the median."""
+    """The median pressure from 1 to 2.5 s after the workers had their roles."""
 
     @property
     def kept(self) -> bool:

@@ -269,12 +269,12 @@ def role_counts(workers: Iterable[WorkerState]) -> RoleCounts:
 
 @dataclass(frozen=True, slots=True)
 class PromiseMargin:
-    """What earlier promises say of the next one."""
+    """The margin of a promise, learned from earlier ones."""
 
     over: float = 1.0
-    """How many times the predicted pressure has come at worst, but for a tenth of the cases."""
+    """The 90th percentile of observed over predicted pressure, at least 1."""
     under: float = 1.0
-    """How many times what came has been predicted, likewise."""
+    """The 90th percentile of predicted over observed pressure, at least 1."""
     kept: int = 0
     of: int = 0
     """The number of recent promises, of which `kept` held; 0 if there are too few to say."""
@@ -323,7 +323,7 @@ class ModelState:
     prompts_error: float = 0.0
     """Relative standard error of the prompts' pressure; few requests a second say little about their rate."""
     margins: Mapping[str, PromiseMargin] = field(default_factory=dict)
-    """What earlier promises say of the next one, by the role that workers take."""
+    """The margins of promises by the role that workers take."""
     silent: Sequence[SilentWorker] = ()
     by_role: Mapping[str, int] = field(default_factory=dict)
     """Workers that take work, by role, the silent ones included."""

@@ -142,7 +142,7 @@ class TransferSpeed:
 
     @property
     def settled_token_ns(self) -> float:
-        """That time once enough transfers have shown it to judge the link by; else 0."""
+        """`token_ns` after enough transfers to judge the link by it; else 0."""
         return self.token_ns if self._conclusive >= LEAST_TRANSFERS else 0.0
 
     def arrived(self, blocks: int, duration_ns: int) -> None:
