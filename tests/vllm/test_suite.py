@@ -28,9 +28,9 @@ CLIENTS = 6
 BLOCK_TOKENS = 32
 LONG_LENGTHS = (199, 231, 263, 295)
 """Of prompts that are asked twice; no other test's prompts are so long."""
-GONE_S = 1.0
-ENDS_S = 1.0
-"""A worker without its engine has given back what it can by then, on cores that other engines compute on."""
+GONE_S = 30.0
+"""A bound for a process that is never killed. Linux kills at once, but on two cores on which other engines compute, the
+memory of two processes of vLLM has taken over a second to be given back."""
 ENGINE_PROCESSES = 6
 """EngineCore and the one that computes, of three workers."""
 AFTER_S, MAX_AFTER_SHARE = 0.8, 0.5
@@ -174,10 +174,16 @@ def processes_of(suite: RunningSuite, name: str) -> tuple[psutil.Process, list[p
     return psutil.Process(pid), below
 
 
-async def gone(processes: list[psutil.Process], within_s: float = GONE_S) -> bool:
-    """Whether they have all ended by then."""
-    _gone, alive = await asyncio.to_thread(psutil.wait_procs, processes, within_s)
-    return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+def has_ended(process: psutil.Process) -> bool:
+    """A zombie has ended too: whoever started it has yet to ask how."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def gone(processes: list[psutil.Process]) -> None:
+    await until(lambda: all(map(has_ended, processes)), timeout_s=GONE_S, what="vLLM's processes to end")
 
 
 async def test_a_worker_whose_engine_core_is_killed_ends_and_comes_back_while_streams_go_on(
@@ -186,8 +192,8 @@ async def test_a_worker_whose_engine_core_is_killed_ends_and_comes_back_while_st
     worker, below = processes_of(suite, "decode-2")
     async with streams(suite):
         below[0].kill()
-        assert await gone(below)
-        assert await gone([worker], ENDS_S)
+        await gone(below)
+        await gone([worker])
     async with httpx.AsyncClient(timeout=30) as http:
         until_s = time.monotonic() + START_S
         while not await is_whole(http, suite):
@@ -199,4 +205,4 @@ async def test_streams_go_on_when_a_worker_is_killed_and_nothing_of_it_is_left(s
     worker, below = processes_of(suite, "decode-1")
     async with streams(suite):
         worker.kill()
-        assert await gone(below)
+        await gone(below)
