@@ -27,6 +27,7 @@ from libs.policy.planner.role_planning import (
     CALM_NS,
     LOWER,
     MAX_CANDIDATES,
+    STARTING_NS,
     ClusterSnapshot,
     RoleOrder,
     RolePlan,
@@ -127,6 +128,8 @@ _WHY_KEPT: Final = {
     RoleReason.TOO_SMALL: ", which is more than there is in any split of roles",
     RoleReason.BEST: "; no other split of roles relieves it by enough",
     RoleReason.UNMET: ", in numbers that limits do not allow; no others can be reached",
+    RoleReason.UNMET_YET: ", in numbers that limits do not allow; missing workers have "
+    f"{STARTING_NS // 1_000_000_000} s to start before roles change",
     RoleReason.HELD: "; another split would relieve it, but workers rest, are pinned, or roles stand still",
 }
 

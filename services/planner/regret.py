@@ -18,6 +18,7 @@ _CAUSES: Final[Mapping[RoleReason, LossCause]] = {
     RoleReason.DECODES_PRESS: LossCause.LATE,
     RoleReason.LIMITS: LossCause.LIMITS,
     RoleReason.UNMET: LossCause.LIMITS,
+    RoleReason.UNMET_YET: LossCause.LIMITS,
     RoleReason.HELD: LossCause.HELD,
 }
 

@@ -82,6 +82,8 @@ MAX_CANDIDATES: Final = 8
 """The most rated splits that are reported."""
 LACKING_NS: Final = 2_000_000_000
 """The time without a decode worker before a prefill worker becomes one; a restarting worker is back sooner."""
+STARTING_NS: Final = 30_000_000_000
+"""The time for which limits may go unmet without pressure; by then a worker that is starting has joined."""
 
 
 class RoleReason(Enum):
@@ -95,6 +97,8 @@ class RoleReason(Enum):
     LIMITS = "limits"
     # The limits do not allow the present numbers, nor any that could be reached.
     UNMET = "limits_unmet"
+    # The limits do not allow the present numbers; workers that may be starting have `STARTING_NS` to join.
+    UNMET_YET = "limits_wait"
     BALANCED = "balanced"
     # The work exceeds the capacity of every split.
     TOO_SMALL = "too_small"
@@ -142,6 +146,10 @@ class Memory:
     """The start of the calm; 0 while prompts press, or would without budgets."""
     lacking_since_ns: int = 0
     """The time since which there is work but no decode worker; 0 if there is one."""
+    limits: ModelLimits | None = None
+    """The limits of the last decision; None before the first."""
+    unmet_since_ns: int = 0
+    """The time since which those limits do not allow the numbers of workers; 0 if they do."""
     apart: bool = False
     """Whether decodes run without prompts although prompts press, because more work is done so."""
 
@@ -185,7 +193,7 @@ def assign(
     `most_moves` bounds how many may change their role now. `evidence` holds the age of the reports and the duration
     of moves.
     """
-    pool = _RoleWorkers.of(workers)
+    pool, asked = _RoleWorkers.of(workers), limits
     if not pool.prefill and not pool.mixed:
         nobody = Split(0, 0, 0.0, 0.0)
         return RolePlan((), (), RoleReason.BEST, nobody, nobody, (), memory)
@@ -195,7 +203,9 @@ def assign(
     resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}
     lacking_since_ns = 0 if pool.mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
     rests = lacking_since_ns and now_ns - lacking_since_ns < LACKING_NS
-    wanted = 0 if rests else _more_mixed(now, rated, limits)
+    unmet_since_ns = 0 if limits.allow(now.prefill, now.mixed) else _unmet_since_ns(memory, asked, now_ns)
+    by_limits = unmet_since_ns != 0 and now_ns - unmet_since_ns >= STARTING_NS
+    wanted = 0 if rests else _more_mixed(now, rated, by_limits=by_limits)
     if apart and wanted < 0:  # the present decodes still need room
         wanted = min(max(wanted, _fewest_mixed(engine, work) - len(pool.mixed)), 0)
     moves = _role_changes(engine, wanted, pool, resting, apart=apart)[:most_moves]
@@ -215,7 +225,7 @@ def assign(
         if change.worker_id not in going
     ]
     code = _code(now, rated, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
-    left = Memory(MappingProxyType(resting), calm_since_ns, lacking_since_ns, apart)
+    left = Memory(MappingProxyType(resting), calm_since_ns, lacking_since_ns, asked, unmet_since_ns, apart)
     return RolePlan(moves, budgets, code, now, then, rated.first(MAX_CANDIDATES), left)
 
 
@@ -314,17 +324,27 @@ def _code(
     if not limits.allow(now.prefill, now.mixed) and not len(rated):
         return RoleReason.UNMET
     if not _presses(now):
-        return RoleReason.BALANCED
+        return RoleReason.BALANCED if limits.allow(now.prefill, now.mixed) else RoleReason.UNMET_YET
     least = rated.least_pressure() if len(rated) else now.pressure
     return RoleReason.TOO_SMALL if least > 1 else RoleReason.BEST
 
 
-def _more_mixed(now: Split, rated: RatedSplits, limits: ModelLimits) -> int:
-    """Return how many workers should go from prefill to mixed, below 0 for the other way."""
+def _unmet_since_ns(memory: Memory, limits: ModelLimits, now_ns: int) -> int:
+    """Return the time since which the limits are unmet; a change of limits is met at once, so it counts as old."""
+    if memory.limits not in (None, limits):
+        return now_ns - STARTING_NS
+    return memory.unmet_since_ns or now_ns
+
+
+def _more_mixed(now: Split, rated: RatedSplits, *, by_limits: bool) -> int:
+    """Return how many workers should go from prefill to mixed, below 0 for the other way.
+
+    `by_limits` says that the limits are to be met, whatever the pressure.
+    """
     best = rated.best
     if best is None:
         return 0
-    if limits.allow(now.prefill, now.mixed) and (not _presses(now) or best.cost > now.cost * (1 - GAIN)):
+    if not by_limits and (not _presses(now) or best.cost > now.cost * (1 - GAIN)):
         return 0
     # Among splits about as good as the best, take the nearest, since each move costs.
     nearest = rated.nearest(now.mixed, best.cost * (1 + GAIN / 3))

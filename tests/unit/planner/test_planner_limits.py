@@ -11,7 +11,7 @@ from libs.cli.planner.decisions import set_limit
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, ModelTarget, RoleChange
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, ACTION_SET_BUDGET, ACTION_SET_ROLE
 from libs.policy.planner.limits import DAY_MINUTES, ModelLimits, PlannerLimits, QuietHours
-from libs.policy.planner.role_planning import LACKING_NS, RoleReason
+from libs.policy.planner.role_planning import LACKING_NS, STARTING_NS, RoleReason
 from libs.testing.workers.telemetry import at
 from services.planner.fleet_view import HAND_NS
 from services.planner.http.answers import decision_answer
@@ -19,7 +19,7 @@ from services.planner.http.limits_api import LimitsBody
 from services.planner.kept import Lead
 from services.planner.role_planner import FAILED_NS
 from services.planner.state import MEASURED_NS
-from tests.planner_rig import CHUNK, MS, Cluster, actions
+from tests.planner_rig import CHUNK, MS, WINDOW_MS, Cluster, actions, registered
 
 
 def limits(**own: Any) -> PlannerLimits:
@@ -82,6 +82,7 @@ def test_a_worker_that_was_started_mixed_keeps_its_budget_however_calm_it_is() -
 
 def test_limits_move_workers_though_nothing_presses() -> None:
     cluster = Cluster(p="prefill", d="decode", e="decode")
+    cluster.decide()
     cluster.state.set_limits(limits(models={"sim": {"prefill_min": 2}}), "me", "", at(0))
     decided = cluster.decide()
     assert [(action, role) for action, _, role in actions(decided)] == [(ACTION_SET_ROLE, "prefill")]
@@ -100,6 +101,7 @@ def test_no_role_changes_in_quiet_hours_but_budgets_do() -> None:
 
 def test_no_more_workers_move_in_a_second_than_limits_allow() -> None:
     cluster = Cluster(**{f"d{n}": "decode" for n in range(6)}, p="prefill")
+    cluster.decide()
     cluster.state.set_limits(limits(moves_per_s=2, every={"prefill_min": 6}), "me", "", at(0))
     assert len(cluster.decide().orders) == 2
     cluster.ms -= 500
@@ -177,6 +179,7 @@ def test_limits_that_no_numbers_within_reach_meet_are_named_and_move_nobody() ->
 
 def test_where_no_prefill_worker_is_allowed_all_become_decode_workers() -> None:
     cluster = Cluster(p="prefill", d="decode")
+    cluster.decide()
     cluster.state.set_limits(limits(every={"prefill_max": 0}), "me", "", at(0))
     assert (ACTION_SET_ROLE, "p", "mixed") in actions(cluster.decide())
 
@@ -185,11 +188,23 @@ def test_of_two_workers_one_computes_prompts_unless_limits_say_otherwise() -> No
     """What came before: after the last prefill worker had been moved by hand nothing served prompts until some came."""
     assert LimitsBody().every.prefill_min == LimitsBody().every.decode_min == 1
     cluster = Cluster(d="decode", e="decode")
-    changed = [each for each in actions(cluster.decide()) if each[0] == ACTION_SET_ROLE]
+    changed: list[Any] = []
+    while not changed:
+        changed = [each for each in actions(cluster.decide()) if each[0] == ACTION_SET_ROLE]
+    assert cluster.ms * MS >= STARTING_NS
     assert [role for _, _, role in changed] == ["prefill"]
     none = Cluster(d="decode", e="decode")
     none.state.set_limits(limits(every={"prefill_min": 0}), "me", "", at(0))
     assert not [each for each in actions(none.decide()) if each[0] == ACTION_SET_ROLE]
+
+
+def test_decode_workers_that_are_met_before_the_prefill_worker_keep_their_roles() -> None:
+    cluster = Cluster(d="decode", e="decode")
+    (told,) = cluster.decide().decisions
+    assert (told.reason_code, "missing workers have 30 s" in told.reason) == ("limits_wait", True)
+    cluster.workers["p"] = registered("p", "prefill")
+    found = [cluster.decide() for _ in range(2 * STARTING_NS // MS // WINDOW_MS)]
+    assert not [each for each in found if actions(each)]
 
 
 @pytest.mark.parametrize("roles", [{"d": "decode"}, {"m": "mixed"}, {"m": "mixed", "n": "mixed"}])

@@ -181,6 +181,7 @@ async def test_without_an_actuator_more_workers_are_advised_and_what_they_brough
 
 async def test_a_move_is_told_with_what_would_have_been_without_it() -> None:
     cluster = Cluster(a="decode", b="decode", c="decode", p="prefill")
+    cluster.decide()
     cluster.state.set_limits(LimitsBody(every={"prefill_min": 2}).limits(), "me", "", at(0))
     cluster.queue(20_000)
     decided = cluster.decide(p=0.9)
