@@ -51,8 +51,13 @@ class FinishedRequest:
 
     @property
     def computed_tokens(self) -> int:
-        """The tokens of its prompt; 0 if the prompt was not computed, as far as a first token shows."""
-        return self.prompt_tokens if self.outcome == OK or self.ttft_ns is not None else 0
+        """The tokens of its prompt; 0 if the prompt was not computed."""
+        return self.prompt_tokens if is_computed(ok=self.outcome == OK, ttft_ns=self.ttft_ns) else 0
+
+
+def is_computed(*, ok: bool, ttft_ns: int | None) -> bool:
+    """Return whether a request's prompt was computed; otherwise its prompt tokens were nobody's work."""
+    return ok or bool(ttft_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 from libs.contracts.roles import role_name
 from libs.telemetry.refusals import RefusedTraffic
 from libs.telemetry.rollups import MAX_WORKERS
+from services.metrics.requests import is_computed
 
 SPAN_NS: Final = 10_000_000_000
 MAX_MODELS: Final = 64
@@ -119,7 +120,7 @@ class TrafficLog:
                 now_ns,
                 event.model,
                 event.prompt_tokens,
-                is_computed(event),
+                is_computed(ok=event.outcome == OUTCOME_OK, ttft_ns=event.ttft_ns),
                 event.cached_tokens,
                 event.output_tokens,
                 event.outcome == OUTCOME_FAILED,
@@ -209,11 +210,6 @@ class TrafficLog:
     def _forget(self, now_ns: int) -> None:
         while self._requests and self._requests[0].heard_ns <= now_ns - SPAN_NS:
             self._requests.popleft()
-
-
-def is_computed(event: RequestEvent) -> bool:
-    """Return whether a request's prompt was computed. Its prompt tokens are nobody's work otherwise."""
-    return event.outcome == OUTCOME_OK or event.ttft_ns > 0
 
 
 def with_refusals(traffic: Traffic, found: RefusedTraffic, too_many_per_s: float) -> Traffic:
