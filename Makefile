@@ -163,6 +163,9 @@ bench-gateway: setup-dev ## cost of a request: requests/s, latency, CPU by proce
 bench-keys: setup-dev ## what a key, the check of names and limits add to a request, in µs
 	@$(BIN)/python -m load.gateway.bench_keys $(ARGS)
 
+bench-operator: setup-dev ## what an operator is told in floods, faults and quiet hours, every voice read 4 times a second
+	@$(BIN)/python -m load.verdict.bench_operator $(ARGS)
+
 bench-attack: setup-dev ## attacks of one tenant on a suite, and what of another's answers comes in time; ARGS=--open without keys
 	@$(BIN)/python -m load.gateway.bench_attack $(ARGS)
 

@@ -36,10 +36,11 @@ class ClientCall:
     stop: str
     leaves_after_s: float | None
     """Seconds after which the client closes its connection; None if it stays."""
+    model: str = "sim"
 
     def body(self) -> bytes:
         fields: dict[str, Any] = {
-            "model": "sim", "prompt": list(self.prompt), "max_tokens": self.max_tokens,
+            "model": self.model, "prompt": list(self.prompt), "max_tokens": self.max_tokens,
             "temperature": self.temperature, "seed": self.seed, "n": self.n, "stream": self.stream,
         }  # fmt: skip
         if self.stop:

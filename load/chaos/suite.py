@@ -123,14 +123,15 @@ class VirtualSuite:
         self._tasks.append(task)
         return task
 
-    async def ask(self, isl: int, osl: int) -> ClientRequest:
+    async def ask(self, isl: int, osl: int, *, model: str = "sim") -> ClientRequest:
         """Run one streamed request to its end."""
         asked = ClientRequest(isl, osl, self.now_s)
         self.asked.append(asked)
         prompt = tuple(self._chance.choice(LETTERS) for _ in range(isl))
         ask = ClientCall(
-            len(self.asked), prompt, osl, temperature=0.0, seed=0, n=1, stream=True, stop="", leaves_after_s=LATE_S
-        )
+            len(self.asked), prompt, osl, temperature=0.0, seed=0, n=1, stream=True, stop="", leaves_after_s=LATE_S,
+            model=model,
+        )  # fmt: skip
 
         def came(part: bytes) -> None:
             count = part.count(TOKEN)

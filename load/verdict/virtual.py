@@ -92,13 +92,11 @@ def is_there(device: Device, planted: Planted, asked: Iterable[Request]) -> bool
     batch = len(decoding) / (device.largest_batch(max(context, 1)) * planted.decode)
     kv = tokens / (device.kv_tokens * KV_FILL * planted.decode)
     short = {
-        "prefill_bound": waits_s > QUEUED_S,
-        "two: prefill and worker": waits_s > QUEUED_S,
         "decode_bound_tpot": batch >= 1,
         "decode_bound_kv": kv >= 1,
         "too_small": waits_s > QUEUED_S and max(batch, kv) >= 1,
     }
-    return short[planted.name]
+    return short.get(planted.name, waits_s > QUEUED_S)
 
 
 async def until_caused(

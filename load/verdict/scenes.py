@@ -1,0 +1,207 @@
+"""What an operator meets: loads and faults over time on a virtual suite, each with the verdicts that may stand."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from libs.policy.verdict.causes import CauseCode
+from load.chaos.suite import VirtualSuite
+from load.verdict.situations import WORKERS, Device, Load, Planted, arrivals
+
+CALM: Final = frozenset({CauseCode.IDLE, CauseCode.BALANCED})
+CALLERS: Final = 300
+CALL_TOKENS: Final = (1_200, 4)
+FROZEN_S: Final = 13.0
+AWAY_S: Final = 10.0
+REFUSED_PER_S: Final = 10.0
+STEADY_S: Final = 600.0
+ALERT_S: Final = 75.0
+"""Length of a scene whose alerts are timed: their conditions hold for half a minute before they fire."""
+
+
+@dataclass(slots=True)
+class Stage:
+    """A suite on which a scene is played. `cause_s` is when clients can first see its cause, `over_s` when it ended."""
+
+    suite: VirtualSuite
+    device: Device
+    planted: Planted
+    seed: int
+    cause_s: float | None = None
+    over_s: float | None = None
+    _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
+
+    def caused(self) -> None:
+        self.cause_s = self.suite.now_s if self.cause_s is None else self.cause_s
+
+    def over(self) -> None:
+        self.over_s = self.suite.now_s
+
+    @property
+    def load(self) -> Load:
+        return self.planted.load
+
+    def play(self, load: Load, seconds: float) -> None:
+        self.suite.play(list(arrivals(load, self.seed, seconds)))
+
+    def keep(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run clients of a scene beside it until its end."""
+        self._tasks.append(self.suite.cluster.loop.spawn(self.suite.client, work()))
+
+    def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self.suite.stop()
+
+    @property
+    def light(self) -> Load:
+        """A load of a third of the scene's."""
+        return Load(self.load.isl, self.load.osl, self.load.rate / 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    name: str
+    load: str
+    """The situation of `Situations` whose roles and load are drawn."""
+    play: Callable[[Stage], Awaitable[None]]
+    wanted: frozenset[str] = CALM
+    """The verdicts of which one must stand within three seconds of the cause."""
+    allowed: frozenset[str] = CALM
+    """Further verdicts that may stand meanwhile, and the calm ones before and after."""
+    alerts: frozenset[str] = frozenset()
+    """Alerts that must fire; others are false ones in a scene without a cause."""
+
+    @property
+    def is_calm(self) -> bool:
+        return self.wanted <= CALM
+
+
+async def _idle(stage: Stage) -> None:
+    stage.caused()
+    await asyncio.sleep(60)
+
+
+async def _light(stage: Stage) -> None:
+    stage.play(stage.light, 60)
+    stage.caused()
+    await asyncio.sleep(60)
+
+
+async def _steady(stage: Stage) -> None:
+    stage.play(stage.load, STEADY_S)
+    stage.caused()
+    await asyncio.sleep(STEADY_S)
+
+
+async def _ramp(stage: Stage) -> None:
+    """From a tenth of the drawn load to all of it, in ten steps."""
+    stage.caused()
+    for tenth in range(1, 11):
+        load = Load(stage.load.isl, stage.load.osl, stage.load.rate * tenth / 10)
+        stage.suite.play(list(arrivals(load, stage.seed + tenth, 15)))
+        await asyncio.sleep(15)
+
+
+async def _flood(stage: Stage) -> None:
+    stage.play(stage.load, ALERT_S)
+    await asyncio.sleep(ALERT_S)
+
+
+async def _callers(stage: Stage) -> None:
+    """Callers that each ask again as soon as they are answered."""
+
+    async def call() -> None:
+        while True:
+            await stage.suite.ask(*CALL_TOKENS)
+
+    for _ in range(CALLERS):
+        stage.keep(call)
+    await asyncio.sleep(ALERT_S)
+
+
+async def _refused(stage: Stage) -> None:
+    """Only requests for a model that is not there."""
+
+    async def ask() -> None:
+        while True:
+            stage.keep(one)
+            await asyncio.sleep(1 / REFUSED_PER_S)
+
+    async def one() -> None:
+        await stage.suite.ask(20, 4, model="none")
+
+    stage.caused()
+    stage.keep(ask)
+    await asyncio.sleep(ALERT_S)
+
+
+async def _frozen(stage: Stage) -> None:
+    await _away(stage, lambda: stage.suite.cluster.freeze(_last()), lambda: stage.suite.cluster.thaw(_last()), FROZEN_S)
+
+
+async def _killed(stage: Stage) -> None:
+    cluster = stage.suite.cluster
+    await _away(stage, lambda: cluster.kill(_last()), lambda: cluster.start_worker(_last(), "decode"), AWAY_S)
+
+
+async def _broker_away(stage: Stage) -> None:
+    broker = stage.suite.cluster.stores.broker
+    await _away(stage, broker.cut_off, broker.start, AWAY_S)
+
+
+async def _redis_away(stage: Stage) -> None:
+    redis = stage.suite.cluster.stores.redis
+    await _away(stage, redis.cut_off, redis.start, AWAY_S)
+
+
+async def _away(stage: Stage, go: Callable[[], object], come: Callable[[], object], seconds: float) -> None:
+    stage.play(stage.light, 30 + seconds)
+    await asyncio.sleep(10)
+    go()
+    stage.caused()
+    await asyncio.sleep(seconds)
+    come()
+    stage.over()
+    await asyncio.sleep(20)
+
+
+async def _batch(stage: Stage) -> None:
+    stage.play(stage.light, 60)
+    stage.caused()
+    await asyncio.sleep(60)
+
+
+def _last() -> str:
+    return f"w{WORKERS - 1}"
+
+
+_SHORT: Final = frozenset({CauseCode.PREFILL_BOUND, CauseCode.DECODE_BOUND_TPOT, CauseCode.DECODE_BOUND_KV})
+SCENES: Final = (
+    Scene("idle", "busy", _idle),
+    Scene("light", "busy", _light),
+    Scene("steady", "busy", _steady),
+    Scene("ramp", "busy", _ramp),
+    Scene("batch beside people", "busy", _batch),
+    Scene(
+        "prefill flood", "prefill_bound", _flood, frozenset({CauseCode.PREFILL_BOUND}),
+        alerts=frozenset({"FulcrumImbalance"}),
+    ),
+    Scene(
+        "decode flood", "decode_bound_tpot", _flood, frozenset({CauseCode.DECODE_BOUND_TPOT}),
+        alerts=frozenset({"FulcrumImbalance"}),
+    ),
+    Scene(
+        "overload", "too_small", _flood, frozenset({CauseCode.TOO_SMALL}), _SHORT,
+        frozenset({"FulcrumTooSmall"}),
+    ),
+    Scene("300 callers", "busy", _callers, frozenset({CauseCode.PREFILL_BOUND, CauseCode.TOO_SMALL})),
+    Scene(
+        "refused", "busy", _refused, frozenset({CauseCode.REFUSED}), alerts=frozenset({"FulcrumRequestsRefused"})
+    ),
+    Scene("worker frozen", "busy", _frozen, frozenset({CauseCode.SILENT_WORKER})),
+    Scene("worker killed", "busy", _killed, frozenset({CauseCode.SILENT_WORKER, *CALM})),
+    Scene("broker away", "busy", _broker_away, frozenset({CauseCode.UNKNOWN})),
+    Scene("Redis away", "busy", _redis_away, frozenset({CauseCode.UNKNOWN, *CALM})),
+)  # fmt: skip
