@@ -184,12 +184,15 @@ SCENES: Final = (
     Scene("steady", "busy", _steady),
     Scene("ramp", "busy", _ramp),
     Scene("batch beside people", "busy", _batch),
+    # What is not acted on grows into more than any roles can work off in time.
     Scene(
         "prefill flood", "prefill_bound", _flood, frozenset({CauseCode.PREFILL_BOUND}),
+        frozenset({CauseCode.TOO_SMALL}),
         alerts=frozenset({"FulcrumImbalance"}),
     ),
     Scene(
         "decode flood", "decode_bound_tpot", _flood, frozenset({CauseCode.DECODE_BOUND_TPOT}),
+        frozenset({CauseCode.TOO_SMALL}),
         alerts=frozenset({"FulcrumImbalance"}),
     ),
     Scene(

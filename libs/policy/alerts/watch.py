@@ -354,7 +354,7 @@ def refused_condition(snapshot: Snapshot) -> Condition:
 def is_explained(condition: Condition, causes: Sequence[Cause]) -> bool:
     """Return whether a growing queue or full KV cache is only a symptom of a named cause, which has its own alert."""
     model = dict(condition.labels).get("model")
-    codes = {each.code for each in causes if each.model == model}
+    codes = {each.code for each in causes if each.model == model} - {CauseCode.LATE}
     if condition.name is Name.QUEUE_GROWING:
         return bool(codes)
     return condition.name is Name.KV_CACHE_FULL and bool(codes & SHORTAGES)

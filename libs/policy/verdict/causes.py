@@ -39,6 +39,7 @@ class CauseCode(StrEnum):
     SILENT_WORKER = "silent_worker"
     TOO_SMALL = "too_small"
     REFUSED = "refused"
+    LATE = "late"
     UNKNOWN = "unknown"
 
 

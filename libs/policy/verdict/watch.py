@@ -73,11 +73,12 @@ class VerdictWatch:
         margins = self.promises.margins
         models = [replace(each, margins=margins) if isinstance(each, ModelState) else each for each in models]
         known = [each for each in models if isinstance(each, ModelState)]
-        found = {_key(each): each for each in others}
+        found = {_key(cause): cause for state in models for cause in silences(state)}
         for state in known:
             for cause in causes(state, self.limits, self._named(state.model)):
                 found[_key(cause)] = cause
-        found |= {_key(cause): cause for state in models for cause in silences(state)}
+        explained = {each.model for each in found.values()}
+        found |= {_key(each): each for each in others if each.code is not CauseCode.LATE or each.model not in explained}
         for key in [key for key in self._tracks if key not in found]:
             self._clear(key, now_ns)
         for key, cause in found.items():

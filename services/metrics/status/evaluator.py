@@ -21,12 +21,13 @@ from libs.policy.pressure import WorkerProfile
 from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.assessment import Assessment, assessment_of
 from libs.policy.verdict.causes import Cause
+from libs.policy.verdict.late import late_causes
 from libs.policy.verdict.promises import PromiseOutcome
 from libs.policy.verdict.refused import refused_causes
 from libs.policy.verdict.state import ModelState, SilentWorker, UnknownState, VerdictLimits
 from libs.policy.verdict.watch import Verdict, VerdictWatch
 from libs.telemetry.assessments import MAX_ASSESSED
-from libs.telemetry.gateways import SPAN_NS, ArrivalRates, ModelBacklog, RefusalCounts
+from libs.telemetry.gateways import SPAN_NS, ArrivalRates, AwaitedTokens, ModelBacklog, RefusalCounts
 from libs.telemetry.lives import LifeSigns, LifeState, LifeWatch, WorkerLife, newest_of
 from libs.telemetry.refusals import WINDOW_NS as REFUSED_NS
 from libs.telemetry.refusals import RefusalLog
@@ -118,6 +119,8 @@ SMOOTHED_NS: Final = 800_000_000
 """Time constant of the running means of awaited KV."""
 MOST_AGE_S: Final = 10.0
 """Bound on the age of awaited KV that enters the running mean."""
+LATE_NS: Final = 3_000_000_000
+"""The span whose first tokens are judged late or in time."""
 FRESH_NS: Final = 2_000_000_000
 """The age of its last batch from which a worker does not count as live."""
 Subject = ModelState | UnknownState
@@ -307,9 +310,10 @@ class VerdictEvaluator:
             models = [UnknownState(each.model, why, each.at_rest) for each in models]
         serving = {model: [e for e in own if self._lives.serves(e.worker_id)] for model, own in by_model.items()}
         phases = {model: _by_phase(own) for model, own in serving.items()}
+        others = [*self._refused(now_ns), *self._late(models, now_ns)]
         return StatusLook(
             at_ns=now_ns,
-            verdict=self._watch.look(models, now_ns, self._refused(now_ns), acts=self.planner.status(now_ns).acts),
+            verdict=self._watch.look(models, now_ns, others, acts=self.planner.status(now_ns).acts),
             models=models,
             tpot_ms=tuple((model, tpot) for model, own in by_model.items() if (tpot := self._tpot_ms(own)) is not None),
             pools=tuple(((model, p), _pool(own, shares)) for model, each in phases.items() for p, own in each.items()),
@@ -321,6 +325,14 @@ class VerdictEvaluator:
         found = self.refused.recent(now_ns, REFUSED_NS)
         lasting = bool(self.refused.recent(now_ns).refused)
         return refused_causes(found.requests, found.refused, found.span_ns / 1e9, lasting=lasting)
+
+    def _late(self, models: Sequence[Subject], now_ns: int) -> Iterator[Cause]:
+        awaited = self._state.gateways.awaited(now_ns)
+        for each in models:
+            if isinstance(each, ModelState):
+                answered, late = self.traffic.late(each.model, now_ns, LATE_NS)
+                own = awaited.get(each.model, AwaitedTokens())
+                yield from late_causes(each, answered + sum(count for _, count in own.ages), late + own.overdue)
 
     def _silent(self, batches: Sequence[StepBatch], now_ns: int) -> list[SilentWorker]:
         silent = []

@@ -102,6 +102,10 @@ class _Request:
     batch: bool
     """Whether the request is a line of a batch job."""
 
+    @property
+    def first_token_ns(self) -> int:
+        return self.heard_ns - self.tpot_ns * max(self.output_tokens - 1, 0)
+
 
 class TrafficLog:
     """The requests of the last seconds. An event delivered twice, which is rare, counts twice."""
@@ -178,6 +182,13 @@ class TrafficLog:
         own = [each for each in self._requests if each.model == model and each.served and not each.batch]
         prompt = sum(each.prompt_tokens for each in own)
         return sum(each.cached_tokens for each in own) / prompt if prompt else 0.0
+
+    def late(self, model: str, now_ns: int, span_ns: int) -> tuple[int, int]:
+        """Return how many of people's requests had their first token in a span, and how many of them too late."""
+        self._forget(now_ns)
+        own = [each for each in self._requests if each.model == model and not each.batch]
+        timed = [each for each in own if each.ttft_ns and each.ttft_limit_ns and each.first_token_ns > now_ns - span_ns]
+        return len(timed), sum(each.ttft_ns > each.ttft_limit_ns for each in timed)
 
     def refused_tokens_per_s(self, model: str, now_ns: int, span_ns: int) -> float:
         """Return the prompt tokens per second of requests refused for lack of room, which are demand too."""

@@ -1,0 +1,57 @@
+"""Requests that miss their TTFT although no phase is short: green only where clients are served in time."""
+
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent
+from libs.policy.verdict.causes import CauseCode
+from libs.policy.verdict.late import late_causes
+from libs.policy.verdict.state import Grade
+from libs.policy.verdict.watch import VerdictWatch
+from services.metrics.status.traffic import TrafficLog
+from tests.unit.verdict.test_verdicts import LIMITS, S, state
+
+
+def judged(requests, late):
+    return next(late_causes(state(), requests, late), None)
+
+
+def test_more_than_one_late_request_in_twenty_is_a_cause_and_chance_is_none():
+    assert judged(0, 0) is None
+    assert judged(1_000, 20) is None
+    assert judged(100, 4).grade is Grade.HOLD
+    assert judged(100, 6).grade is Grade.FIRE
+    assert judged(10, 2).grade is Grade.HOLD
+    assert "6 of 100 requests are over their TTFT of" in judged(100, 6).sentence
+
+
+def test_what_is_late_is_named_only_where_nothing_explains_it():
+    watch, calm = VerdictWatch(LIMITS), state()
+    late = [judged(100, 30)]
+    watch.look([calm], S, late)
+    assert watch.look([calm], S + LIMITS.for_ns, late).code is CauseCode.LATE
+    flooded = state(prompts=6.0, decodes=20)
+    watch.look([flooded], 5 * S, late)
+    found = watch.look([flooded], 5 * S + LIMITS.for_ns, late)
+    assert [each.code for each in found.causes if each.code is not CauseCode.LATE] == [CauseCode.PREFILL_BOUND]
+    assert CauseCode.LATE not in {each.code for each in watch.look([flooded], 60 * S, late).causes}
+
+
+def test_answers_count_by_the_time_of_their_first_token_and_by_their_own_limit():
+    log = TrafficLog()
+
+    def end(ttft_s, limit_s, *, at_s, decode_s=0.0):
+        arrival = 100 * S
+        log.take(
+            RequestEvent(
+                model="m", outcome=OUTCOME_OK, arrival_unix_ns=arrival, ttft_ns=round(ttft_s * S), output_tokens=11,
+                decode_ns=round(decode_s * S),
+                ttft_deadline_unix_ns=arrival + round(limit_s * S) if limit_s else 0,
+            ),
+            round(at_s * S),
+        )  # fmt: skip
+
+    end(6.0, 5.0, at_s=108)
+    end(1.0, 5.0, at_s=108)
+    end(6.0, 0.0, at_s=108)  # it named no limit
+    end(6.0, 5.0, at_s=108, decode_s=5)  # its first token came at 103
+    assert log.late("m", 109 * S, 3 * S) == (2, 1)
+    assert log.late("m", 112 * S, 3 * S) == (0, 0)
+    assert log.late("other", 109 * S, 3 * S) == (0, 0)
