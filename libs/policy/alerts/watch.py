@@ -354,7 +354,8 @@ def refused_condition(snapshot: Snapshot) -> Condition:
 def is_explained(condition: Condition, causes: Sequence[Cause]) -> bool:
     """Return whether a growing queue or full KV cache is only a symptom of a named cause, which has its own alert."""
     model = dict(condition.labels).get("model")
-    codes = {each.code for each in causes if each.model == model}
+    # One without an alert of its own explains nothing away.
+    codes = {each.code for each in causes if each.model == model and each.code is not CauseCode.SHORT_OF_CPU}
     if condition.name is Name.QUEUE_GROWING:
         return bool(codes)
     return condition.name is Name.KV_CACHE_FULL and bool(codes & SHORTAGES)
