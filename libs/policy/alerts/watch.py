@@ -342,6 +342,8 @@ def cause_conditions(snapshot: Snapshot, followed: Collection[str]) -> Iterator[
         yield _one(Name.TOO_SMALL, model, [each for each in causes if each.code is CauseCode.TOO_SMALL], OVER)
         links = [each for each in causes if each.code is CauseCode.SLOW_LINK]
         yield _one(Name.KV_TRANSFER_BOUND, model, links, "KV that is ready comes as soon as it is awaited")
+        short = [each for each in causes if each.code is CauseCode.SHORT_OF_CPU]
+        yield _one(Name.SHORT_OF_CPU, model, short, "no wait for a CPU holds up requests")
         yield from _slow_workers(model, causes, followed)
 
 
@@ -354,8 +356,7 @@ def refused_condition(snapshot: Snapshot) -> Condition:
 def is_explained(condition: Condition, causes: Sequence[Cause]) -> bool:
     """Return whether a growing queue or full KV cache is only a symptom of a named cause, which has its own alert."""
     model = dict(condition.labels).get("model")
-    # One without an alert of its own explains nothing away.
-    codes = {each.code for each in causes if each.model == model and each.code is not CauseCode.SHORT_OF_CPU}
+    codes = {each.code for each in causes if each.model == model}
     if condition.name is Name.QUEUE_GROWING:
         return bool(codes)
     return condition.name is Name.KV_CACHE_FULL and bool(codes & SHORTAGES)
