@@ -115,6 +115,7 @@ class CpuWaitReader:
         for file in self._files.values():
             os.close(file)
         self._files.clear()
+        self._delays_ns.clear()
 
     def _wait_ns(self, thread: tuple[int, int]) -> int | None:
         """Return a thread's wait since it was last read; None on the first reading and for one that has ended."""
