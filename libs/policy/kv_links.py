@@ -1,6 +1,6 @@
 """The speed of KV transfers between pairs of workers, and pairs far below the capability of their link.
 
-A transfer of a few blocks, or one that waits for its prompt, says little about the link. A pair's speed is
+A transfer of a few blocks, or one that waits for its prompt or for a CPU, says little about the link. A pair's speed is
 therefore that of its fastest transfers. Links do not state their capability, so pairs of the same kind are
 compared.
 """
@@ -39,6 +39,8 @@ class MovedKv(NamedTuple):
     shared_memory: bool = False
     step_ns: int = 0
     """The longest step of a receiver that notices ends only between steps; 0 if its times are exact."""
+    short_of_cpu: bool = False
+    """Whether a process at either end waited for a CPU, which may be what the transfer waited for."""
 
 
 def way(*, shared_memory: bool) -> str:
@@ -57,12 +59,12 @@ class KvLink:
     model: str = ""
     """The target's model; empty if unknown."""
     transfers: int = 0
-    """The number of transfers of at least `LEAST_BYTES` by that route."""
+    """The number of conclusive transfers of at least `LEAST_BYTES` by that route."""
     total_bytes: int = 0
     gb_per_s: float | None = None
     """The speed of the fastest recent transfers; None if none was conclusive."""
     is_floor: bool = False
-    """Whether the receiver's steps may have limited the speed, so that the link is at least this fast."""
+    """Whether the receiver's steps or a lack of CPUs may have limited the speed: the link is at least this fast."""
     one_node: bool = False
     """Whether both ends are on one node."""
     moved_unix_ns: int = 0
@@ -82,7 +84,10 @@ class KvLink:
             return after
         rested = kv.end_unix_ns - self.measured_unix_ns > LINK_KEPT_NS
         anew = self.gb_per_s is None or rested or kv.shared_memory != self.shared_memory
-        speed, is_floor = kv.size_bytes / duration_ns, duration_ns < LEAST_STEPS * kv.step_ns
+        speed = kv.size_bytes / duration_ns
+        if kv.short_of_cpu and not anew and speed < (self.gb_per_s or 0.0):
+            return after  # it says nothing of the link
+        is_floor = kv.short_of_cpu or duration_ns < LEAST_STEPS * kv.step_ns
         sunk = 0.0 if anew else (self.gb_per_s or 0.0) / LINK_FORGETS
         if speed < sunk:
             speed, is_floor = sunk, self.is_floor

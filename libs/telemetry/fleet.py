@@ -62,6 +62,7 @@ class FleetTelemetry:
         self._followed: list[Followed] = []
         """Batches that are gathered and not entered yet."""
         self._nodes = NodeStats(self._incarnation_of)
+        self.cpu_waits = self._nodes.cpu_waits
         self.on_change: Changes = lambda *_: None
         """The callback for each batch that counts; it runs before anybody reads the batch's content."""
         self._newest = WindowAccumulator(MAX_WORKERS)
@@ -161,7 +162,7 @@ class FleetTelemetry:
         if known is None and len(self.directory.relayed) >= MAX_WORKERS:
             del self.directory.relayed[self.directory.longest_silent(self.directory.relayed)]
         self.directory.relay(relayed_of(worker, reader))
-        self._nodes.hardware.add(batch)
+        self._nodes.add(batch)
         if arrived_ns is not None:
             self.latest_arrival_ns = max(arrived_ns, self.latest_arrival_ns or 0)
             self._nodes.clocks.note(batch.node, batch.covered_to_unix_ns, arrived_ns)
@@ -216,9 +217,8 @@ class FleetTelemetry:
         if high_ns - low_ns != WINDOW_NS:
             exact[:] = False
         for place in np.flatnonzero(~exact).tolist():
-            known = self.window(worker_ids[place], low_ns, high_ns)
             roles[place] = NO_ROLE
-            if known is not None:
+            if (known := self.window(worker_ids[place], low_ns, high_ns)) is not None:
                 time, role = known
                 times[place] = time.covered_ns, time.prefill_ns, time.decode_ns, time.kv_wait_ns
                 roles[place] = ROLE_NUMBERS[role] + PROVISIONAL * time.provisional

@@ -38,8 +38,13 @@ COLUMNS: Final = (
     "preemptions",
     "recomputed_tokens",
     "pool_faults",
+    "cpu_waits",
 )
 """Fields of a message with one entry for each worker: 64-bit integers, little-endian."""
+_OPTIONAL: Final = frozenset({"cpu_waits"})
+"""Columns that older metrics services leave out; read as zeros."""
+CPU_WAIT_UNITS: Final = 1_000
+"""Waits for a CPU are in thousandths of the time."""
 _COUNTED_FROM: Final = COLUMNS.index("roles")
 # attrgetter reads protobuf fields in C, several times faster than one by one. The order is that of `COLUMNS`.
 _OF_BATCH: Final = attrgetter("incarnation", "covered_to_unix_ns", "assignment", "load")
@@ -80,7 +85,7 @@ class LoadMessageBuilder:
         message = FleetLoads(
             metrics_id=self._metrics_id, incarnation=self._incarnation, told_unix_ns=now_ns, worker_ids=ids
         )
-        reported = np.array([_row(batch) for batch in newest], np.uint64)
+        reported = np.array([(*_row(batch), _cpu_wait(fleet, batch)) for batch in newest], np.uint64)
         for name, column in zip(COLUMNS, reported.T, strict=True):
             setattr(message, name, column.astype("<u8").tobytes())
         places = {name: place for place, name in enumerate(ids)}
@@ -106,7 +111,12 @@ def columns_of(message: FleetLoads, workers: int) -> NDArray[np.uint64]:
 
     Raise ValueError for a column of another length.
     """
-    found = np.array([_column(getattr(message, name), workers) for name in COLUMNS], np.uint64)
+    absent = np.zeros(workers, np.uint64)
+    columns = {name: getattr(message, name) for name in COLUMNS}
+    found = np.array(
+        [absent if name in _OPTIONAL and not column else _column(column, workers) for name, column in columns.items()],
+        np.uint64,
+    )
     np.minimum(found[_COUNTED_FROM:], np.uint64(MOST_COUNTED), out=found[_COUNTED_FROM:])
     return found
 
@@ -132,6 +142,11 @@ def window_of(window: LoadWindow, workers: int) -> tuple[int, NDArray[np.int64],
 def _row(batch: StepBatch) -> tuple[int, ...]:
     incarnation, covered_to_ns, assignment, load = _OF_BATCH(batch)
     return incarnation, covered_to_ns, *_OF_ASSIGNMENT(assignment), *_OF_LOAD(load)
+
+
+def _cpu_wait(fleet: FleetTelemetry, batch: StepBatch) -> int:
+    share = fleet.cpu_waits.share(batch.worker_id, batch.covered_to_unix_ns)
+    return 0 if share is None else round(share * CPU_WAIT_UNITS) + 1
 
 
 def _window(window: WrittenWindow, ids: Sequence[str], places: dict[str, int]) -> LoadWindow | None:

@@ -12,6 +12,8 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, Ste
 from libs.contracts.step_row import step_rows
 from libs.counters import GpuReading
 from libs.policy.kv_links import KvLink, MovedKv, way
+from libs.policy.verdict.state import CPU_WAIT, Grade
+from libs.telemetry.rollups import MAX_WORKERS
 
 MAX_GPUS: Final = 16_384
 FRESH_NS: Final = 5 * 1_000_000_000
@@ -74,6 +76,8 @@ processes.
 
 IncarnationOf = Callable[[str], int]
 """A function that returns the incarnation of a worker's process, 0 if unknown."""
+WaitsForCpu = Callable[[str, int], bool]
+"""A function that reports whether a worker waits for a CPU too long at a moment to be timed."""
 
 
 class Peer(NamedTuple):
@@ -104,8 +108,13 @@ def _is_same(known: int, now: int) -> bool:
 class KvLinks:
     """The links to workers whose telemetry this process reads."""
 
-    def __init__(self, incarnation_of: IncarnationOf = lambda _worker_id: 0) -> None:
+    def __init__(
+        self,
+        incarnation_of: IncarnationOf = lambda _worker_id: 0,
+        waits_for_cpu: WaitsForCpu = lambda _worker_id, _at_ns: False,
+    ) -> None:
         self._incarnation_of = incarnation_of
+        self._waits_for_cpu = waits_for_cpu
         self._pairs: OrderedDict[tuple[str, str], _Pair] = OrderedDict()
 
     def note(self, batch: StepBatch) -> None:
@@ -124,7 +133,8 @@ class KvLinks:
         if pair is None or not pair.is_between(source, batch.incarnation):
             pair = _Pair(KvLink(*key, transfer.shared_memory), 0, 0)
         span_ns = transfer.start_unix_ns, transfer.end_unix_ns
-        moved = MovedKv(transfer.bytes, *span_ns, transfer.shared_memory, step_ns)
+        short = any(self._waits_for_cpu(each, batch.covered_to_unix_ns) for each in key)
+        moved = MovedKv(transfer.bytes, *span_ns, transfer.shared_memory, step_ns, short)
         self._pairs[key] = _Pair(pair.link.moved(moved), source or pair.source_incarnation, batch.incarnation)
         self._pairs.move_to_end(key)
 
@@ -205,21 +215,58 @@ class Clocks:
         self._nodes = {node: delays for node, delays in self._nodes.items() if max(delays) > bucket - BUCKETS}
 
 
+# A worker's steps are judged over the last two seconds, or by the last two steps alone, so its waits rise soon and are
+# remembered for as long as the steps that they slowed.
+WAIT_RISES_NS: Final = 400_000_000
+WAIT_FALLS_NS: Final = 2_000_000_000
+
+
+class CpuWaits:
+    """The share of time that each worker waits for a CPU, as a running mean."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        """Pairs of (share, end of the newest batch) by worker."""
+
+    def note(self, batch: StepBatch) -> None:
+        """Record a worker's batch; one that is older than the known ones changes nothing."""
+        end_ns, span_ns = batch.covered_to_unix_ns, batch.covered_to_unix_ns - batch.covered_from_unix_ns
+        mean, known_ns = self._known.get(batch.worker_id, (0.0, 0))
+        if span_ns <= 0 or end_ns <= known_ns:
+            return
+        share = min(batch.sched_delay_ns / span_ns, 1.0)
+        mean += (share - mean) * (1 - math.exp(-span_ns / (WAIT_RISES_NS if share > mean else WAIT_FALLS_NS)))
+        self._known[batch.worker_id] = mean, end_ns
+        self._known.move_to_end(batch.worker_id)
+        if len(self._known) > MAX_WORKERS:
+            self._known.popitem(last=False)
+
+    def share(self, worker_id: str, at_ns: int) -> float | None:
+        """Return a worker's share at a moment; None if it reported none within `FRESH_NS` of it."""
+        share, end_ns = self._known.get(worker_id, (0.0, 0))
+        return share if abs(at_ns - end_ns) < FRESH_NS else None
+
+    def are_long(self, worker_id: str, at_ns: int) -> bool:
+        """Report whether a worker's waits may be what delays it."""
+        share = self.share(worker_id, at_ns)
+        return share is not None and CPU_WAIT.grade(share) is not Grade.CLEAR
+
+
 class NodeStats:
-    """Clock offsets and hardware counters of all nodes, and bytes of KV transfers."""
+    """Clock offsets and hardware counters of all nodes, bytes of KV transfers, and workers' waits for a CPU."""
 
     def __init__(self, incarnation_of: IncarnationOf) -> None:
         self.clocks = Clocks()
         self.hardware = NodeGpus()
         self.kv_bytes: Counter[str] = Counter()
         """Bytes handed over between workers, by route: "shared_memory" or "network"."""
-        self.kv_links = KvLinks(incarnation_of)
+        self.cpu_waits = CpuWaits()
+        self.kv_links = KvLinks(incarnation_of, self.cpu_waits.are_long)
 
     def note(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
         """Update clocks and counters from batches and their times of arrival."""
         for batch in batches:
-            if batch.gpu_readings:
-                self.hardware.add(batch)
+            self.add(batch)
         delays_ns = [at_ns - batch.covered_to_unix_ns for batch, at_ns in zip(batches, arrived_ns, strict=True)]
         # Index of the batch with the smallest delay, by node. The others arrived with it and add nothing.
         shortest: dict[str, int] = {}
@@ -229,6 +276,13 @@ class NodeStats:
                 shortest[batch.node] = place
         for node, place in shortest.items():
             self.clocks.note(node, batches[place].covered_to_unix_ns, arrived_ns[place])
+
+    def add(self, batch: StepBatch) -> None:
+        """Update counters and waits for a CPU from a batch."""
+        if batch.gpu_readings:
+            self.hardware.add(batch)
+        if batch.HasField("sched_delay_ns"):
+            self.cpu_waits.note(batch)
 
     def note_transfers(self, batches: Iterable[StepBatch]) -> None:
         """Count KV transfers; each is in exactly one batch."""

@@ -31,6 +31,7 @@ from libs.perfmodel.profiles import prior_step_time
 from libs.policy.worker.assignment import FIRST_EPOCH
 from libs.runtime import status
 from libs.runtime.clock import Clock
+from libs.runtime.linux import CpuWaitReader
 from libs.runtime.net.access import is_loopback
 from libs.runtime.tasks import TaskOwner, end
 from libs.runtime.transport import SystemTransport, Transport
@@ -84,6 +85,8 @@ class WorkerPorts:
     model: ModelInfo
     tenancy: ModelStay | None = None
     """The stay of a pool's model; None for a worker that keeps its model."""
+    cpu_waits: CpuWaitReader | None = None
+    """None reports no waits for a CPU, as in a simulation, whose time is not the kernel's."""
 
 
 def _engine_life(ports: WorkerPorts) -> tuple[StartEngine, Callable[[], Awaitable[None]]]:
@@ -167,8 +170,9 @@ async def open_worker(
         kv = KvServicer(host, incarnation)
         gpus = GpuSampler(open_nvml, Path(gettempdir()))
         telemetry = TelemetryPublisher(
-            builder, host, step_times, ports.bus, clock, kv=kv, gpus=gpus, period_ms=settings.telemetry_ms
-        )
+            builder, host, step_times, ports.bus, clock,
+            kv=kv, gpus=gpus, cpu_waits=ports.cpu_waits, period_ms=settings.telemetry_ms,
+        )  # fmt: skip
         blocks = BlockPublisher(ports.kv_index, ports.model.name, settings.id, lease_ms=settings.kv_index_lease_ms)
         registration = Registration(ports.registry, host, lease_ms=settings.lease_ms)
         stack.callback(telemetry.publish, last=True)
@@ -176,7 +180,7 @@ async def open_worker(
         sinks = (host.speed.on_event, host.on_event, telemetry.on_event, blocks.on_event, step_times.on_event)
         _own(stack, tasks.spawn("engine events", _pump(ports.engine, sinks)))
         _own(stack, tasks.spawn("telemetry", telemetry.run()))
-        _own(stack, tasks.spawn("gpu counters", gpus.run()))
+        _own_samplers(stack, tasks, gpus, ports.cpu_waits)
         stack.push_async_callback(step_times.save)
         _own(stack, tasks.spawn("step times", step_times.run()))
         stack.push_async_callback(blocks.forget)
@@ -243,6 +247,12 @@ def _source(settings: WorkerSettings, engine: Engine, incarnation: int) -> Telem
 def _own(stack: AsyncExitStack, task: "asyncio.Task[None]") -> None:
     """Cancel the task and wait for it when the stack unwinds. The task's owner has reported its failure."""
     stack.push_async_callback(end, task)
+
+
+def _own_samplers(stack: AsyncExitStack, tasks: TaskOwner, gpus: GpuSampler, cpu_waits: CpuWaitReader | None) -> None:
+    _own(stack, tasks.spawn("gpu counters", gpus.run()))
+    if cpu_waits is not None:
+        _own(stack, tasks.spawn("cpu waits", cpu_waits.run()))
 
 
 async def _pump(engine: Engine, sinks: Sequence[Callable[[EngineEvent], None]]) -> None:

@@ -18,6 +18,7 @@ from libs.engine.sim import SimGpu
 from libs.engine.vllm.core import follow
 from libs.model.info import ModelInfo, load_model_info
 from libs.runtime import status
+from libs.runtime.linux import CpuWaitReader
 from libs.runtime.net.rpc import abort_with
 from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
@@ -191,6 +192,7 @@ def _ports(
         bus=_bus(settings, service),
         model=model,
         tenancy=tenancy,
+        cpu_waits=CpuWaitReader(),
     )
 
 

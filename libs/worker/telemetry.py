@@ -25,6 +25,7 @@ from libs.perfmodel.wire import compute_message, step_time_message, step_work
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.saturation import PrefillCurve
 from libs.runtime.clock import Clock
+from libs.runtime.linux import CpuWaitReader
 from libs.stores.steps import StepTimeKey, StepTimeStore
 from libs.worker.host import WorkerHost
 from libs.worker.kv_server import KvServicer
@@ -324,6 +325,7 @@ class TelemetryPublisher:
         *,
         kv: KvServicer,
         gpus: GpuSampler,
+        cpu_waits: CpuWaitReader | None = None,
         period_ms: int,
     ) -> None:
         self._builder = builder
@@ -333,6 +335,7 @@ class TelemetryPublisher:
         self._clock = clock
         self._kv = kv
         self._gpus = gpus
+        self._cpu_waits = cpu_waits
         self._period_s = period_ms / 1000
         self._rest_s = max(self._period_s, min(REST_PERIODS * self._period_s, MAX_REST_S))
         self._reported: _ReportedState | None = None
@@ -373,6 +376,9 @@ class TelemetryPublisher:
         )
         if batch is not None:
             batch.load.kv_pulls, batch.load.refused_kv_pulls = said.kv_pulls, said.refused_kv_pulls
+            waited_ns = None if self._cpu_waits is None else self._cpu_waits.take()
+            if waited_ns is not None:
+                batch.sched_delay_ns = waited_ns
             self._bus.publish(topics.STEPS, batch)
             self._reported = said
 

@@ -109,6 +109,9 @@ class OccupancyCollector(Collector):
         dummies = CounterMetricFamily(
             names.WORKER_DUMMY_STEPS_TOTAL, "Steps in which it only ran along with its group.", labels=("worker",)
         )
+        cpu_waits = GaugeMetricFamily(
+            names.WORKER_CPU_WAIT_RATIO, "Share of time in which a thread waited for a CPU.", labels=("worker",)
+        )
         for facts in self._fleet.directory.listed(occupancy.as_of_unix_ns):
             if facts.left:
                 continue
@@ -121,9 +124,12 @@ class OccupancyCollector(Collector):
             faults.add_metric(labels, facts.load.pool_faults)
             pulls.add_metric(labels, facts.load.kv_pulls)
             refused.add_metric(labels, facts.load.refused_kv_pulls)
+            cpu_wait = self._fleet.cpu_waits.share(facts.worker_id, occupancy.as_of_unix_ns)
+            if cpu_wait is not None:
+                cpu_waits.add_metric(labels, cpu_wait)
             if facts.group:
                 dummies.add_metric(labels, facts.dummy_steps)
-        yield from (age, lost, dropped, preemptions, recomputed, faults, pulls, refused, dummies)
+        yield from (age, lost, dropped, preemptions, recomputed, faults, pulls, refused, dummies, cpu_waits)
 
 
 class LiveCollector(Collector):

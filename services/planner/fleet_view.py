@@ -26,7 +26,7 @@ from libs.perfmodel.wire import MAX_COEFFICIENT_NS, fitted_model
 from libs.policy.capacity import CapacityPlan
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 from libs.runtime.clock import Clock
-from libs.telemetry.fleet_loads import COLUMNS, MOST_COUNTED, WINDOW_NS, columns_of, window_of
+from libs.telemetry.fleet_loads import COLUMNS, CPU_WAIT_UNITS, MOST_COUNTED, WINDOW_NS, columns_of, window_of
 from libs.telemetry.lives import LifeSigns
 
 Ints = NDArray[np.int64]
@@ -277,6 +277,11 @@ class FleetView:
         words = {name: int(self.loads[COLUMNS.index(name), place]) for name in LOAD_COLUMNS}
         return Load(**words)
 
+    def cpu_wait(self, place: int) -> float | None:
+        """Return the share of time that a worker waits for a CPU, or None if it does not report it."""
+        waits = int(self.loads[COLUMNS.index("cpu_waits"), place])
+        return min((waits - 1) / CPU_WAIT_UNITS, 1.0) if waits else None
+
     def times_ns(self, end_ns: int) -> Ints:
         """Return [workers, 3] covered, prefill and decode time in the last `window_ns` of whole windows ended by
         `end_ns`.
@@ -339,6 +344,8 @@ class ObservedWorker:
     load: Load | None
     coverage: float
     """Share of the window that its telemetry covers, 0..1."""
+    cpu_wait: float | None = None
+    """Share of its time in which it waits for a CPU; None if it does not report it."""
 
 
 # A worker of a pool has no engine that reports while it loads a model or holds none.
@@ -349,7 +356,7 @@ def observed_workers(view: FleetView, end_ns: int) -> list[ObservedWorker]:
     """Return every registered worker over the window that ends at `end_ns`."""
     covered_ns = view.times_ns(end_ns)[:, COVERED].tolist()
     return [
-        ObservedWorker(worker, view.load(place), covered_ns[place] / view.window_ns)
+        ObservedWorker(worker, view.load(place), covered_ns[place] / view.window_ns, view.cpu_wait(place))
         for place, worker in enumerate(view.roster.workers)
     ]
 

@@ -48,6 +48,7 @@ class Name(StrEnum):
     KV_CACHE_FULL = "FulcrumKvCacheFull"
     TOO_SMALL = "FulcrumTooSmall"
     SLOW_WORKER = "FulcrumSlowWorker"
+    SHORT_OF_CPU = "FulcrumShortOfCpu"
     SLO_BURN = "FulcrumSloBurn"
     WORKER_STUCK = "FulcrumWorkerStuck"
     TELEMETRY_STALE = "FulcrumTelemetryStale"
@@ -65,6 +66,7 @@ ON_TELEMETRY: Final = (
     Name.KV_CACHE_FULL,
     Name.TOO_SMALL,
     Name.SLOW_WORKER,
+    Name.SHORT_OF_CPU,
     Name.WORKER_STUCK,
 )
 
@@ -90,6 +92,7 @@ def make_rules(limits: AlertLimits) -> dict[Name, Rule]:
         Name.KV_CACHE_FULL: settled,
         Name.TOO_SMALL: settled,
         Name.SLOW_WORKER: settled,
+        Name.SHORT_OF_CPU: settled,
         Name.SLO_BURN: at_once,
         Name.WORKER_STUCK: at_once,
         Name.TELEMETRY_STALE: at_once,

@@ -342,6 +342,8 @@ def cause_conditions(snapshot: Snapshot, followed: Collection[str]) -> Iterator[
         yield _one(Name.TOO_SMALL, model, [each for each in causes if each.code is CauseCode.TOO_SMALL], OVER)
         links = [each for each in causes if each.code is CauseCode.SLOW_LINK]
         yield _one(Name.KV_TRANSFER_BOUND, model, links, "KV that is ready comes as soon as it is awaited")
+        short = [each for each in causes if each.code is CauseCode.SHORT_OF_CPU]
+        yield _one(Name.SHORT_OF_CPU, model, short, "no wait for a CPU holds up requests")
         yield from _slow_workers(model, causes, followed)
 
 

@@ -1,6 +1,7 @@
 """The causes that hold up a model's requests at a moment, the gravest first.
 
-A slow worker or slow link comes before a shortage that would not exist without it.
+A slow worker or slow link comes before a shortage that would not exist without it. Neither is accused of what a worker
+that waits for a CPU may explain.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,7 @@ class CauseCode(StrEnum):
     SLOW_LINK = "slow_link"
     SLOW_WORKER = "slow_worker"
     SILENT_WORKER = "silent_worker"
+    SHORT_OF_CPU = "short_of_cpu"
     TOO_SMALL = "too_small"
     REFUSED = "refused"
     LATE = "late"
@@ -57,7 +59,7 @@ class Cause:
     model: str
     sentence: str
     workers: tuple[str, ...] = ()
-    """The slow or silent workers, or those behind a slow link."""
+    """The slow or silent workers, those behind a slow link, or those that wait for a CPU."""
     action: Action | None = None
     since_ns: int = 0
     grade: Grade = Grade.FIRE
@@ -119,6 +121,8 @@ MOST_ADDED: Final = 4
 """The bound on the number of workers considered for a cluster that is too small, as a multiple of the present ones."""
 
 
+# A wait that explains no accusation only adds to what presses, so it stands behind all other causes of a model.
+SHORT_OF_CPU_RANK: Final = 3
 # The share of promises below which advice of a kind warns of itself.
 LEAST_KEPT: Final = 0.7
 # The number of missing workers changes only once this share of it suffices.
@@ -135,6 +139,7 @@ def causes(state: ModelState, limits: VerdictLimits, named: Cause | None = None)
     shortage = _shortage(state, limits, named)
     if shortage is not None:
         found.append(shortage)
+    found.extend(_short_of_cpu(state, limits, pressed=shortage is not None))
     return sorted(found, key=lambda each: (each.rank, each.code))
 
 
@@ -210,7 +215,8 @@ def _missing_workers(state: ModelState, named: Cause | None) -> int:
 
 def _links(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
     """Yield one cause for all workers behind slow links."""
-    graded = [(_link_grade(each, limits), each) for each in state.workers]
+    accused = _accusable(limits, _sources(state))
+    graded = [(min(_link_grade(each, limits), accused, _accusable(limits, [each])), each) for each in state.workers]
     grade = max((grade for grade, _ in graded), default=Grade.CLEAR)
     if grade is Grade.CLEAR:
         return
@@ -221,7 +227,8 @@ def _links(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
     share = max(worst.kv_awaited, worst.kv_wait)
     sentence = (
         f"Slow link: KV that is ready at its source is on its way to {listed([each.id for each in behind])} "
-        f"{share:.0%} of the time{more}; look at the link from {listed(_sources(state)) or 'the prefill workers'}."
+        f"{share:.0%} of the time{more}; look at the link from "
+        f"{listed([each.id for each in _sources(state)]) or 'the prefill workers'}."
     )
     yield Cause(CauseCode.SLOW_LINK, state.model, sentence, tuple(each.id for each in behind), grade=grade, rank=1)
 
@@ -249,8 +256,8 @@ def silences(state: ModelState | UnknownState) -> Iterator[Cause]:
     yield Cause(CauseCode.SILENT_WORKER, state.model, sentence, tuple(each.id for each in silent), rank=-1)
 
 
-def _sources(state: ModelState) -> list[str]:
-    return [each.id for each in state.workers if each.role is Role.PREFILL]
+def _sources(state: ModelState) -> list[WorkerState]:
+    return [each for each in state.workers if each.role is Role.PREFILL]
 
 
 def _link_grade(worker: WorkerState, limits: VerdictLimits) -> Grade:
@@ -259,10 +266,43 @@ def _link_grade(worker: WorkerState, limits: VerdictLimits) -> Grade:
     return min(often, limits.kv_awaited_s.grade(worker.kv_awaited_s))
 
 
+def _accusable(limits: VerdictLimits, workers: Sequence[WorkerState]) -> Grade:
+    """Return the gravest grade that an accusation may have which rests on the times of these workers.
+
+    One of them that waits for a CPU is enough to explain a delay.
+    """
+    waits = max((limits.cpu_wait.grade(each.cpu_wait or 0.0) for each in workers), default=Grade.CLEAR)
+    return Grade(Grade.FIRE - waits)
+
+
+def _short_of_cpu(state: ModelState, limits: VerdictLimits, *, pressed: bool) -> Iterator[Cause]:
+    """Yield one cause for all workers that wait for a CPU, if that holds up requests.
+
+    It does if it explains a slow worker or slow link, or if work presses (`pressed`).
+    """
+    behind = [each for each in state.workers if _link_grade(each, limits) is Grade.FIRE]
+    late = [each for each in state.workers if limits.slowness.grade(each.slowness or 0.0) is Grade.FIRE]
+    late += behind + (_sources(state) if behind else [])
+    graded = [(limits.cpu_wait.grade(each.cpu_wait or 0.0), each) for each in (state.workers if pressed else late)]
+    grade = max((grade for grade, _ in graded), default=Grade.CLEAR)
+    short = {each.id: each for own, each in graded if own is grade}
+    if grade is Grade.CLEAR:
+        return
+    names, alone = sorted(short, key=lambda name: -(short[name].cpu_wait or 0.0)), len(short) == 1
+    sentence = (
+        f"Short of CPU: {'worker' if alone else 'workers'} {listed(names)} {'waits' if alone else 'wait'} for a CPU "
+        f"{short[names[0]].cpu_wait or 0.0:.0%} of the time{'' if alone else ' or less'}; "
+        f"{'its host has' if alone else 'their hosts have'} too few cores for what runs there, or "
+        f"{'its CPU limit is' if alone else 'their CPU limits are'} too low. Add cores, or move other work away."
+    )
+    rank = 1 if any(each in late for each in short.values()) else SHORT_OF_CPU_RANK
+    yield Cause(CauseCode.SHORT_OF_CPU, state.model, sentence, tuple(names), grade=grade, rank=rank)
+
+
 def _slow(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
     """Yield one cause for all slow workers; if most are slow, their peers are no measure."""
     known = [each for each in state.workers if each.slowness is not None]
-    graded = [(limits.slowness.grade(each.slowness or 0.0), each) for each in known]
+    graded = [(min(limits.slowness.grade(each.slowness or 0.0), _accusable(limits, [each])), each) for each in known]
     grade = max((grade for grade, _ in graded), default=Grade.CLEAR)
     slow = [each for own, each in graded if own is grade]
     if grade is Grade.CLEAR or 2 * len(slow) > len(known):

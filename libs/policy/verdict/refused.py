@@ -17,7 +17,7 @@ LEAST_REQUESTS: Final = 8
 NOTHING_ELSE: Final = 0.95
 """The share from which it is said that nothing gets in."""
 # Behind every other cause: those hold up requests that were let in.
-RANK: Final = 3
+RANK: Final = 4
 MAX_NAMED: Final = 3
 MODEL_NOT_FOUND: Final = "model_not_found"
 WRONG_HOST: Final = "wrong_host"

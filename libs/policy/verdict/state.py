@@ -189,6 +189,8 @@ KV_AWAITED: Final = Threshold(0.75, 0.4)
 """Share of a worker's time in which ready KV is in transit to it, whether or not steps run."""
 # KV that arrives sooner after it is ready delays nobody, however often that happens.
 KV_AWAITED_S: Final = Threshold(0.5, 0.25)
+CPU_WAIT: Final = Threshold(0.25, 0.15)
+"""Share of its time in which a worker waits for a CPU. From `fire` its delays accuse neither the worker nor a link."""
 # Below this wait per prefill worker there is no queue: prompts are computed as they come.
 LEAST_WAIT_S: Final = 0.1
 # Below this pressure the rate of the last seconds may be chance, so it counts only with a queue.
@@ -206,6 +208,7 @@ class VerdictLimits:
     kv_wait: Threshold = KV_WAIT
     kv_awaited: Threshold = KV_AWAITED
     kv_awaited_s: Threshold = KV_AWAITED_S
+    cpu_wait: Threshold = CPU_WAIT
     for_ns: int = 600_000_000
     """How long a cause must last before it is named."""
     # A slow worker has shown it in two steps already, which took 0.4 s or more together.
@@ -237,6 +240,8 @@ class WorkerState:
     """The mean number of sequences that waited for such KV."""
     kv_awaited_s: float = 0.0
     """The mean time for which the longest-awaited KV had been ready."""
+    cpu_wait: float | None = None
+    """Share of its time in which a thread of it was runnable without a CPU; None if it does not report it."""
 
     @property
     def takes(self) -> str:

@@ -301,7 +301,7 @@ class VerdictEvaluator:
             heard = [each for each in own if each.covered_to_unix_ns > now_ns - FRESH_NS]
             paces = {each.worker_id: self._paces.get(each.worker_id, (0, NO_PACE))[1] for each in heard}
             slowness = beside_peers(paces)
-            observed = [self._observed(each, shares, slowness[each.worker_id]) for each in heard]
+            observed = [self._observed(each, shares, slowness[each.worker_id], now_ns) for each in heard]
             demand = None if waiting is None else self._demand(model, waiting.get(model, ModelBacklog()), now_ns)
             found = observe(model, engines[model], observed, len(own) - len(heard), demand)
             models.append(replace(found, silent=self._silent(own, now_ns), by_role=_by_role(own)))
@@ -348,9 +348,12 @@ class VerdictEvaluator:
         tokens = sum(each.tokens for each in paces)
         return sum(each.token_ns for each in paces) / tokens / 1e6 if tokens else None
 
-    def _observed(self, batch: StepBatch, shares: "dict[str, _Shares]", slowness: float | None) -> ObservedStatus:
-        share = shares.get(batch.worker_id)
-        return ObservedStatus(batch, slowness, share.kv_wait if share else 0.0, *self._awaited[batch.worker_id])
+    def _observed(
+        self, batch: StepBatch, shares: "dict[str, _Shares]", slowness: float | None, now_ns: int
+    ) -> ObservedStatus:
+        share, awaited = shares.get(batch.worker_id), self._awaited[batch.worker_id]
+        cpu_wait = self._state.fleet.cpu_waits.share(batch.worker_id, now_ns)
+        return ObservedStatus(batch, slowness, share.kv_wait if share else 0.0, *awaited, cpu_wait)
 
     def _awaits(self, batch: StepBatch) -> tuple[float, float, float]:
         """Return running means: the share of moments with ready KV under way, the sequences that await it, its age in

@@ -41,6 +41,8 @@ class ObservedStatus:
     """Sequences that awaited such KV, on average."""
     kv_awaited_s: float
     """The age of the longest awaited such KV in seconds, on average."""
+    cpu_wait: float | None = None
+    """Share of its time in which it waited for a CPU; None if it does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ def _worker(observed: ObservedStatus) -> WorkerState:
         kv_awaited=observed.kv_awaited,
         held_by_link=observed.held_by_link,
         kv_awaited_s=observed.kv_awaited_s,
+        cpu_wait=observed.cpu_wait,
     )
 
 

@@ -110,6 +110,8 @@ class WorkerAnswer:
     group: str
     """The data-parallel group whose ranks share one role; empty for a single worker."""
     coverage: float
+    cpu_wait: float | None
+    """Share of its time in which it waits for a CPU, 0 to 1; null if it does not report it."""
     life: str
     """As in `/v1/status`: starting, running, silent, restarting, gone or back. `state` is what it registered."""
     life_since_unix_ms: int
@@ -241,6 +243,7 @@ def _worker(observed: ObservedWorker, planner_id: str, alone: Unpaired | None, l
         address=worker.address,
         group=worker.group,
         coverage=observed.coverage,
+        cpu_wait=observed.cpu_wait,
         life=life.state,
         life_since_unix_ms=life.since_ns // NS_PER_MS,
     )

@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from libs.cli.status.show import LinkAnswer, links_table
@@ -19,7 +20,7 @@ from libs.policy.kv_links import (
 )
 from libs.policy.verdict.state import Grade
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.nodes import MAX_LINKS, KvLinks, Peer
+from libs.telemetry.nodes import FRESH_NS, MAX_LINKS, CpuWaits, KvLinks, Peer
 from libs.telemetry.steps import PhaseTime
 from libs.testing.workers.telemetry import at, step, step_batch
 
@@ -164,6 +165,62 @@ def test_steps_of_vllm_alone_make_a_transfer_longer() -> None:
         links.note(batch)
     found = links.among(peers("p", "v", "idle", "t"), at(100))
     assert {each.target: each.is_floor for each in found} == {"v": True, "idle": False, "t": False}
+
+
+@pytest.mark.parametrize("short", ["p", "d"])
+def test_transfers_while_either_end_waits_for_a_cpu_never_make_a_link_slow(short: str) -> None:
+    def alert(cpu_wait: float | None) -> Grade | None:
+        fleet = FleetTelemetry(lambda _batch: [], lambda *_: PhaseTime())
+        for number in range(20):
+            cover_ms = (100 * number, 100 * number + 100)
+            for name in ("p", "q", "d"):
+                batch = step_batch(number + 1, cover_ms, [], worker=name)
+                if name == short and cpu_wait is not None:
+                    batch.sched_delay_ns = round(cpu_wait * 100 * MS)
+                if name == "d":
+                    batch.kv_transfers.extend([transfer("p", 20 * MB, 90), transfer("q", 20 * MB, 2)])
+                fleet.add(batch, at(cover_ms[1]))
+        return next((each.grade for each in link_conditions(fleet.kv_links(at(2_000)))), None)
+
+    assert alert(None) is Grade.FIRE, "nothing is reported"
+    assert alert(0.02) is Grade.FIRE, "its cores are idle"
+    assert alert(0.4) is not Grade.FIRE
+
+
+def test_a_link_that_was_fast_stays_so_while_cores_are_short() -> None:
+    found = link(10.0)
+    slow = MovedKv(100 * MB, at(0), at(1_000), short_of_cpu=True)
+    for _ in range(100):
+        found = found.moved(slow)
+    assert (found.is_floor, round(found.gb_per_s or 0.0, 1)) == (False, 10.0)
+    assert (moved(found, 300, 100 * MB, 10**9).gb_per_s or 0.0) < 0.2
+
+
+def test_a_speed_from_when_cores_were_short_is_a_floor_until_one_is_measured_otherwise() -> None:
+    slow = KvLink("p", "d", False, "m")
+    for _ in range(LEAST_TRANSFERS):
+        slow = slow.moved(MovedKv(100 * MB, at(0), at(1_000), short_of_cpu=True))
+    assert slow.is_floor
+    assert not moved(slow, LEAST_TRANSFERS, 100 * MB, 10**9).is_floor
+
+
+def test_waits_for_a_cpu_are_a_mean_that_rises_soon_and_falls_within_seconds() -> None:
+    waits = CpuWaits()
+
+    def report(number: int, share: float) -> float:
+        batch = step_batch(number + 1, (100 * number, 100 * number + 100), [], worker="d")
+        batch.sched_delay_ns = round(share * 100 * MS)
+        waits.note(batch)
+        return waits.share("d", at(100 * number + 100)) or 0.0
+
+    assert waits.share("d", at(0)) is None
+    rising = [report(number, 0.5) for number in range(10)]
+    assert rising[0] < 0.15 and rising[3] > 0.25
+    falling = [report(number, 0.0) for number in range(10, 50)]
+    assert falling[3] > 0.25 and falling[39] < 0.15
+    assert report(10, 1.0) == falling[39], "a late batch changes nothing"
+    assert report(60, 5.0) <= 1.0
+    assert waits.share("d", at(6_100) + FRESH_NS) is None
 
 
 def test_a_pair_starts_anew_with_either_of_its_processes() -> None:

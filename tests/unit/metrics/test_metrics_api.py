@@ -247,6 +247,18 @@ async def test_prometheus_shows_phases_requests_telemetry_and_decisions(metrics)
     assert samples["fulcrum_decisions_seen_total", ("action", "keep")] == 1
 
 
+async def test_waits_for_a_cpu_are_a_gauge_of_the_workers_that_report_them(metrics):
+    waits = step_batch(1, (0, 1400), worker="waits")
+    waits.sched_delay_ns = 1_400 * MS
+    metrics.take(STEPS, waits)
+    metrics.take(STEPS, step_batch(1, (0, 1400), worker="says-nothing"))
+    samples = await metrics.samples()
+    assert [key for key in samples if key[0] == "fulcrum_worker_cpu_wait_ratio"] == [
+        ("fulcrum_worker_cpu_wait_ratio", ("worker", "waits"))
+    ]
+    assert 0.9 < samples["fulcrum_worker_cpu_wait_ratio", ("worker", "waits")] < 1
+
+
 async def test_a_group_is_a_scope_and_its_ranks_tell_their_dummy_steps(metrics):
     for rank, dummy_ms in enumerate((300, 0)):
         batch = step_batch(1, (0, 1400), [step(800, 1200, decode=1)], worker=f"w-{rank}", gpus=2, model="org/moe")

@@ -66,7 +66,7 @@ class Cluster:
 
     async def run(
         self, tenths, *, running=4, waiting_tokens=0, late=False, come=0, awaiting_ready=0, starved=False, batch=0,
-        refused=0, awaited=None,
+        refused=0, awaited=None, cpu_wait=None,
     ):  # fmt: skip
         """Decode workers run so many sequences each, so many prompt tokens wait at the gateway and come a tenth."""
         for _ in range(tenths):
@@ -87,6 +87,8 @@ class Cluster:
                     ran, cover = [step(stopped, start + 40, decode=running or 1)], (stopped, start + 100)
                 self.sent[number] += 1
                 sent = step_batch(self.sent[number], cover, ran, worker=f"gpu-{number}", role=role, load=load)
+                if cpu_wait is not None:
+                    sent.sched_delay_ns = round(cpu_wait * 100 * MS)
                 if starved and role == "decode":
                     sent.starved.append(Interval(start_unix_ns=at(start), end_unix_ns=at(start + 50)))
                 sent.kv_blocks, sent.block_size_tokens, sent.chunk_tokens, sent.max_sequences = 1_000, 16, 512, 64
@@ -259,6 +261,17 @@ async def test_kv_that_is_ready_elsewhere_and_on_its_way_all_the_time_is_a_slow_
     assert status.verdict.causes[0].workers == ["gpu-2", "gpu-3", "gpu-4", "gpu-5"]
     await cluster.run(15, running=2, awaiting_ready=3)
     assert [name for name, _ in cluster.fired()] == [Name.KV_TRANSFER_BOUND]
+
+
+async def test_late_kv_while_workers_wait_for_a_cpu_is_a_lack_of_cores_and_no_slow_link(cluster):
+    await cluster.run(10, cpu_wait=0.02)
+    await cluster.run(45, running=2, awaiting_ready=3, cpu_wait=0.4)
+    verdict = cluster.status().verdict
+    assert (verdict.code, [each.code for each in verdict.causes]) == ("short_of_cpu", ["short_of_cpu"])
+    assert "wait for a CPU 40% of the time" in verdict.sentence
+    assert [name for name, _ in cluster.fired()] == [Name.SHORT_OF_CPU]
+    await cluster.run(60, running=2, awaiting_ready=3, cpu_wait=0.02)
+    assert cluster.status().verdict.code == "slow_link", "its cores are idle"
 
 
 async def test_figures_that_are_old_are_never_told_as_those_of_now(cluster):

@@ -4,7 +4,15 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load, Wor
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.telemetry.fleet_loads import COLUMNS, WINDOW_NS
 from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
-from services.planner.fleet_view import COVERED, DECODE, PREFILL, FleetView, MessageOutcome, WorkerColumns
+from services.planner.fleet_view import (
+    COVERED,
+    DECODE,
+    PREFILL,
+    FleetView,
+    MessageOutcome,
+    WorkerColumns,
+    observed_workers,
+)
 
 WINDOW_MS = 1_000
 
@@ -33,6 +41,20 @@ def test_windows_and_loads_come_out_as_workers_told_them() -> None:
     assert view.times_ns(at(WINDOW_MS)).tolist() == [[0, 0, 0], [1_000 * MS, 250 * MS, 0]]
     assert (view.load(0), view.load(1).running) == (None, 7)  # type: ignore[union-attr]
     assert view.is_known().tolist() == [False, True]
+
+
+def test_waits_for_a_cpu_come_out_as_workers_told_them_and_are_unknown_from_older_services() -> None:
+    telling, view = Telling(), view_of(registered("a"), registered("b"))
+    batches = [step_batch(1, (0, 1_000), worker=name) for name in ("a", "b")]
+    batches[0].sched_delay_ns = 1_000 * MS
+    message = telling.loads(batches, at(WINDOW_MS))
+    older = FleetLoads.FromString(message.SerializeToString())
+    older.ClearField("cpu_waits")
+    assert view.take(older, at(WINDOW_MS)) is MessageOutcome.COUNTED
+    assert [each.cpu_wait for each in observed_workers(view, at(WINDOW_MS))] == [None, None]
+    view = view_of(registered("a"), registered("b"))
+    assert view.take(message, at(WINDOW_MS)) is MessageOutcome.COUNTED
+    assert [each.cpu_wait for each in observed_workers(view, at(WINDOW_MS))] == [0.918, None]
 
 
 def test_of_two_accounts_of_a_window_the_fuller_counts_whichever_comes_first() -> None:

@@ -133,6 +133,7 @@ async def test_workers_are_answered_with_words_and_their_latest_depths(planner):
         "address": "127.0.0.1:1",
         "group": "",
         "coverage": 1.0,
+        "cpu_wait": None,
         "life": "running",
         "life_since_unix_ms": 0,
     }

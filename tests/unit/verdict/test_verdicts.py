@@ -9,7 +9,15 @@ from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.advice import Action
 from libs.policy.verdict.causes import CauseCode, causes
-from libs.policy.verdict.state import ModelState, RoleCounts, UnknownState, VerdictLimits, WorkerState, pressures
+from libs.policy.verdict.state import (
+    Grade,
+    ModelState,
+    RoleCounts,
+    UnknownState,
+    VerdictLimits,
+    WorkerState,
+    pressures,
+)
 from libs.policy.verdict.watch import VerdictWatch
 
 MS = 1_000_000
@@ -143,6 +151,61 @@ def test_several_workers_behind_a_slow_link_are_one_cause():
 def test_kv_that_comes_soon_holds_nobody_up_however_often_it_does():
     behind = {"gpu_3": {"kv_awaited": 0.95, "held_by_link": 1.0, "kv_awaited_s": 0.2}}
     assert codes(state(prompts=0.5, decodes=20, **behind)) == []
+
+
+LATE_KV = {"kv_awaited": 0.9, "held_by_link": 2.0, "kv_awaited_s": 1.5}
+
+
+@pytest.mark.parametrize("short", ["gpu_0", "gpu_4"])  # the sender, the receiver
+def test_a_slow_link_is_not_accused_while_a_process_at_either_end_waits_for_a_cpu(short):
+    def found(cpu_wait):
+        own = {"gpu_4": dict(LATE_KV)}
+        own.setdefault(short, {})["cpu_wait"] = cpu_wait
+        return causes(state(prompts=0.5, decodes=20, **own), LIMITS)
+
+    assert [each.code for each in found(0.38)] == [CauseCode.SHORT_OF_CPU]
+    assert found(0.38)[0].workers == (short.replace("_", "-"),)
+    assert [each.code for each in found(0.05)] == [CauseCode.SLOW_LINK], "its cores are idle"
+    assert [each.code for each in found(None)] == [CauseCode.SLOW_LINK], "it reports nothing"
+
+
+def test_a_slow_worker_is_not_accused_while_it_waits_for_a_cpu_and_the_sentence_says_so():
+    def found(cpu_wait):
+        return causes(state(prompts=0.5, decodes=20, gpu_4={"slowness": 3.0, "cpu_wait": cpu_wait}), LIMITS)
+
+    (cause,) = found(0.38)
+    assert (cause.code, cause.workers) == (CauseCode.SHORT_OF_CPU, ("gpu-4",))
+    assert cause.sentence == (
+        "Short of CPU: worker gpu-4 waits for a CPU 38% of the time; its host has too few cores for what runs there, "
+        "or its CPU limit is too low. Add cores, or move other work away."
+    )
+    assert [each.code for each in found(0.05)] == [CauseCode.SLOW_WORKER], "its cores are idle"
+    assert [each.code for each in found(None)] == [CauseCode.SLOW_WORKER], "it reports nothing"
+
+
+def test_one_worker_that_waits_for_a_cpu_does_not_excuse_another_that_is_slow():
+    slow = {"gpu_4": {"slowness": 3.0, "cpu_wait": 0.4}, "gpu_5": {"slowness": 3.0, "cpu_wait": 0.0}}
+    found = causes(state(prompts=0.5, decodes=20, **slow), LIMITS)
+    assert [(each.code, each.workers) for each in found] == [
+        (CauseCode.SHORT_OF_CPU, ("gpu-4",)),
+        (CauseCode.SLOW_WORKER, ("gpu-5",)),
+    ]
+
+
+def test_between_the_thresholds_of_waits_an_accusation_stands_and_none_begins():
+    subject = state(prompts=0.5, decodes=20, gpu_4={"slowness": 3.0, "cpu_wait": 0.2})
+    assert [(each.code, each.grade) for each in causes(subject, LIMITS)] == [
+        (CauseCode.SHORT_OF_CPU, Grade.HOLD),
+        (CauseCode.SLOW_WORKER, Grade.HOLD),
+    ]
+
+
+def test_waits_for_a_cpu_are_named_where_work_presses_and_behind_what_presses():
+    short = {f"gpu_{number}": {"cpu_wait": 0.3 + number / 100} for number in range(8)}
+    assert codes(state(prompts=0.5, decodes=20, **short)) == [], "they hold nobody up"
+    found = causes(state(prompts=5.0, decodes=20, **short), LIMITS)
+    assert [each.code for each in found] == [CauseCode.PREFILL_BOUND, CauseCode.SHORT_OF_CPU]
+    assert "workers gpu-7, gpu-6, gpu-5, gpu-4 and 4 more wait for a CPU 37% of the time or less" in found[1].sentence
 
 
 def look_through(watch, subject, times):

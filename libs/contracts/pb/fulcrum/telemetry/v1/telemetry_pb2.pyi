@@ -22,7 +22,7 @@ OUTCOME_REJECTED: Outcome
 OUTCOME_FAILED: Outcome
 
 class StepBatch(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "starved", "kv_transfers", "load", "dropped_batches", "engine", "step_time", "compute", "gpu_readings", "kv_blocks", "max_sequences", "last", "block_size_tokens", "chunk_tokens", "group", "dummy_steps")
+    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "starved", "kv_transfers", "load", "dropped_batches", "engine", "step_time", "compute", "gpu_readings", "kv_blocks", "max_sequences", "last", "block_size_tokens", "chunk_tokens", "group", "dummy_steps", "sched_delay_ns")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class StepBatch(_message.Message):
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     DUMMY_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SCHED_DELAY_NS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     sequence: int
@@ -73,7 +74,8 @@ class StepBatch(_message.Message):
     chunk_tokens: int
     group: str
     dummy_steps: DummySteps
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., starved: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., compute: _Optional[_Union[_common_pb2.Compute, _Mapping]] = ..., gpu_readings: _Optional[_Iterable[_Union[GpuReading, _Mapping]]] = ..., kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., last: _Optional[bool] = ..., block_size_tokens: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., group: _Optional[str] = ..., dummy_steps: _Optional[_Union[DummySteps, _Mapping]] = ...) -> None: ...
+    sched_delay_ns: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., starved: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., compute: _Optional[_Union[_common_pb2.Compute, _Mapping]] = ..., gpu_readings: _Optional[_Iterable[_Union[GpuReading, _Mapping]]] = ..., kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., last: _Optional[bool] = ..., block_size_tokens: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., group: _Optional[str] = ..., dummy_steps: _Optional[_Union[DummySteps, _Mapping]] = ..., sched_delay_ns: _Optional[int] = ...) -> None: ...
 
 class DummySteps(_message.Message):
     __slots__ = ("steps", "spans")
@@ -330,7 +332,7 @@ class SharedWindow(_message.Message):
     def __init__(self, start_unix_ns: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., covered_ns: _Optional[_Iterable[int]] = ..., prefill_ns: _Optional[_Iterable[int]] = ..., decode_ns: _Optional[_Iterable[int]] = ..., kv_wait_ns: _Optional[_Iterable[int]] = ..., roles: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FleetLoads(_message.Message):
-    __slots__ = ("metrics_id", "incarnation", "told_unix_ns", "worker_ids", "incarnations", "covered_to_unix_ns", "epochs", "roles", "budget_tokens", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "windows", "step_times", "targets", "assessments")
+    __slots__ = ("metrics_id", "incarnation", "told_unix_ns", "worker_ids", "incarnations", "covered_to_unix_ns", "epochs", "roles", "budget_tokens", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "windows", "step_times", "targets", "assessments", "cpu_waits")
     METRICS_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TOLD_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +354,7 @@ class FleetLoads(_message.Message):
     STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     ASSESSMENTS_FIELD_NUMBER: _ClassVar[int]
+    CPU_WAITS_FIELD_NUMBER: _ClassVar[int]
     metrics_id: str
     incarnation: int
     told_unix_ns: int
@@ -373,7 +376,8 @@ class FleetLoads(_message.Message):
     step_times: _containers.RepeatedCompositeFieldContainer[WorkerStepTime]
     targets: _containers.RepeatedCompositeFieldContainer[_common_pb2.ModelTarget]
     assessments: _containers.RepeatedCompositeFieldContainer[ModelAssessment]
-    def __init__(self, metrics_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., incarnations: _Optional[bytes] = ..., covered_to_unix_ns: _Optional[bytes] = ..., epochs: _Optional[bytes] = ..., roles: _Optional[bytes] = ..., budget_tokens: _Optional[bytes] = ..., running: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., awaiting_kv: _Optional[bytes] = ..., free_kv_blocks: _Optional[bytes] = ..., preemptions: _Optional[bytes] = ..., recomputed_tokens: _Optional[bytes] = ..., pool_faults: _Optional[bytes] = ..., windows: _Optional[_Iterable[_Union[LoadWindow, _Mapping]]] = ..., step_times: _Optional[_Iterable[_Union[WorkerStepTime, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[_common_pb2.ModelTarget, _Mapping]]] = ..., assessments: _Optional[_Iterable[_Union[ModelAssessment, _Mapping]]] = ...) -> None: ...
+    cpu_waits: bytes
+    def __init__(self, metrics_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., incarnations: _Optional[bytes] = ..., covered_to_unix_ns: _Optional[bytes] = ..., epochs: _Optional[bytes] = ..., roles: _Optional[bytes] = ..., budget_tokens: _Optional[bytes] = ..., running: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., awaiting_kv: _Optional[bytes] = ..., free_kv_blocks: _Optional[bytes] = ..., preemptions: _Optional[bytes] = ..., recomputed_tokens: _Optional[bytes] = ..., pool_faults: _Optional[bytes] = ..., windows: _Optional[_Iterable[_Union[LoadWindow, _Mapping]]] = ..., step_times: _Optional[_Iterable[_Union[WorkerStepTime, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[_common_pb2.ModelTarget, _Mapping]]] = ..., assessments: _Optional[_Iterable[_Union[ModelAssessment, _Mapping]]] = ..., cpu_waits: _Optional[bytes] = ...) -> None: ...
 
 class ModelAssessment(_message.Message):
     __slots__ = ("model", "prefill", "decode", "prefill_pressure", "decode_pressure", "work", "step_time", "chunk_tokens", "max_sequences", "kv_tokens", "missing_workers", "advised")

@@ -1,0 +1,54 @@
+"""What a worker's batches say of its waits for a CPU."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
+from libs.engine.reports import EngineLoad
+from libs.perfmodel.learner import StepTimeLearner
+from libs.policy.step_time import StepTimeModel
+from libs.testing.workers.hosts import RecordingBus
+from libs.worker.telemetry import StepBatchBuilder, TelemetryPublisher, TelemetrySource
+
+LOAD = EngineLoad(running=0, waiting=0, waiting_prefill_tokens=0, awaiting_kv=0, free_kv_blocks=0)
+
+
+class Waits:
+    """A reader that has counted `waits_ns` between reports."""
+
+    def __init__(self, *waits_ns: int | None) -> None:
+        self._waits_ns = list(waits_ns)
+
+    def take(self) -> int | None:
+        return self._waits_ns.pop(0)
+
+
+def publisher(bus: RecordingBus, waits: Any, clock: Any) -> TelemetryPublisher:
+    host: Any = SimpleNamespace(
+        engine=SimpleNamespace(load=lambda: LOAD),
+        assignment=SimpleNamespace(message=Assignment(model="m")),
+        speed=SimpleNamespace(settled_kv_token_ns=0.0),
+    )
+    step_times: Any = SimpleNamespace(
+        fitted=StepTimeLearner(StepTimeModel(1e6, 1e3, 0.0, 1e6, 1e3, 1.0, interference=0.0)).fitted()
+    )
+    kv: Any = SimpleNamespace(pulls=0, refused_kv_pulls=0, refused_pulls=0)
+    gpus: Any = SimpleNamespace(take=lambda: ())
+    builder = StepBatchBuilder(TelemetrySource("w", 1, "n", 1, "sim"), 0)
+    return TelemetryPublisher(
+        builder, host, step_times, bus, clock, kv=kv, gpus=gpus, cpu_waits=waits, period_ms=100
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("waits", "told"), [(Waits(30, 0), [30, 0]), (Waits(None, 7), [None, 7]), (None, [None, None])]
+)
+def test_each_batch_says_how_long_was_waited_since_the_last_or_nothing(waits: Any, told: list[int | None]) -> None:
+    bus, moments = RecordingBus(), iter((1_000, 2_000))
+    reports = publisher(bus, waits, SimpleNamespace(now_ns=lambda: next(moments)))
+    reports.publish()
+    reports.publish()
+    found: list[Any] = bus.published
+    assert [each.sched_delay_ns if each.HasField("sched_delay_ns") else None for each in found] == told
