@@ -179,6 +179,12 @@ class TrafficLog:
         prompt = sum(each.prompt_tokens for each in own)
         return sum(each.cached_tokens for each in own) / prompt if prompt else 0.0
 
+    def mean_prompt_tokens(self, model: str, now_ns: int) -> float:
+        """Return the mean prompt length of a model's requests without batch jobs; 0 if there were none."""
+        self._forget(now_ns)
+        own = [each.prompt_tokens for each in self._requests if each.model == model and not each.batch]
+        return sum(own) / len(own) if own else 0.0
+
     def refused_tokens_per_s(self, model: str, now_ns: int, span_ns: int) -> float:
         """Return the prompt tokens per second of requests refused for lack of room, which are demand too."""
         self._forget(now_ns)

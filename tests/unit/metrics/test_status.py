@@ -25,7 +25,8 @@ from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.status.report import cluster_status, promise_score, status_router
+from services.metrics.status.report import cluster_status, status_router
+from services.metrics.status.score import promise_score
 
 RAN = KindFit(steps=100)
 MODEL = StepTimeModel(8e6, 6e4, 0.0, 15e6, 3e5, 25.0, interference=1.0)

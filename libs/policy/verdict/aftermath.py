@@ -1,0 +1,89 @@
+"""The course of a model's latency after a change of roles: when its backlog is gone, and TTFT and TPOT from then on.
+
+Prompts that wait are worked off by the capacity that arrivals leave over. Afterwards prompts meet the queue that
+chance arrivals make at that utilisation.
+"""
+
+from dataclasses import replace
+from math import log, sqrt
+from typing import Final
+
+from libs.policy.planner.hindsight import MAX_NS, outlook
+from libs.policy.pressure import Split, Workload, prompt_speed
+from libs.policy.verdict.state import PRESSURE, ModelState, Promise, PromisedFigure, RoleCounts, in_hand_ns
+
+MOST_S: Final = MAX_NS / 1e9
+"""The bound on a promised time until a backlog is gone."""
+# As many standard errors on either side as pressures are promised with.
+ERRORS: Final = 1.5
+LEAST_ERROR: Final = 0.1
+"""The least relative error of the arrival rate."""
+TAIL: Final = 0.05
+MOST_BUSY: Final = 0.97
+"""The utilisation above which the queue of chance arrivals is not extrapolated."""
+# Sequences begin and end together by chance, so the slowest twentieth of requests decodes in larger batches.
+TPOT_ERRORS: Final = (0.2, 0.3)
+
+
+def aftermath(state: ModelState, work: Workload, counts: RoleCounts, then: Split) -> dict[PromisedFigure, Promise]:
+    """Return what to promise beside pressure for these roles, of which `work` and `then` are the work and the split.
+
+    There is no entry for a backlog where none waits, and for neither it nor TTFT where it would not be worked off.
+    """
+    found = {}
+    speed = prompt_speed(state.engine, work, counts.prefill, counts.mixed, counts.lending)
+    if speed > state.arrival_rate:
+        backlog = _backlog(state, counts, speed)
+        if backlog is not None:
+            found[PromisedFigure.BACKLOG] = backlog
+        if then.decode_pressure <= 1:
+            found[PromisedFigure.TTFT] = _ttft(state, work, counts, then, speed)
+    if state.pressures.decode > PRESSURE.clear and counts.mixed:
+        settled = outlook(state.engine, replace(work, waiting_ns=0.0), then, counts.lending)
+        tpot_ms, (under, over) = settled.tpot_ns / 1e6, TPOT_ERRORS
+        found[PromisedFigure.TPOT] = Promise(tpot_ms, tpot_ms * (1 - under), tpot_ms * (1 + over))
+    return found
+
+
+def _backlog(state: ModelState, counts: RoleCounts, speed: float) -> Promise | None:
+    """Return the time in s until no more waits than the prefill workers have in hand; None if no more does now."""
+    waits_s = (state.work.waiting_ns - in_hand_ns(state.engine, counts.prefill)) / 1e9
+    if waits_s <= 0:
+        return None
+    rate, error = state.arrival_rate, ERRORS * _error(state)
+    left = speed - rate
+    # Chance arrivals while the backlog lasts: the spread of a random walk's first passage.
+    noise = rate * _prompt_ns(state) / 1e9 * left / waits_s
+    then = waits_s / left
+    least = waits_s / (left + rate * error + ERRORS * sqrt(noise))
+    slow = speed - rate * (1 + error)
+    most = waits_s / slow + ERRORS * sqrt(noise) * then / left if slow > 0 else MOST_S
+    return Promise(min(then, MOST_S), min(least, MOST_S), min(most, MOST_S))
+
+
+def _ttft(state: ModelState, work: Workload, counts: RoleCounts, then: Split, speed: float) -> Promise:
+    """Return TTFT p95 in ms once the backlog is gone."""
+    engine, error = state.engine, ERRORS * _error(state)
+    prompt_ns, step_ns = _prompt_ns(state), engine.chunk_tokens / engine.chunk_speed
+    further_ns = max(prompt_ns - step_ns, 0.0)
+
+    def at(rate: float) -> float:
+        busy = min(rate / speed, MOST_BUSY)
+        queue_ns = prompt_ns * busy / (2 * (1 - busy)) * log(busy / TAIL) if busy > TAIL else 0.0
+        return outlook(engine, replace(work, waiting_ns=queue_ns), then, counts.lending).ttft_ns + further_ns
+
+    rate = state.arrival_rate
+    least_ns = min(prompt_ns, at(rate * max(1 - error, 0.0)))
+    # A prompt that arrives within a step waits for its end.
+    most_ns = at(rate * (1 + error)) + step_ns
+    then_ns = at(rate) + step_ns / 2
+    return Promise(min(then_ns, MAX_NS) / 1e6, least_ns / 1e6, min(most_ns, MAX_NS) / 1e6)
+
+
+def _prompt_ns(state: ModelState) -> float:
+    """Return the time that a typical prompt takes one worker; a chunk's if its length is unknown."""
+    return (state.prompt_tokens or state.engine.chunk_tokens) / state.engine.chunk_speed
+
+
+def _error(state: ModelState) -> float:
+    return max(state.arrival_error, LEAST_ERROR / ERRORS)
