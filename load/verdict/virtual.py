@@ -6,7 +6,6 @@ for minutes.
 
 import asyncio
 import json
-import math
 import statistics
 import tempfile
 from collections import defaultdict
@@ -23,10 +22,9 @@ from libs.bus.work import Handle, Produced
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share
 from libs.contracts.topics import BATCH_SHARES, Topic
 from libs.policy.pressure import KV_FILL
-from libs.policy.verdict.promises import LEAST_ANSWERS
-from libs.policy.verdict.state import LEAST_WAIT_S
 from load.chaos.cluster import EPOCH_NS
 from load.chaos.suite import SuiteSpec, VirtualSuite, run_virtual
+from load.verdict.followed import FollowedFigure, see_latencies
 from load.verdict.situations import WORKERS, Device, DrawnSuite, Planted, Situations, arrivals, draw_suite
 from services.gateway.batch.run import BatchPorts
 
@@ -49,20 +47,6 @@ class Request(Protocol):
     tokens: int
     first_s: float
     done: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FollowedFigure:
-    """A promised range, and what came of it."""
-
-    figure: str
-    least: float
-    most: float
-    came: float
-
-    @property
-    def kept(self) -> bool:
-        return self.least <= self.came <= self.most
 
 
 @dataclass(slots=True)
@@ -89,7 +73,7 @@ class Outcome:
     """The pressure that following the advice leaves, as the advice predicts it. None if there was no advice."""
     left: float | None = None
     """The pressure measured after the advice was followed."""
-    followed: list["FollowedFigure"] = field(default_factory=list)
+    followed: list[FollowedFigure] = field(default_factory=list)
     """What else the advice promised and what clients and status saw of it, as far as that came to be known."""
 
     @property
@@ -215,11 +199,6 @@ PLAYED_S: Final = 60.0
 # When the pressure left by advised moves is measured, in seconds after them: sequences that were held decode once
 # their prompts are computed, which takes about a second.
 MOVED_S: Final = (1.0, 2.5)
-# How long a backlog is awaited after advised moves, how long requests that arrive without one are counted, and how long
-# their first tokens are awaited.
-GONE_WITHIN_S: Final = 25.0
-ARRIVE_S: Final = 8.0
-ANSWER_S: Final = 4.0
 # Prompt and output tokens of a batch line.
 LINE: Final = (210, 40)
 LASTS_S: Final = {"busy": 600.0, "too_small": 120.0}
@@ -393,35 +372,7 @@ class _Trial:
         outcome.predicted = action["pressure_then"]
         outcome.left = statistics.median(seen) if seen else None
         if action["backlog_most_s"] is not None or action["ttft_p95_most_ms"] is not None:
-            await self._see_latencies(outcome, action, reported, moved_s)
-
-    async def _see_latencies(
-        self, outcome: Outcome, action: dict[str, Any], reported: Reported, moved_s: float
-    ) -> None:
-        """Record when the backlog was gone, and TTFT p95 of requests sent soon after, as their clients saw it."""
-        suite = self._suite
-        engine = self._drawn.device.engine
-        chunk_s = max(engine.chunk_tokens / engine.chunk_speed / 1e9, LEAST_WAIT_S)
-
-        def gone_s() -> float | None:
-            return next((at_s for at_s, waits_s in reported.waits_s if at_s > moved_s and waits_s <= chunk_s), None)
-
-        while (at_s := gone_s()) is None and suite.now_s < moved_s + GONE_WITHIN_S:  # noqa: ASYNC110
-            await asyncio.sleep(POLL_S)
-        if action["backlog_most_s"] is not None:
-            took_s = (suite.now_s if at_s is None else at_s) - moved_s
-            ends = action["backlog_least_s"], action["backlog_most_s"]
-            outcome.followed.append(FollowedFigure("backlog", *ends, took_s))
-        if at_s is None or action["ttft_p95_most_ms"] is None:
-            return
-        await asyncio.sleep(max(at_s + ARRIVE_S - suite.now_s, 0.0))
-        asked = [each for each in suite.asked[self._first :] if at_s <= each.sent_s <= at_s + ARRIVE_S]
-        await asyncio.sleep(ANSWER_S)
-        ttfts = sorted((each.first_s or suite.now_s) - each.sent_s for each in asked if not each.broken)
-        if len(ttfts) >= LEAST_ANSWERS:
-            came_ms = ttfts[math.ceil(0.95 * len(ttfts)) - 1] * 1e3
-            ends = action["ttft_p95_least_ms"], action["ttft_p95_most_ms"]
-            outcome.followed.append(FollowedFigure("ttft", *ends, came_ms))
+            outcome.followed = await see_latencies(self._suite, self._drawn.device, action, reported.waits_s, moved_s)
 
     async def _poll(self, reported: Reported) -> None:
         while True:

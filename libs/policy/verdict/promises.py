@@ -156,7 +156,10 @@ class PromiseLog:
         if not followed.gone_ns:
             if state.has_backlog and age_ns < WATCHED_NS:
                 return False
-            self._record(followed, state.model, PromisedFigure.BACKLOG, age_ns / 1e9)
+            promise = followed.action.backlog_s
+            # What was promised to last longer than it is watched may still be kept.
+            if promise is not None and not (state.has_backlog and promise.most > age_ns / 1e9):
+                self._record(followed, state.model, PromisedFigure.BACKLOG, age_ns / 1e9)
             followed.gone_ns = now_ns
             return state.has_backlog
         if now_ns - followed.gone_ns < ENDED_NS:
