@@ -10,7 +10,7 @@ from typing import Final
 
 from libs.policy.planner.hindsight import MAX_NS, outlook
 from libs.policy.pressure import Split, Workload, prompt_speed
-from libs.policy.verdict.state import PRESSURE, ModelState, Promise, PromisedFigure, RoleCounts, in_hand_ns
+from libs.policy.verdict.state import PRESSURE, QUEUED_S, ModelState, Promise, PromisedFigure, RoleCounts, in_hand_ns
 
 MOST_S: Final = MAX_NS / 1e9
 """The bound on a promised time until a backlog is gone."""
@@ -20,7 +20,7 @@ LEAST_ERROR: Final = 0.1
 """The least relative error of the arrival rate."""
 TAIL: Final = 0.05
 MOST_BUSY: Final = 0.97
-"""The utilisation above which the queue of chance arrivals is not extrapolated."""
+"""The utilisation above which neither an end of a backlog nor a queue of chance arrivals is foreseen."""
 # Sequences begin and end together by chance, so the slowest twentieth of requests decodes in larger batches.
 TPOT_ERRORS: Final = (0.2, 0.3)
 
@@ -28,11 +28,12 @@ TPOT_ERRORS: Final = (0.2, 0.3)
 def aftermath(state: ModelState, work: Workload, counts: RoleCounts, then: Split) -> dict[PromisedFigure, Promise]:
     """Return what to promise beside pressure for these roles, of which `work` and `then` are the work and the split.
 
-    There is no entry for a backlog where none waits, and for neither it nor TTFT where it would not be worked off.
+    There is no entry for a backlog where next to none waits, and for neither it nor TTFT where it may not be worked off.
     """
     found = {}
     speed = prompt_speed(state.engine, work, counts.prefill, counts.mixed, counts.lending)
-    if speed > state.arrival_rate:
+    # Where the rate could be as high as the speed, nobody can say when a backlog ends.
+    if state.arrival_rate * (1 + ERRORS * _error(state)) < speed * MOST_BUSY:
         backlog = _backlog(state, counts, speed)
         if backlog is not None:
             found[PromisedFigure.BACKLOG] = backlog
@@ -46,18 +47,19 @@ def aftermath(state: ModelState, work: Workload, counts: RoleCounts, then: Split
 
 
 def _backlog(state: ModelState, counts: RoleCounts, speed: float) -> Promise | None:
-    """Return the time in s until no more waits than the prefill workers have in hand; None if no more does now."""
+    """Return the time in s until no more waits than the prefill workers have in hand; None if that is next to none."""
     waits_s = (state.work.waiting_ns - in_hand_ns(state.engine, counts.prefill)) / 1e9
-    if waits_s <= 0:
-        return None
     rate, error = state.arrival_rate, ERRORS * _error(state)
     left = speed - rate
+    if waits_s < QUEUED_S * left:
+        return None
     # Chance arrivals while the backlog lasts: the spread of a random walk's first passage.
     noise = rate * _prompt_ns(state) / 1e9 * left / waits_s
     then = waits_s / left
     least = waits_s / (left + rate * error + ERRORS * sqrt(noise))
-    slow = speed - rate * (1 + error)
-    most = waits_s / slow + ERRORS * sqrt(noise) * then / left if slow > 0 else MOST_S
+    # The last prompts are computed in steps that must end.
+    step_s = state.engine.chunk_tokens / state.engine.chunk_speed / 1e9
+    most = waits_s / (speed - rate * (1 + error)) + ERRORS * sqrt(noise) * then / left + step_s
     return Promise(min(then, MOST_S), min(least, MOST_S), min(most, MOST_S))
 
 

@@ -10,7 +10,6 @@ from typing import Final
 
 from libs.policy.roles import Role
 from libs.policy.verdict.advice import Action, advice, stands
-from libs.policy.verdict.aftermath import MOST_S
 from libs.policy.verdict.state import (
     CLEAR_PRESSURE,
     LEAST_WAIT_S,
@@ -323,12 +322,7 @@ def _then(action: Action, state: ModelState) -> str:
 
 
 def figures(promise: Promise) -> str:
-    """Format a range as "6 to 9", with one decimal below 10, or as one figure if both ends read alike.
-
-    A range whose end is not foreseen reads "6 or more".
-    """
-    if promise.most >= MOST_S:
-        return f"{promise.least:.0f} or more"
+    """Format a range as "6 to 9", with one decimal below 10, or as one figure if both ends read alike."""
     least, most = (f"{each:.0f}" if each >= 10 else f"{each:.1f}" for each in (promise.least, promise.most))
     return least if least == most else f"{least} to {most}"
 
