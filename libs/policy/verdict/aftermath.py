@@ -19,8 +19,10 @@ ERRORS: Final = 1.5
 LEAST_ERROR: Final = 0.1
 """The least relative error of the arrival rate."""
 TAIL: Final = 0.05
-MOST_BUSY: Final = 0.97
-"""The utilisation above which neither an end of a backlog nor a queue of chance arrivals is foreseen."""
+SURE_BUSY: Final = 0.9
+"""The utilisation above which neither an end of a backlog nor a latency is foreseen."""
+MOST_BUSY: Final = 0.95
+"""The bound on the utilisation of the worse end of a range."""
 # Sequences begin and end together by chance, so the slowest twentieth of requests decodes in larger batches.
 TPOT_ERRORS: Final = (0.2, 0.3)
 
@@ -28,12 +30,11 @@ TPOT_ERRORS: Final = (0.2, 0.3)
 def aftermath(state: ModelState, work: Workload, counts: RoleCounts, then: Split) -> dict[PromisedFigure, Promise]:
     """Return what to promise beside pressure for these roles, of which `work` and `then` are the work and the split.
 
-    There is no entry for a backlog where next to none waits, and for neither it nor TTFT where it may not be worked off.
+    A backlog has no entry where next to none waits. Neither it nor TTFT has one where it may not be worked off.
     """
     found = {}
     speed = prompt_speed(state.engine, work, counts.prefill, counts.mixed, counts.lending)
-    # Where the rate could be as high as the speed, nobody can say when a backlog ends.
-    if state.arrival_rate * (1 + ERRORS * _error(state)) < speed * MOST_BUSY:
+    if state.arrival_rate < speed * SURE_BUSY:
         backlog = _backlog(state, counts, speed)
         if backlog is not None:
             found[PromisedFigure.BACKLOG] = backlog
@@ -57,9 +58,10 @@ def _backlog(state: ModelState, counts: RoleCounts, speed: float) -> Promise | N
     noise = rate * _prompt_ns(state) / 1e9 * left / waits_s
     then = waits_s / left
     least = waits_s / (left + rate * error + ERRORS * sqrt(noise))
-    # The last prompts are computed in steps that must end.
+    # The last prompts are computed in steps that must end, and that are not full.
     step_s = state.engine.chunk_tokens / state.engine.chunk_speed / 1e9
-    most = waits_s / (speed - rate * (1 + error)) + ERRORS * sqrt(noise) * then / left + step_s
+    slowest = max(speed * _alone_share(state) - rate * (1 + error), speed * (1 - MOST_BUSY))
+    most = waits_s / min(slowest, left) + ERRORS * sqrt(noise) * then / left + step_s
     return Promise(min(then, MOST_S), min(least, MOST_S), min(most, MOST_S))
 
 
@@ -70,7 +72,7 @@ def _ttft(state: ModelState, work: Workload, counts: RoleCounts, then: Split, sp
     further_ns = max(prompt_ns - step_ns, 0.0)
 
     def at(rate: float) -> float:
-        busy = min(rate / speed, MOST_BUSY)
+        busy = min(rate / (speed * _alone_share(state)), MOST_BUSY)
         queue_ns = prompt_ns * busy / (2 * (1 - busy)) * log(busy / TAIL) if busy > TAIL else 0.0
         return outlook(engine, replace(work, waiting_ns=queue_ns), then, counts.lending).ttft_ns + further_ns
 
@@ -83,8 +85,18 @@ def _ttft(state: ModelState, work: Workload, counts: RoleCounts, then: Split, sp
 
 
 def _prompt_ns(state: ModelState) -> float:
-    """Return the time that a typical prompt takes one worker; a chunk's if its length is unknown."""
-    return (state.prompt_tokens or state.engine.chunk_tokens) / state.engine.chunk_speed
+    """Return the time that a typical prompt takes one worker by itself; a chunk's if its length is unknown."""
+    tokens = state.prompt_tokens or float(state.engine.chunk_tokens)
+    return max(state.engine.step_time.chunks_ns(round(tokens), round(tokens * tokens)), 1.0)
+
+
+def _alone_share(state: ModelState) -> float:
+    """Return the speed of prompts that come one by one, as a share of the speed in full steps.
+
+    Without a queue a step has one prompt, which does not fill it but takes its fixed time all the same.
+    """
+    tokens = state.prompt_tokens or float(state.engine.chunk_tokens)
+    return min(tokens / _prompt_ns(state) / state.engine.chunk_speed, 1.0)
 
 
 def _error(state: ModelState) -> float:
