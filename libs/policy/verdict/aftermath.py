@@ -38,7 +38,8 @@ def aftermath(state: ModelState, work: Workload, counts: RoleCounts, then: Split
         backlog = _backlog(state, counts, speed)
         if backlog is not None:
             found[PromisedFigure.BACKLOG] = backlog
-        if then.decode_pressure <= 1:
+        # Near a pressure of 1 requests may wait for a place to decode before their prompts are computed.
+        if then.decode_pressure <= SURE_BUSY:
             found[PromisedFigure.TTFT] = _ttft(state, work, counts, then, speed)
     if state.pressures.decode > PRESSURE.clear and counts.mixed:
         settled = outlook(state.engine, replace(work, waiting_ns=0.0), then, counts.lending)
