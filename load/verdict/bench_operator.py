@@ -26,7 +26,7 @@ from load.verdict.virtual import LINE, REST_S, WARM_S, WaitingJob, is_there
 from load.verdict.voices import Judge, Look, look
 from services.gateway.batch.run import BatchPorts
 from services.metrics.settings import MetricsSettings
-from services.metrics.status.report import promise_score
+from services.metrics.status.score import promise_score
 
 PERIOD_S: Final = 0.25
 WITHIN_S: Final = 3.0
@@ -188,7 +188,7 @@ class _Reader:
         result.mended = self._mode == "auto" and not judge.late_s
         metrics = self._suite.cluster.processes[METRICS].metrics
         assert metrics is not None
-        result.promises = [asdict(each) for each in promise_score(metrics.verdicts.promises).promises]
+        result.promises = [asdict(each) for each in promise_score(metrics.verdicts.promises).outcomes]
         return result
 
     def _late_alerts(self, result: SceneResult) -> list[str]:

@@ -38,7 +38,17 @@ def _line(planted: Planted, outcome: Outcome) -> str:
         f"{outcome.seed:>6} {planted.name:<24} {split} isl {load.isl:>4} osl {load.osl:>4} rate {load.rate:>5.1f} "
         f"{mark} {named} {outcome.why or outcome.sentence}"
         + ("" if outcome.off is None else f" Left {outcome.left:.2f} of {outcome.predicted:.2f}.")
+        + "".join(
+            f" {each.figure} {each.came:.1f} of {each.least:.1f} to {each.most:.1f}{'' if each.kept else ' MISSED'}."
+            for each in outcome.followed
+        )
     )
+
+
+def _kept(outcomes: Sequence[Outcome], figure: str) -> str:
+    """Return "3 of 4": how many promises of a figure held."""
+    own = [each.kept for outcome in outcomes for each in outcome.followed if each.figure == figure]
+    return f"{sum(own)} of {len(own)}"
 
 
 def main() -> None:
@@ -74,6 +84,8 @@ def main() -> None:
                 "named_p50_s": statistics.median(named_s) if named_s else None,
                 "advice_followed": len(followed),
                 "advice_within_15_percent": sum(abs(each) <= 0.15 for each in followed),
+                "backlog_kept": _kept(found, "backlog"),
+                "ttft_kept": _kept(found, "ttft"),
                 "named_most_s": named_s[-1] if named_s else None,
                 "wrong": [f"{each.name} (seed {each.seed}): {each.why}" for each in found if not each.right],
                 "took_s": time.monotonic() - began_s,

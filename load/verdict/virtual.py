@@ -24,6 +24,7 @@ from libs.contracts.topics import BATCH_SHARES, Topic
 from libs.policy.pressure import KV_FILL
 from load.chaos.cluster import EPOCH_NS
 from load.chaos.suite import SuiteSpec, VirtualSuite, run_virtual
+from load.verdict.followed import FollowedFigure, see_latencies
 from load.verdict.situations import WORKERS, Device, DrawnSuite, Planted, Situations, arrivals, draw_suite
 from services.gateway.batch.run import BatchPorts
 
@@ -72,6 +73,8 @@ class Outcome:
     """The pressure that following the advice leaves, as the advice predicts it. None if there was no advice."""
     left: float | None = None
     """The pressure measured after the advice was followed."""
+    followed: list[FollowedFigure] = field(default_factory=list)
+    """What else the advice promised and what clients and status saw of it, as far as that came to be known."""
 
     @property
     def off(self) -> float | None:
@@ -128,6 +131,8 @@ class Reported:
 
     changes: list[tuple[float, str, frozenset[str], str]] = field(default_factory=list)
     pressures: list[tuple[float, ...]] = field(default_factory=list)
+    waits_s: list[tuple[float, float]] = field(default_factory=list)
+    """Pairs of a time and the seconds of work that waited for each prefill worker."""
 
     def take(self, status: dict[str, Any], at_s: float) -> None:
         """Record one answer as of a moment."""
@@ -142,6 +147,7 @@ class Reported:
                 found = (model["prefill"]["pressure"], decode["batch_pressure"], decode["kv_pressure"])
                 shares = (decode["kv_wait"] or 0.0, decode["starved"] or 0.0, decode["busy"] or 0.0)
                 self.pressures.append((at_s, *found, model["cluster_pressure"], *shares))
+                self.waits_s.append((at_s, model["prefill"]["waiting_s"] or 0.0))
 
 
 def judged(planted: Planted, seed: int, reported: Reported, began_s: float, cause_s: float | None) -> Outcome:
@@ -363,6 +369,8 @@ class _Trial:
         seen = [max(each[1:4]) for each in reported.pressures if each[0] >= moved_s + MOVED_S[0]]
         outcome.predicted = action["pressure_then"]
         outcome.left = statistics.median(seen) if seen else None
+        if action["backlog_most_s"] is not None or action["ttft_p95_most_ms"] is not None:
+            outcome.followed = await see_latencies(self._suite, self._drawn.device, action, reported.waits_s, moved_s)
 
     async def _poll(self, reported: Reported) -> None:
         while True:

@@ -189,13 +189,43 @@ def show_advice(ready_file: Path | None, *, apply: bool, yes: bool, as_json: boo
     status = parse_status(get_json(suite.metrics, STATUS_PATH))
     verdict, advised = status.verdict, commands(status.verdict)
     if as_json:
-        print(json.dumps({"verdict": verdict.code, "sentence": verdict.sentence, "commands": advised}))
+        said = {"verdict": verdict.code, "sentence": verdict.sentence, "commands": advised}
+        promised = {} if verdict.action is None else {name: getattr(verdict.action, name) for name in PROMISED}
+        print(json.dumps(said | {"promised": promised}))
     elif advised:
         print("\n".join(advised))
+        if verdict.action is not None and (promise := promise_line(verdict.action)):
+            # Standard output has commands alone, to be piped to a shell.
+            print(promise, file=sys.stderr)
     else:
         print(f"Nothing to run: {verdict.sentence}", file=sys.stderr)
     if apply and verdict.action is not None:
         _apply(status, verdict.action, ready_file, yes=yes, as_json=as_json)
+
+
+PROMISED: Final = (
+    "pressure_least", "pressure_most", "backlog_least_s", "backlog_most_s", "ttft_p95_least_ms", "ttft_p95_most_ms",
+    "tpot_p95_least_ms", "tpot_p95_most_ms",
+)  # fmt: skip
+
+
+def promise_line(action: ActionAnswer) -> str:
+    """Return what a command promises beside pressure; empty if that is nothing."""
+    ranges = (
+        ("waiting prompts gone in", figures(action.backlog_least_s, action.backlog_most_s), "s"),
+        ("TTFT p95 then", figures(action.ttft_p95_least_ms, action.ttft_p95_most_ms), "ms"),
+        ("TPOT p95", figures(action.tpot_p95_least_ms, action.tpot_p95_most_ms), "ms"),
+    )
+    said = ", ".join(f"{name} {ends} {unit}" for name, ends, unit in ranges if ends)
+    return f"Promised: {said}." if said else ""
+
+
+def figures(least: float | None, most: float | None) -> str:
+    """Format a range as "6 to 9", with one decimal below 10; empty if it is unknown."""
+    if least is None or most is None:
+        return ""
+    low, high = (f"{each:.0f}" if each >= 10 else f"{each:.1f}" for each in (least, most))
+    return low if low == high else f"{low} to {high}"
 
 
 ADVICE_PATH: Final = "/v1/advice"
@@ -212,14 +242,42 @@ class PromiseAnswer(msgspec.Struct, frozen=True):
     kept: bool
 
 
+class FigureAnswer(msgspec.Struct, frozen=True):
+    """How many promises of one figure were kept."""
+
+    figure: str
+    kept: int
+    of: int
+
+
+class OutcomeAnswer(msgspec.Struct, frozen=True):
+    """One figure that a followed command promised, and what came of it."""
+
+    figure: str
+    code: str
+    command: str
+    least: float
+    most: float
+    came: float
+    kept: bool
+
+
 class ScoreAnswer(msgspec.Struct, frozen=True):
     kept: int
     of: int
     promises: list[PromiseAnswer] = []
+    by_figure: list[FigureAnswer] = []  # a service of before has neither
+    outcomes: list[OutcomeAnswer] = []
+
+
+# How each figure other than pressure is shown: its name, and its unit.
+FIGURES: Final = {"backlog": ("backlog gone", "s"), "ttft": ("TTFT p95", "ms"), "tpot": ("TPOT p95", "ms")}
+# The kinds of promises of which a line is printed, as they are named there.
+NAMES: Final = {"pressure": "pressure", "backlog": "backlog", "ttft": "TTFT", "tpot": "TPOT"}
 
 
 def show_score(ready_file: Path | None, *, as_json: bool) -> None:
-    """Print how many followed commands left the pressure that they promised, and each of them."""
+    """Print how many followed commands kept their promises, and each of them."""
     answer = get_json(find_suite(ready_file).metrics, ADVICE_PATH)
     if as_json:
         print(json.dumps(answer))
@@ -232,6 +290,9 @@ def show_score(ready_file: Path | None, *, as_json: bool) -> None:
         print("No advised command has been followed since the metrics service started.", file=sys.stderr)
         return
     print(f"{score.kept} of {score.of} followed commands left the pressure that they promised.")
+    if score.by_figure:
+        kept = ", ".join(f"{NAMES.get(each.figure, each.figure)} {each.kept} of {each.of}" for each in score.by_figure)
+        print(f"Advice kept: {kept}.")
     table = plain_table("", "cause", "promised", "came", "command", left=("", "cause", "command"), wraps=("command",))
     for each in score.promises:
         table.add_row(
@@ -240,6 +301,17 @@ def show_score(ready_file: Path | None, *, as_json: bool) -> None:
             f"{each.pressure_least:.2f} to {each.pressure_most:.2f}",
             f"{each.came:.2f}",
             Text(each.command),
+        )
+    for other in score.outcomes:
+        if other.figure not in FIGURES:
+            continue
+        name, unit = FIGURES[other.figure]
+        table.add_row(
+            Text("kept", "green") if other.kept else Text("missed", "yellow"),
+            Text(other.code),
+            f"{name} {figures(other.least, other.most)} {unit}",
+            f"{figures(other.came, other.came)} {unit}",
+            Text(other.command),
         )
     make_console().print(table)
 

@@ -22,6 +22,12 @@ class ActionAnswer(msgspec.Struct, frozen=True):
     pressure_then: float | None = None
     pressure_least: float | None = None
     pressure_most: float | None = None
+    backlog_least_s: float | None = None
+    backlog_most_s: float | None = None
+    ttft_p95_least_ms: float | None = None
+    ttft_p95_most_ms: float | None = None
+    tpot_p95_least_ms: float | None = None
+    tpot_p95_most_ms: float | None = None
 
 
 class CauseAnswer(msgspec.Struct, frozen=True):

@@ -30,12 +30,13 @@ class RequestOutlook:
 
 # The outlook is first-order: the queue is computed at the speed of the split, and a new prompt after it. Decodes are
 # spread evenly over their workers. The measured figures are reported beside it afterwards.
-def outlook(engine: WorkerProfile, work: Workload, split: Split) -> RequestOutlook:
-    """Predict for a split from `splits`, whose decode workers take prompts as far as TPOT allows."""
-    speed = prompt_speed(engine, work, split.prefill, split.mixed)
+def outlook(engine: WorkerProfile, work: Workload, split: Split, lending: float | None = None) -> RequestOutlook:
+    """Predict for a split of which `lending` decode workers, by default all, take prompts as far as TPOT allows."""
+    speed = prompt_speed(engine, work, split.prefill, split.mixed, lending)
     chunk_ns = engine.chunk_tokens / engine.chunk_speed
     ttft_ns = work.waiting_ns / speed + chunk_ns if speed else MAX_NS
-    return RequestOutlook(min(ttft_ns, MAX_NS), min(_tpot_ns(engine, work, split), MAX_NS), served_of(split))
+    tpot_ns = _tpot_ns(engine, work, split, rides=lending is None or lending > 0)
+    return RequestOutlook(min(ttft_ns, MAX_NS), min(tpot_ns, MAX_NS), served_of(split))
 
 
 def served_of(split: Split) -> float:
@@ -43,13 +44,13 @@ def served_of(split: Split) -> float:
     return min(1.0, 1.0 / split.pressure) if split.pressure else 1.0
 
 
-def _tpot_ns(engine: WorkerProfile, work: Workload, split: Split) -> float:
-    """Return the time of a decode step alone, lengthened towards the target as far as prompts press."""
+def _tpot_ns(engine: WorkerProfile, work: Workload, split: Split, *, rides: bool) -> float:
+    """Return the time of a decode step alone, lengthened towards the target as far as prompts ride and press."""
     if not work.decodes or not split.mixed:
         return 0.0
     alone_ns = decode_step_ns(engine, float(work.decodes), float(work.kv_tokens), float(split.mixed))
     filled_ns = work.tpot_ns * (1 - IN_HAND)
-    if not ride(engine, work, split.mixed) or filled_ns <= alone_ns:
+    if not rides or not ride(engine, work, split.mixed) or filled_ns <= alone_ns:
         return alone_ns
     return alone_ns + (filled_ns - alone_ns) * min(split.prompt_pressure, 1.0)
 

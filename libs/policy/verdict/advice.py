@@ -1,14 +1,23 @@
 """The change of roles that a verdict advises: its command, what it is predicted to leave, and how long it stands."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from libs.policy.planner.role_planning import GAIN
-from libs.policy.pressure import Split, prompt_speed, split
+from libs.policy.pressure import Split, Workload, prompt_speed, split
 from libs.policy.roles import Role
-from libs.policy.verdict.state import NO_MARGIN, ModelState, RoleCounts, WorkerState, role_counts
+from libs.policy.verdict.aftermath import aftermath
+from libs.policy.verdict.state import (
+    NO_MARGIN,
+    ModelState,
+    Promise,
+    PromisedFigure,
+    RoleCounts,
+    WorkerState,
+    role_counts,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +32,12 @@ class Action:
     """The predicted pressure of the worse phase after the move."""
     # Prompts and decodes come and go while workers move, so a range is promised.
     pressure_range: tuple[float, float] = (0.0, 0.0)
+    backlog_s: Promise | None = None
+    """The time until the prompts that wait are gone; None if none wait, or if they would not be worked off."""
+    ttft_ms: Promise | None = None
+    """TTFT p95 of requests that arrive from then on; None if a queue would stay."""
+    tpot_ms: Promise | None = None
+    """TPOT p95 of the same requests, where decodes press."""
     # What the watch adds, so that an operator sees whether the command is still the same one.
     id: str = ""
     since_ns: int = 0
@@ -35,6 +50,17 @@ class Action:
         """The command line that performs the action, quoted for a shell: a worker chooses its own id."""
         role = f"mixed:{self.budget_tokens}" if self.role == "mixed" else self.role
         return shlex.join(("fulcrum", "role", *self.workers, role))
+
+    @property
+    def promises(self) -> Mapping[PromisedFigure, Promise]:
+        """All that the action promises."""
+        found = {
+            PromisedFigure.PRESSURE: Promise(self.pressure_then, *self.pressure_range),
+            PromisedFigure.BACKLOG: self.backlog_s,
+            PromisedFigure.TTFT: self.ttft_ms,
+            PromisedFigure.TPOT: self.tpot_ms,
+        }
+        return {figure: promise for figure, promise in found.items() if promise is not None}
 
 
 # The smallest move that leaves at most this pressure is preferred.
@@ -107,7 +133,13 @@ def _lending(state: ModelState) -> Action | None:
 
 
 def _split(state: ModelState, counts: RoleCounts) -> Split:
-    """Return the split for these counts, in which slow workers count for less than one.
+    """Return the split for these counts, in which slow workers count for less than one."""
+    work = _work_then(state, counts)
+    return split(state.engine, work, counts.prefill, counts.mixed, lending=counts.lending)
+
+
+def _work_then(state: ModelState, counts: RoleCounts) -> Workload:
+    """Return the work for these counts.
 
     While prompts wait, computing them faster brings proportionally more decodes.
     """
@@ -117,7 +149,7 @@ def _split(state: ModelState, counts: RoleCounts) -> Split:
     if 0 < served < then:
         more = then / served
         work = replace(work, decodes=round(work.decodes * more), kv_tokens=round(work.kv_tokens * more))
-    return split(engine, work, counts.prefill, counts.mixed, lending=counts.lending)
+    return work
 
 
 def _least(state: ModelState, now: Split) -> _Tried | None:
@@ -166,14 +198,29 @@ def _move(state: ModelState, chosen: Sequence[WorkerState], then: Split) -> Acti
 
 
 def _action(state: ModelState, chosen: Sequence[WorkerState], then: Split, role: str, budget_tokens: int) -> Action:
-    """Return the action with the predicted pressure and its range."""
+    """Return the action with what it is predicted to leave, as ranges."""
     share = max(ERRORS * state.prompts_error, LEAST_ERROR)
     least = max(then.prompt_pressure * max(1 - share, 0.0), then.decode_pressure * (1 - DECODE_ERROR))
     most = max(then.prompt_pressure * (1 + share), then.decode_pressure * (1 + DECODE_ERROR))
-    margin = state.margins.get(role, NO_MARGIN)
     ids = tuple(sorted(each.id for each in chosen))
-    widened = min(least, then.pressure / margin.under), max(most, then.pressure * margin.over)
-    return Action(ids, role, budget_tokens, then.pressure, widened)
+    now = role_counts(state.workers)
+    counts = replace(now, lending=now.mixed) if role == "mixed" else _moved(now, chosen)
+    found = {PromisedFigure.PRESSURE: Promise(then.pressure, least, most)}
+    found |= aftermath(state, _work_then(state, counts), counts, then)
+    widened = {
+        figure: promise.widened(state.margins.get((role, figure), NO_MARGIN)) for figure, promise in found.items()
+    }
+    pressure = widened[PromisedFigure.PRESSURE]
+    return Action(
+        ids,
+        role,
+        budget_tokens,
+        then.pressure,
+        (pressure.least, pressure.most),
+        widened.get(PromisedFigure.BACKLOG),
+        widened.get(PromisedFigure.TTFT),
+        widened.get(PromisedFigure.TPOT),
+    )
 
 
 def _cheapest(workers: Sequence[WorkerState], role: Role, cost: Callable[[WorkerState], int]) -> list[WorkerState]:

@@ -14,11 +14,12 @@ from libs.policy.verdict.advice import Action, advice, stands
 from libs.policy.verdict.state import (
     CLEAR_PRESSURE,
     LEAST_WAIT_S,
-    NO_MARGIN,
     QUEUED_S,
     Grade,
     ModelState,
     Pressures,
+    Promise,
+    PromisedFigure,
     UnknownState,
     VerdictLimits,
     WorkerState,
@@ -323,7 +324,7 @@ def _said(cause: Cause, state: ModelState) -> str:
     # Below its threshold a cause is named for a little longer, lest it flicker.
     easing = "" if cause.grade is Grade.FIRE else ", easing"
     on_prefill, on_decode = workers(state.prefill, "prefill"), workers(state.mixed, "decode")
-    then = "" if action is None else f" {_advised(action)} leaves {promised(action)}.{_unkept(action, state)}"
+    then = "" if action is None else _then(action, state)
     if code is CauseCode.TOO_SMALL:
         more = f"; {workers(cause.missing_workers, 'more')} would do" if cause.missing_workers else ""
         return (
@@ -348,12 +349,45 @@ def _said(cause: Cause, state: ModelState) -> str:
     )
 
 
+def _then(action: Action, state: ModelState) -> str:
+    """Return what an action promises, with a warning where too few of such promises were kept."""
+    said = f" {_advised(action)} leaves {promised(action)}"
+    waiting, after = f"the {amount(state.waiting_tokens)} waiting prompt tokens", []
+    if action.backlog_s is not None:
+        after.append(f"{waiting} would be gone in {figures(action.backlog_s)} s")
+    if action.ttft_ms is not None:
+        after.append(f"TTFT p95 {'then ' if action.backlog_s else ''}under {_duration(action.ttft_ms.most)}")
+    if action.tpot_ms is not None:
+        after.append(f"TPOT p95 under {_duration(action.tpot_ms.most)}")
+    return "; ".join([said, ", ".join(after)] if after else [said]) + "." + _unkept(action, state)
+
+
+def figures(promise: Promise) -> str:
+    """Format a range as "6 to 9", with one decimal below 10, or as one figure if both ends read alike."""
+    least, most = (f"{each:.0f}" if each >= 10 else f"{each:.1f}" for each in (promise.least, promise.most))
+    return least if least == most else f"{least} to {most}"
+
+
+def _duration(ms: float) -> str:
+    return f"{ms:.0f} ms" if ms < 1_000 else f"{ms / 1_000:.1f} s"
+
+
+_KEPT: Final = {
+    PromisedFigure.PRESSURE: "left what was promised",
+    PromisedFigure.BACKLOG: "worked off the backlog in the time promised",
+    PromisedFigure.TTFT: "left the TTFT that was promised",
+    PromisedFigure.TPOT: "left the TPOT that was promised",
+}
+
+
 def _unkept(action: Action, state: ModelState) -> str:
-    """Return a warning where too few of such promises were kept."""
-    margin = state.margins.get(action.role, NO_MARGIN)
-    if margin.kept >= margin.of * LEAST_KEPT:
-        return ""
-    return f" Of the last {margin.of} such moves {margin.kept} left what was promised."
+    """Return a warning for each figure of which too few of such promises were kept."""
+    poor = [
+        f" Of the last {margin.of} such moves {margin.kept} {_KEPT[figure]}."
+        for figure in action.promises
+        if (margin := state.margins.get((action.role, figure))) and margin.kept < margin.of * LEAST_KEPT
+    ]
+    return "".join(poor)
 
 
 def _advised(action: Action) -> str:

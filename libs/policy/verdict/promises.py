@@ -1,4 +1,4 @@
-"""Scores of followed advice by the pressure that came, and the margins of later promises. Pure."""
+"""Scores of followed advice by what came of its promises, and the margins of later ones. Pure."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Final
 from libs.policy.roles import Role
 from libs.policy.verdict.advice import Action
 from libs.policy.verdict.causes import SHORTAGES, Cause
-from libs.policy.verdict.state import NO_MARGIN, ModelState, PromiseMargin
+from libs.policy.verdict.state import NO_MARGIN, Margins, ModelState, PromisedFigure, PromiseMargin
 
 # Sequences and KV move first, and the shares of time behind a pressure are of two seconds.
 SEEN_FROM_NS: Final = 1_000_000_000
@@ -18,7 +18,18 @@ SEEN_TO_NS: Final = 2_500_000_000
 """Between these ages of a followed command its model's pressure is what came of it, as the median."""
 FOLLOWED_NS: Final = 10_000_000_000
 """The time after which a command that ended is not followed any more when its workers change roles."""
+WATCHED_NS: Final = 120_000_000_000
+"""The time after which a backlog that is still there counts as kept for that long."""
+AFTER_NS: Final = 10_000_000_000
+"""The time after a backlog is gone in which requests arrive whose latency is what came."""
+ENDED_NS: Final = 30_000_000_000
+"""The time after a backlog is gone by which such requests must have ended to count."""
+LEAST_ANSWERS: Final = 8
+"""The fewest requests of which a p95 is taken."""
+MAX_ANSWERS: Final = 2_000
+"""The most requests of one followed command."""
 MAX_OUTCOMES: Final = 200
+"""The most outcomes kept of each figure."""
 MAX_MODELS: Final = 64
 """The most models with a command or a promise that is still to be seen."""
 LEAST_OUTCOMES: Final = 5
@@ -33,8 +44,9 @@ MOST_WIDENED: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class PromiseOutcome:
-    """A command that was followed, with the pressure that it promised and the one that came."""
+    """One figure that a followed command promised, and what came of it."""
 
+    figure: PromisedFigure
     id: str
     model: str
     code: str
@@ -42,11 +54,11 @@ class PromiseOutcome:
     role: str
     followed_ns: int
     then: float
-    """The predicted pressure of the worse phase, promised to lie between `least` and `most`."""
+    """The predicted figure, promised to lie between `least` and `most`."""
     least: float
     most: float
     came: float
-    """The median pressure from 1 to 2.5 s after the workers had their roles."""
+    """Of pressure the median from 1 to 2.5 s after the workers had their roles, of latencies the p95."""
 
     @property
     def kept(self) -> bool:
@@ -66,7 +78,13 @@ class _Followed:
     code: str
     action: Action
     at_ns: int
-    came: list[float] = field(default_factory=list)
+    pressures: list[float] = field(default_factory=list)
+    settled: bool = False
+    """Whether the time in which its pressure is seen has passed."""
+    gone_ns: int = 0
+    """The time at which no backlog was left; 0 before."""
+    answers: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERS))
+    """Pairs of (TTFT, TPOT) in ms of requests that arrived soon after that; TPOT 0 with a single token."""
 
 
 class PromiseLog:
@@ -75,14 +93,14 @@ class PromiseLog:
     def __init__(self) -> None:
         self._advised: dict[str, _Advised] = {}
         self._followed: dict[str, _Followed] = {}
-        self._outcomes: deque[PromiseOutcome] = deque(maxlen=MAX_OUTCOMES)
-        self.margins: Mapping[str, PromiseMargin] = {}
-        """By role of the moved workers, how far ranges widen and how many promises were kept."""
+        self._outcomes = {figure: deque[PromiseOutcome](maxlen=MAX_OUTCOMES) for figure in PromisedFigure}
+        self.margins: Margins = {}
+        """How far ranges widen, and how many promises were kept."""
 
     @property
-    def outcomes(self) -> Sequence[PromiseOutcome]:
-        """The last outcomes, oldest first. They are not kept over a restart."""
-        return tuple(self._outcomes)
+    def outcomes(self) -> Mapping[PromisedFigure, Sequence[PromiseOutcome]]:
+        """The last outcomes of each figure, oldest first. They are not kept over a restart."""
+        return {figure: tuple(found) for figure, found in self._outcomes.items()}
 
     def look(self, models: Iterable[ModelState], causes: Sequence[Cause], now_ns: int) -> None:
         """Record what is advised now, which commands have been followed, and what came of earlier ones."""
@@ -91,6 +109,12 @@ class PromiseLog:
         for cause in causes:
             if cause.action is not None and cause.code in SHORTAGES and self._has_room(cause.model):
                 self._advised[cause.model] = _Advised(str(cause.code), cause.action, now_ns)
+
+    def answered(self, model: str, arrival_ns: int, ttft_ns: float, tpot_ns: float) -> None:
+        """Record the latencies of a request of people that has ended."""
+        followed = self._followed.get(model)
+        if followed is not None and followed.gone_ns and 0 <= arrival_ns - followed.gone_ns < AFTER_NS:
+            followed.answers.append((ttft_ns / 1e6, tpot_ns / 1e6))
 
     def forget(self) -> None:
         """Drop what is advised and followed, because a planner moves workers by itself."""
@@ -103,12 +127,10 @@ class PromiseLog:
     def _see(self, state: ModelState, now_ns: int) -> None:
         followed = self._followed.get(state.model)
         if followed is not None:
-            age_ns = now_ns - followed.at_ns
-            if age_ns <= SEEN_TO_NS:
-                if age_ns >= SEEN_FROM_NS:
-                    followed.came.append(max(state.pressures.prefill, state.pressures.decode))
+            if self._ends(followed, state, now_ns):
+                del self._followed[state.model]
+            if not followed.settled:
                 return
-            self._end(state.model, self._followed.pop(state.model))
         advised = self._advised.get(state.model)
         if advised is None:
             return
@@ -116,25 +138,62 @@ class PromiseLog:
             del self._advised[state.model]
         elif _is_followed(state, advised.action):
             del self._advised[state.model]
-            if len(self._followed) < MAX_MODELS:
+            if state.model in self._followed or len(self._followed) < MAX_MODELS:
                 self._followed[state.model] = _Followed(advised.code, advised.action, now_ns)
 
-    def _end(self, model: str, followed: _Followed) -> None:
-        if not followed.came:
-            return
-        action, came = followed.action, median(followed.came)
-        about = action.id, model, followed.code, action.command, action.role, followed.at_ns
-        self._outcomes.append(PromiseOutcome(*about, action.pressure_then, *action.pressure_range, came))
-        self.margins = {role: self._margin(role) for role in {each.role for each in self._outcomes}}
+    def _ends(self, followed: _Followed, state: ModelState, now_ns: int) -> bool:
+        """Record what has come of a followed command by now; return whether nothing more is to be seen of it."""
+        age_ns = now_ns - followed.at_ns
+        if not followed.settled:
+            if age_ns > SEEN_TO_NS:
+                followed.settled = True
+                if followed.pressures:
+                    self._record(followed, state.model, PromisedFigure.PRESSURE, median(followed.pressures))
+            elif age_ns >= SEEN_FROM_NS:
+                followed.pressures.append(max(state.pressures.prefill, state.pressures.decode))
+        elif not _is_followed(state, followed.action):
+            return True  # workers have moved again, and what comes now is not this command's doing
+        if not followed.gone_ns:
+            if state.has_backlog and age_ns < WATCHED_NS:
+                return False
+            promise = followed.action.backlog_s
+            # What was promised to last longer than it is watched may still be kept.
+            if promise is not None and not (state.has_backlog and promise.most > age_ns / 1e9):
+                self._record(followed, state.model, PromisedFigure.BACKLOG, age_ns / 1e9)
+            followed.gone_ns = now_ns
+            return state.has_backlog
+        if now_ns - followed.gone_ns < ENDED_NS:
+            return False
+        self._record_latencies(followed, state.model)
+        return True
 
-    def _margin(self, role: str) -> PromiseMargin:
-        own = [each for each in self._outcomes if each.role == role][-RECENT:]
-        if len(own) < LEAST_OUTCOMES:
-            return NO_MARGIN
-        # Finite-sample quantiles of the ratios, as in split conformal prediction.
-        over = _quantile([each.came / max(each.then, 1e-9) for each in own])
-        under = _quantile([each.then / max(each.came, 1e-9) for each in own])
-        return PromiseMargin(over, under, sum(each.kept for each in own), len(own))
+    def _record_latencies(self, followed: _Followed, model: str) -> None:
+        for figure, place in ((PromisedFigure.TTFT, 0), (PromisedFigure.TPOT, 1)):
+            values = sorted(each[place] for each in followed.answers if each[place])
+            if len(values) >= LEAST_ANSWERS:
+                self._record(followed, model, figure, values[ceil(0.95 * len(values)) - 1])
+
+    def _record(self, followed: _Followed, model: str, figure: PromisedFigure, came: float) -> None:
+        action = followed.action
+        promise = action.promises.get(figure)
+        if promise is None:
+            return
+        about = action.id, model, followed.code, action.command, action.role, followed.at_ns
+        found = self._outcomes[figure]
+        found.append(PromiseOutcome(figure, *about, promise.then, promise.least, promise.most, came))
+        roles = {each.role for each in found}
+        self.margins = {**self.margins, **{(role, figure): _margin(found, role) for role in roles}}
+
+
+def _margin(outcomes: Iterable[PromiseOutcome], role: str) -> PromiseMargin:
+    """Return the margin for moves to a role from the outcomes of one figure."""
+    own = [each for each in outcomes if each.role == role][-RECENT:]
+    if len(own) < LEAST_OUTCOMES:
+        return NO_MARGIN
+    # Finite-sample quantiles of the ratios, as in split conformal prediction.
+    over = _quantile([each.came / max(each.then, 1e-9) for each in own])
+    under = _quantile([each.then / max(each.came, 1e-9) for each in own])
+    return PromiseMargin(over, under, sum(each.kept for each in own), len(own))
 
 
 def _quantile(ratios: list[float]) -> float:

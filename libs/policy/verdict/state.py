@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Final
 
 import numpy as np
@@ -199,6 +199,14 @@ QUEUED_S: Final = 0.75
 """The wait per prefill worker that makes a pressure below CLEAR_PRESSURE count."""
 
 
+def in_hand_ns(engine: WorkerProfile, prefill: float) -> float:
+    """Return the waiting prompt work, in time of one worker, up to which there is no backlog.
+
+    It is what the prefill workers take into their next step.
+    """
+    return max(engine.chunk_tokens / engine.chunk_speed, LEAST_WAIT_S * 1e9) * max(prefill, 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class VerdictLimits:
     """The thresholds of causes and the times for which they must hold."""
@@ -272,20 +280,49 @@ def role_counts(workers: Iterable[WorkerState]) -> RoleCounts:
     return RoleCounts(prefill, mixed, lending)
 
 
+class PromisedFigure(StrEnum):
+    """A figure that an action promises and that is scored once the action was followed."""
+
+    PRESSURE = "pressure"
+    BACKLOG = "backlog"
+    """Seconds until the prompts that wait are gone."""
+    TTFT = "ttft"
+    """TTFT p95 in ms of requests that arrive once the backlog is gone."""
+    TPOT = "tpot"
+    """TPOT p95 in ms of the same requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromiseMargin:
     """The margin of a promise, learned from earlier ones."""
 
     over: float = 1.0
-    """The 90th percentile of observed over predicted pressure, at least 1."""
+    """The 90th percentile of the observed over the predicted figure, at least 1."""
     under: float = 1.0
-    """The 90th percentile of predicted over observed pressure, at least 1."""
+    """The 90th percentile of the predicted over the observed figure, at least 1."""
     kept: int = 0
     of: int = 0
     """The number of recent promises, of which `kept` held; 0 if there are too few to say."""
 
 
 NO_MARGIN: Final = PromiseMargin()
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A predicted figure and the range in which it is promised to lie."""
+
+    then: float
+    least: float
+    most: float
+
+    def widened(self, margin: PromiseMargin) -> "Promise":
+        """Return the promise with the range that earlier outcomes call for."""
+        return Promise(self.then, min(self.least, self.then / margin.under), max(self.most, self.then * margin.over))
+
+
+Margins = Mapping[tuple[str, PromisedFigure], PromiseMargin]
+"""By the role that workers take and the figure promised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,8 +364,13 @@ class ModelState:
     """The target by which prompts are judged, which `work.tpot_ns` is for decodes."""
     prompts_error: float = 0.0
     """Relative standard error of the prompts' pressure; few requests a second say little about their rate."""
-    margins: Mapping[str, PromiseMargin] = field(default_factory=dict)
-    """The margins of promises by the role that workers take."""
+    arrival_rate: float = 0.0
+    """Prompt work that arrives, as the number of workers it keeps busy."""
+    arrival_error: float = 0.0
+    """Relative standard error of `arrival_rate`."""
+    prompt_tokens: float = 0.0
+    """The mean length of recent prompts without their cached part; 0 if unknown."""
+    margins: Margins = field(default_factory=dict)
     silent: Sequence[SilentWorker] = ()
     by_role: Mapping[str, int] = field(default_factory=dict)
     """Workers that take work, by role, the silent ones included."""
@@ -341,6 +383,10 @@ class ModelState:
     def backlog_s(self) -> float:
         """The time that the prefill workers need for all prompts that wait."""
         return self.work.waiting_ns / 1e9 / max(self.standing.prefill, 1)
+
+    @property
+    def has_backlog(self) -> bool:
+        return self.work.waiting_ns > in_hand_ns(self.engine, self.standing.prefill)
 
     @property
     def mixed(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.bus.port import Record
+from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, RequestEvent, StepBatch
@@ -24,7 +25,7 @@ from libs.policy.verdict.causes import Cause
 from libs.policy.verdict.late import late_causes
 from libs.policy.verdict.promises import PromiseOutcome
 from libs.policy.verdict.refused import refused_causes
-from libs.policy.verdict.state import ModelState, SilentWorker, UnknownState, VerdictLimits
+from libs.policy.verdict.state import ModelState, PromisedFigure, SilentWorker, UnknownState, VerdictLimits
 from libs.policy.verdict.watch import Verdict, VerdictWatch
 from libs.telemetry.assessments import MAX_ASSESSED
 from libs.telemetry.gateways import SPAN_NS, ArrivalRates, AwaitedTokens, ModelBacklog, RefusalCounts
@@ -206,6 +207,9 @@ class VerdictEvaluator:
             self.refusals.take(value)
         elif isinstance(value, RequestEvent):
             self.traffic.take(value, now_ns)
+            if value.ttft_ns and value.service_class != BATCH_CLASS:
+                tpot_ns = value.decode_ns / (value.output_tokens - 1) if value.output_tokens > 1 else 0.0
+                self._watch.promises.answered(value.model, value.arrival_unix_ns, float(value.ttft_ns), tpot_ns)
         elif isinstance(value, Decision):
             self.planner.take(value, now_ns)
 
@@ -220,8 +224,8 @@ class VerdictEvaluator:
         return seen.verdict.causes, known
 
     @property
-    def promises(self) -> Sequence[PromiseOutcome]:
-        """What came of the last commands that were followed, oldest first."""
+    def promises(self) -> Mapping[PromisedFigure, Sequence[PromiseOutcome]]:
+        """What came of the last commands that were followed, by figure, oldest first."""
         return self._watch.promises.outcomes
 
     def assessments(self, now_ns: int) -> list[Assessment]:
@@ -391,6 +395,7 @@ class VerdictEvaluator:
             cache_hit=self.traffic.cache_hit(model, now_ns),
             ttft_limit_ns=limit_ns,
             tpot_ns=tpot_ns,
+            mean_prompt_tokens=self.traffic.mean_prompt_tokens(model, now_ns),
         )
 
     def _shares(self, worker_ids: Sequence[str], now_ns: int) -> "dict[str, _Shares]":

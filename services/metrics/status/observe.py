@@ -57,6 +57,8 @@ class SeenDemand:
     cache_hit: float
     ttft_limit_ns: int
     tpot_ns: int
+    mean_prompt_tokens: float = 0.0
+    """Of recent requests, cached parts included; 0 if there were none."""
 
 
 def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
@@ -151,6 +153,9 @@ def _state(
         queued=people_bound + held - found.sequences,
         at_rest=at_rest,
         prompts_error=demand.tokens_error * fresh / (speed * 1e9) * to_come / needed if needed else 0.0,
+        arrival_rate=demand.tokens_per_s * fresh / (speed * 1e9),
+        arrival_error=demand.tokens_error / demand.tokens_per_s if demand.tokens_per_s else 0.0,
+        prompt_tokens=demand.mean_prompt_tokens * fresh,
     )
 
 

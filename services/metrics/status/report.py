@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import msgspec
 from fastapi import APIRouter, Response
@@ -10,12 +11,12 @@ from libs.policy.alerts.store import AlertStore
 from libs.policy.verdict.advice import Action
 from libs.policy.verdict.assessment import bounded
 from libs.policy.verdict.causes import Cause, CauseCode
-from libs.policy.verdict.promises import PromiseOutcome
 from libs.policy.verdict.state import ModelState
 from libs.policy.verdict.watch import Verdict
 from libs.runtime.clock import Clock
 from services.metrics.state import MS_NS, MetricsState
 from services.metrics.status.evaluator import PoolTime, StatusLook, VerdictEvaluator
+from services.metrics.status.score import FigureScore, Outcomes, PromiseScore, figure_scores, promise_score
 from services.metrics.status.traffic import PlannerStatus, Traffic, with_refusals
 
 BEHIND_MS = 2_000
@@ -37,6 +38,15 @@ class ReportedAction:
     pressure_least: float
     pressure_most: float
     """Bounds between which that pressure is predicted."""
+    backlog_least_s: float | None
+    """This and the next bound the time until the waiting prompts are gone; null where none wait or it would not be."""
+    backlog_most_s: float | None
+    ttft_p95_least_ms: float | None
+    """This and the next bound TTFT p95 of requests that arrive from then on; null where a queue would stay."""
+    ttft_p95_most_ms: float | None
+    tpot_p95_least_ms: float | None
+    """This and the next bound TPOT p95 of the same requests; null where decodes do not press."""
+    tpot_p95_most_ms: float | None
     id: str
     """The identity of the advice, which stays while the same change is advised."""
     since_unix_ms: int
@@ -178,6 +188,8 @@ class ClusterStatus:
     alerts_firing: int
     workers: list[WorkerStatus]
     """The workers whose telemetry this service reads, by id."""
+    advice_kept: list[FigureScore]
+    """How many promises of followed commands were kept, by figure; figures without any are left out."""
 
 
 def cluster_status(
@@ -190,6 +202,7 @@ def cluster_status(
     not_live: str | None,
     waiting: dict[str, int],
     alerts_firing: int,
+    outcomes: Outcomes = MappingProxyType({}),
 ) -> ClusterStatus:
     """Build the status of now; `waiting` holds requests that wait for prefill, by model."""
     if seen is None:
@@ -214,6 +227,7 @@ def cluster_status(
             WorkerStatus(each.id, each.model, each.role, each.life.state, each.life.since_ns // MS_NS)
             for each in seen.workers
         ],
+        advice_kept=figure_scores(outcomes),
     )
 
 
@@ -253,6 +267,12 @@ def _action(action: Action | None) -> ReportedAction | None:
         pressure_then=bounded(action.pressure_then),
         pressure_least=bounded(least),
         pressure_most=bounded(most),
+        backlog_least_s=action.backlog_s.least if action.backlog_s else None,
+        backlog_most_s=action.backlog_s.most if action.backlog_s else None,
+        ttft_p95_least_ms=action.ttft_ms.least if action.ttft_ms else None,
+        ttft_p95_most_ms=action.ttft_ms.most if action.ttft_ms else None,
+        tpot_p95_least_ms=action.tpot_ms.least if action.tpot_ms else None,
+        tpot_p95_most_ms=action.tpot_ms.most if action.tpot_ms else None,
         id=action.id,
         since_unix_ms=action.since_ns // MS_NS,
         replaces=action.replaces,
@@ -351,65 +371,7 @@ def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore
         not_live=state.not_live(now_ns),
         waiting={model: max(each.prefill_requests, 0) for model, each in waiting.items()},
         alerts_firing=len(book.firing()),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class ReportedPromise:
-    """A command that was followed, and the pressure of the worse phase that it promised and brought."""
-
-    id: str
-    model: str
-    code: str
-    """The cause that it was to end."""
-    command: str
-    followed_unix_ms: int
-    pressure_least: float
-    pressure_most: float
-    came: float
-    """The median from 1 to 2.5 s after the workers had their roles."""
-    kept: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PromiseCount:
-    code: str
-    kept: int
-    of: int
-
-
-@dataclass(frozen=True, slots=True)
-class PromiseScore:
-    """What came of the commands that were followed since the service started, up to 200 of them."""
-
-    kept: int
-    of: int
-    by_cause: list[PromiseCount]
-    promises: list[ReportedPromise]
-    """The newest first."""
-
-
-def promise_score(outcomes: Sequence[PromiseOutcome]) -> PromiseScore:
-    codes = sorted({each.code for each in outcomes})
-    own = {code: [each.kept for each in outcomes if each.code == code] for code in codes}
-    return PromiseScore(
-        kept=sum(each.kept for each in outcomes),
-        of=len(outcomes),
-        by_cause=[PromiseCount(code, sum(kept), len(kept)) for code, kept in own.items()],
-        promises=[
-            ReportedPromise(
-                id=each.id,
-                model=each.model,
-                code=each.code,
-                command=each.command,
-                followed_unix_ms=each.followed_ns // MS_NS,
-                pressure_least=bounded(each.least),
-                pressure_most=bounded(each.most),
-                came=bounded(each.came),
-                kept=each.kept,
-            )
-            for each in reversed(outcomes)
-        ],
+        outcomes=verdicts.promises,
     )
 
 

@@ -190,6 +190,12 @@ class TrafficLog:
         timed = [each for each in own if each.ttft_ns and each.ttft_limit_ns and each.first_token_ns > now_ns - span_ns]
         return len(timed), sum(each.ttft_ns > each.ttft_limit_ns for each in timed)
 
+    def mean_prompt_tokens(self, model: str, now_ns: int) -> float:
+        """Return the mean prompt length of a model's requests without batch jobs; 0 if there were none."""
+        self._forget(now_ns)
+        own = [each.prompt_tokens for each in self._requests if each.model == model and not each.batch]
+        return sum(own) / len(own) if own else 0.0
+
     def refused_tokens_per_s(self, model: str, now_ns: int, span_ns: int) -> float:
         """Return the prompt tokens per second of requests refused for lack of room, which are demand too."""
         self._forget(now_ns)

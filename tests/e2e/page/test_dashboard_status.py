@@ -53,6 +53,12 @@ async def test_the_verdict_stands_first_with_what_to_do_and_is_never_live_when_i
         await expect(gauges.nth(0)).to_contain_text("41 requests wait, 90k tokens: 3.7 s of work · busy 99 %")
         await expect(gauges.nth(0).get_by_role("meter")).to_have_attribute("aria-valuenow", "1.80")
         await expect(gauges.nth(1)).to_contain_text("6 sequences, room for 160 within TPOT (192 slots)")
+        await expect(page.locator("#advice-kept")).to_be_hidden()
+        counts = [("pressure", 9, 10), ("backlog", 4, 5), ("ttft", 4, 5)]
+        kept = [{"figure": figure, "kept": kept, "of": of, "by_cause": []} for figure, kept, of in counts]
+        await told(page, answer(advice_kept=kept))
+        said = "advice kept: pressure 9 of 10, backlog 4 of 5, TTFT 4 of 5"
+        await expect(page.locator("#advice-kept")).to_have_text(said, timeout=WAIT_MS)
         above = [(await page.locator(each).bounding_box() or {})["y"] for each in ("#verdict", "#pressures", "#charts")]
         assert above == sorted(above)
         await told(page, answer(live=False, not_live_because="nothing came for 95 s", age_ms=95_000))

@@ -273,6 +273,45 @@ def test_the_score_of_advice_shows_what_each_command_promised_and_brought(tmp_pa
 
 
 @pytest.mark.system
+def test_the_score_of_advice_shows_backlog_and_ttft_apart_from_pressure(tmp_path: Path) -> None:
+    outcome = {key: PROMISE[key] for key in ("id", "model", "code", "command", "followed_unix_ms")}
+    outcomes = [
+        {**outcome, "figure": "pressure", "least": 0.7, "most": 0.9, "came": 1.3, "kept": False},
+        {**outcome, "figure": "backlog", "least": 6.0, "most": 9.0, "came": 7.5, "kept": True},
+        {**outcome, "figure": "ttft", "least": 200.0, "most": 800.0, "came": 950.0, "kept": False},
+    ]
+    figures = [{"figure": "pressure", "kept": 0, "of": 1}, {"figure": "backlog", "kept": 1, "of": 1}]
+    score = {
+        "kept": 0, "of": 1, "by_cause": [], "promises": [PROMISE], "by_figure": figures, "outcomes": outcomes,
+    }  # fmt: skip
+    with a_service({"/v1/advice": score}, tmp_path) as ready:
+        done = CliRunner().invoke(app, ["advice", "--score", *ready])
+    assert done.exit_code == 0, done.output
+    assert "Advice kept: pressure 0 of 1, backlog 1 of 1." in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines()]
+    command = PROMISE["command"].split()
+    assert ["kept", "prefill_bound", "backlog", "gone", "6.0", "to", "9.0", "s", "7.5", "s", *command] in rows
+    assert ["missed", "prefill_bound", "TTFT", "p95", "200", "to", "800", "ms", "950", "ms", *command] in rows
+    assert sum("prefill_bound" in row for row in rows) == 3
+
+
+@pytest.mark.system
+def test_advice_prints_what_its_command_promises_beside_the_command_and_not_among_commands(tmp_path: Path) -> None:
+    said = answer()
+    promised = {
+        "backlog_least_s": 6.0, "backlog_most_s": 9.4, "ttft_p95_least_ms": 200.0, "ttft_p95_most_ms": 800.0,
+        "tpot_p95_least_ms": None, "tpot_p95_most_ms": None,
+    }  # fmt: skip
+    said["verdict"]["action"] |= promised
+    with a_service({"/v1/status": said}, tmp_path) as ready:
+        done = CliRunner().invoke(app, ["advice", *ready])
+        as_json = CliRunner().invoke(app, ["advice", "--json", *ready])
+    assert "Promised" not in done.stdout
+    assert "Promised: waiting prompts gone in 6.0 to 9.4 s, TTFT p95 then 200 to 800 ms." in done.stderr
+    assert promised.items() <= json.loads(as_json.stdout)["promised"].items()
+
+
+@pytest.mark.system
 def test_the_score_of_advice_says_so_where_nobody_has_followed_any(tmp_path: Path) -> None:
     with a_service({"/v1/advice": {"kept": 0, "of": 0, "by_cause": [], "promises": []}}, tmp_path) as ready:
         done = CliRunner().invoke(app, ["advice", "--score", *ready])

@@ -9,8 +9,14 @@ from libs.bus.port import Record
 from libs.contracts import metric_names
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, ModelTarget
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, Interval, ModelQueue
-from libs.contracts.topics import DECISIONS, QUEUES, STEPS
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    OUTCOME_OK,
+    GatewayQueues,
+    Interval,
+    ModelQueue,
+    RequestEvent,
+)
+from libs.contracts.topics import DECISIONS, QUEUES, REQUESTS, STEPS
 from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.wire import step_time_message
 from libs.policy.alerts.rules import Name
@@ -25,7 +31,8 @@ from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.status.report import cluster_status, promise_score, status_router
+from services.metrics.status.report import cluster_status, status_router
+from services.metrics.status.score import promise_score
 
 RAN = KindFit(steps=100)
 MODEL = StepTimeModel(8e6, 6e4, 0.0, 15e6, 3e5, 25.0, interference=1.0)
@@ -310,6 +317,28 @@ async def test_a_command_that_is_followed_is_scored(cluster):
     assert (score.of, score.promises[0].id, score.promises[0].command) == (1, action.id, action.command)
     assert score.promises[0].kept == (action.pressure_least <= score.promises[0].came <= action.pressure_most)
     assert [(each.code, each.of) for each in score.by_cause] == [("prefill_bound", 1)]
+    backlog = next(each for each in score.outcomes if each.figure == "backlog")
+    assert (backlog.least, backlog.most) == (action.backlog_least_s, action.backlog_most_s)
+    assert backlog.kept == (backlog.least <= backlog.came <= backlog.most)
+    assert {each.figure: each.of for each in score.by_figure} == {"pressure": 1, "backlog": 1}
+
+
+async def test_ttft_of_requests_that_arrive_once_the_backlog_is_gone_is_scored(cluster):
+    await cluster.run(10)
+    await cluster.run(25, waiting_tokens=200_000, come=4_000)
+    action = cluster.status().verdict.action
+    cluster.moved |= set(action.workers)
+    await cluster.run(30, come=1_000)
+    for number in range(20):
+        arrival_ns = at(100 * cluster.tenth + number)
+        event = RequestEvent(model="sim", arrival_unix_ns=arrival_ns, ttft_ns=(100 + number) * MS, outcome=OUTCOME_OK)
+        cluster._take(REQUESTS, event)
+        event.service_class = "batch"
+        event.ttft_ns = 60_000 * MS
+        cluster._take(REQUESTS, event)
+    await cluster.run(300, come=1_000)
+    (ttft,) = [each for each in promise_score(cluster.verdicts.promises).outcomes if each.figure == "ttft"]
+    assert (ttft.came, ttft.least, ttft.most) == (118.0, action.ttft_p95_least_ms, action.ttft_p95_most_ms)
 
 
 async def answered(cluster):

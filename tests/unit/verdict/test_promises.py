@@ -6,6 +6,7 @@ import pytest
 
 from libs.policy.verdict.causes import CauseCode
 from libs.policy.verdict.promises import FOLLOWED_NS, LEAST_OUTCOMES, MAX_OUTCOMES
+from libs.policy.verdict.state import PromisedFigure
 from libs.policy.verdict.watch import VerdictWatch
 from tests.unit.verdict.test_verdicts import LIMITS, MS, S, state
 
@@ -17,6 +18,10 @@ def advised(watch, start_ms):
     for at_ms in range(start_ms, start_ms + 2_000, 100):
         found = watch.look([state(prompts=PROMPTS, decodes=20)], at_ms * MS)
     return found.causes[0].action
+
+
+def pressed(watch):
+    return watch.promises.outcomes[PromisedFigure.PRESSURE]
 
 
 def follow(watch, start_ms, *, prompts=PROMPTS, acts=False):
@@ -32,11 +37,11 @@ def follow(watch, start_ms, *, prompts=PROMPTS, acts=False):
 def test_a_command_that_is_followed_is_scored_by_the_pressure_that_came():
     watch = VerdictWatch(LIMITS)
     action = follow(watch, 0)
-    (outcome,) = watch.promises.outcomes
+    (outcome,) = pressed(watch)
     assert (outcome.id, outcome.code, outcome.role) == (action.id, CauseCode.PREFILL_BOUND, "prefill")
     assert outcome.came == pytest.approx(action.pressure_then, rel=0.05) and outcome.kept
     follow(watch, 20_000, prompts=2 * PROMPTS)
-    assert [each.kept for each in watch.promises.outcomes] == [True, False]
+    assert [each.kept for each in pressed(watch)] == [True, False]
 
 
 def test_a_command_that_nobody_follows_is_not_scored():
@@ -44,7 +49,7 @@ def test_a_command_that_nobody_follows_is_not_scored():
     advised(watch, 0)
     for at_ms in range(2_000, 30_000, 100):
         watch.look([state(prompts=1.0, decodes=20)], at_ms * MS)
-    assert watch.promises.outcomes == ()
+    assert pressed(watch) == ()
 
 
 def test_roles_that_change_long_after_a_command_ended_are_not_its_doing():
@@ -55,13 +60,13 @@ def test_roles_that_change_long_after_a_command_ended_are_not_its_doing():
     moved = state(prompts=1.0, decodes=20, prefill=3 + len(action.workers), mixed=5 - len(action.workers))
     for at_ms in range(60_000, 65_000, 100):
         watch.look([moved], at_ms * MS)
-    assert watch.promises.outcomes == ()
+    assert pressed(watch) == ()
 
 
 def test_what_a_planner_moves_by_itself_is_no_promise_of_the_verdict():
     watch = VerdictWatch(LIMITS)
     follow(watch, 0, acts=True)
-    assert watch.promises.outcomes == ()
+    assert pressed(watch) == ()
 
 
 def test_ranges_widen_by_what_missed_and_advice_that_seldom_holds_warns_of_itself():
@@ -69,10 +74,10 @@ def test_ranges_widen_by_what_missed_and_advice_that_seldom_holds_warns_of_itsel
     first = follow(watch, 0, prompts=1.6 * PROMPTS)
     for number in range(1, LEAST_OUTCOMES):
         follow(watch, number * 20_000, prompts=1.6 * PROMPTS)
-    assert [each.kept for each in watch.promises.outcomes] == [False] * LEAST_OUTCOMES
+    assert [each.kept for each in pressed(watch)] == [False] * LEAST_OUTCOMES
     then = advised(watch, 200_000)
     assert then.pressure_then == pytest.approx(first.pressure_then)
-    assert then.pressure_range[1] >= watch.promises.outcomes[-1].came > first.pressure_range[1]
+    assert then.pressure_range[1] >= pressed(watch)[-1].came > first.pressure_range[1]
     assert then.pressure_range[0] == first.pressure_range[0]
     said = watch.look([state(prompts=PROMPTS, decodes=20)], 202_000 * MS).sentence
     assert f"Of the last {LEAST_OUTCOMES} such moves 0 left what was promised." in said
@@ -81,7 +86,7 @@ def test_ranges_widen_by_what_missed_and_advice_that_seldom_holds_warns_of_itsel
 def test_outcomes_are_bounded():
     watch = VerdictWatch(LIMITS)
     follow(watch, 0)
-    outcome = watch.promises.outcomes[0]
+    outcome = pressed(watch)[0]
     for number in range(MAX_OUTCOMES + 5):
-        watch.promises._outcomes.append(replace(outcome, id=str(number)))
-    assert len(watch.promises.outcomes) == MAX_OUTCOMES
+        watch.promises._outcomes[PromisedFigure.PRESSURE].append(replace(outcome, id=str(number)))
+    assert len(pressed(watch)) == MAX_OUTCOMES

@@ -33,6 +33,7 @@ export class VerdictPanel {
       causes: verdict.causes.slice(1),
     });
     drawPlanner(status.planner, nowMs);
+    drawKept(status.advice_kept);
   }
 
   /** What stood at a moment of the past; `verdict` null: nothing is kept of it. */
@@ -46,6 +47,7 @@ export class VerdictPanel {
       past: true,
     });
     $("planner-line").hidden = true;
+    $("advice-kept").hidden = true;
   }
 
   #put({ kind, sentence, facts, action = null, causes = [], past = false }) {
@@ -68,6 +70,15 @@ function promised(action) {
   if (action?.pressure_then == null) return "";
   const ends = [action.pressure_least, action.pressure_most].map((each) => pressureText(each ?? action.pressure_then));
   return `predicted to leave a pressure of ${ends[0] === ends[1] ? ends[0] : ends.join(" to ")}`;
+}
+
+const FIGURES = { pressure: "pressure", backlog: "backlog", ttft: "TTFT", tpot: "TPOT" };
+
+/** How many promises of followed commands were kept; nothing before the first was followed. */
+function drawKept(kept) {
+  const shown = (kept ?? []).map((each) => `${FIGURES[each.figure] ?? each.figure} ${each.kept} of ${each.of}`);
+  $("advice-kept").hidden = shown.length === 0;
+  setText($("advice-kept"), `advice kept: ${shown.join(", ")}`);
 }
 
 function entryOf(cause) {

@@ -1,0 +1,104 @@
+"""The course of a model's latency after a change of roles: when its backlog is gone, and TTFT and TPOT from then on.
+
+Prompts that wait are worked off by the capacity that arrivals leave over. Afterwards prompts meet the queue that
+chance arrivals make at that utilisation.
+"""
+
+from dataclasses import replace
+from math import log, sqrt
+from typing import Final
+
+from libs.policy.planner.hindsight import MAX_NS, outlook
+from libs.policy.pressure import Split, Workload, prompt_speed
+from libs.policy.verdict.state import PRESSURE, QUEUED_S, ModelState, Promise, PromisedFigure, RoleCounts, in_hand_ns
+
+MOST_S: Final = MAX_NS / 1e9
+"""The bound on a promised time until a backlog is gone."""
+# As many standard errors on either side as pressures are promised with.
+ERRORS: Final = 1.5
+LEAST_ERROR: Final = 0.1
+"""The least relative error of the arrival rate."""
+TAIL: Final = 0.05
+SURE_BUSY: Final = 0.9
+"""The utilisation above which neither an end of a backlog nor a latency is foreseen."""
+MOST_BUSY: Final = 0.95
+"""The bound on the utilisation of the worse end of a range."""
+# Sequences begin and end together by chance, so the slowest twentieth of requests decodes in larger batches.
+TPOT_ERRORS: Final = (0.2, 0.3)
+
+
+def aftermath(state: ModelState, work: Workload, counts: RoleCounts, then: Split) -> dict[PromisedFigure, Promise]:
+    """Return what to promise beside pressure for these roles, of which `work` and `then` are the work and the split.
+
+    A backlog has no entry where next to none waits. Neither it nor TTFT has one where it may not be worked off.
+    """
+    found = {}
+    speed = prompt_speed(state.engine, work, counts.prefill, counts.mixed, counts.lending)
+    if state.arrival_rate < speed * SURE_BUSY:
+        backlog = _backlog(state, counts, speed)
+        if backlog is not None:
+            found[PromisedFigure.BACKLOG] = backlog
+        # Near a pressure of 1 requests may wait for a place to decode before their prompts are computed.
+        if then.decode_pressure <= SURE_BUSY:
+            found[PromisedFigure.TTFT] = _ttft(state, work, counts, then, speed)
+    if state.pressures.decode > PRESSURE.clear and counts.mixed:
+        settled = outlook(state.engine, replace(work, waiting_ns=0.0), then, counts.lending)
+        tpot_ms, (under, over) = settled.tpot_ns / 1e6, TPOT_ERRORS
+        found[PromisedFigure.TPOT] = Promise(tpot_ms, tpot_ms * (1 - under), tpot_ms * (1 + over))
+    return found
+
+
+def _backlog(state: ModelState, counts: RoleCounts, speed: float) -> Promise | None:
+    """Return the time in s until no more waits than the prefill workers have in hand; None if that is next to none."""
+    waits_s = (state.work.waiting_ns - in_hand_ns(state.engine, counts.prefill)) / 1e9
+    rate, error = state.arrival_rate, ERRORS * _error(state)
+    left = speed - rate
+    if waits_s < QUEUED_S * left:
+        return None
+    # Chance arrivals while the backlog lasts: the spread of a random walk's first passage.
+    noise = rate * _prompt_ns(state) / 1e9 * left / waits_s
+    then = waits_s / left
+    least = waits_s / (left + rate * error + ERRORS * sqrt(noise))
+    # The last prompts are computed in steps that must end, and that are not full.
+    step_s = state.engine.chunk_tokens / state.engine.chunk_speed / 1e9
+    slowest = max(speed * _alone_share(state) - rate * (1 + error), speed * (1 - MOST_BUSY))
+    most = waits_s / min(slowest, left) + ERRORS * sqrt(noise) * then / left + step_s
+    return Promise(min(then, MOST_S), min(least, MOST_S), min(most, MOST_S))
+
+
+def _ttft(state: ModelState, work: Workload, counts: RoleCounts, then: Split, speed: float) -> Promise:
+    """Return TTFT p95 in ms once the backlog is gone."""
+    engine, error = state.engine, ERRORS * _error(state)
+    prompt_ns, step_ns = _prompt_ns(state), engine.chunk_tokens / engine.chunk_speed
+    further_ns = max(prompt_ns - step_ns, 0.0)
+
+    def at(rate: float) -> float:
+        busy = min(rate / (speed * _alone_share(state)), MOST_BUSY)
+        queue_ns = prompt_ns * busy / (2 * (1 - busy)) * log(busy / TAIL) if busy > TAIL else 0.0
+        return outlook(engine, replace(work, waiting_ns=queue_ns), then, counts.lending).ttft_ns + further_ns
+
+    rate = state.arrival_rate
+    least_ns = min(prompt_ns, at(rate * max(1 - error, 0.0)))
+    # A prompt that arrives within a step waits for its end.
+    most_ns = at(rate * (1 + error)) + step_ns
+    then_ns = at(rate) + step_ns / 2
+    return Promise(min(then_ns, MAX_NS) / 1e6, least_ns / 1e6, min(most_ns, MAX_NS) / 1e6)
+
+
+def _prompt_ns(state: ModelState) -> float:
+    """Return the time that a typical prompt takes one worker by itself; a chunk's if its length is unknown."""
+    tokens = state.prompt_tokens or float(state.engine.chunk_tokens)
+    return max(state.engine.step_time.chunks_ns(round(tokens), round(tokens * tokens)), 1.0)
+
+
+def _alone_share(state: ModelState) -> float:
+    """Return the speed of prompts that come one by one, as a share of the speed in full steps.
+
+    Without a queue a step has one prompt, which does not fill it but takes its fixed time all the same.
+    """
+    tokens = state.prompt_tokens or float(state.engine.chunk_tokens)
+    return min(tokens / _prompt_ns(state) / state.engine.chunk_speed, 1.0)
+
+
+def _error(state: ModelState) -> float:
+    return max(state.arrival_error, LEAST_ERROR / ERRORS)

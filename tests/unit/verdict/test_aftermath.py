@@ -1,0 +1,165 @@
+"""What advice promises of the time after a move: when the backlog is gone, and TTFT and TPOT from then on."""
+
+from dataclasses import replace
+from math import isfinite
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.policy.verdict.advice import advice
+from libs.policy.verdict.aftermath import MOST_S, aftermath
+from libs.policy.verdict.causes import CauseCode, causes
+from libs.policy.verdict.promises import AFTER_NS, ENDED_NS, LEAST_ANSWERS, LEAST_OUTCOMES, WATCHED_NS
+from libs.policy.verdict.state import PromisedFigure, RoleCounts, as_roles_stand, in_hand_ns
+from libs.policy.verdict.watch import VerdictWatch
+from tests.unit.verdict.test_verdicts import ENGINE, LIMITS, MS, S, state
+
+BACKLOG, TTFT, TPOT = PromisedFigure.BACKLOG, PromisedFigure.TTFT, PromisedFigure.TPOT
+
+
+def promised(*, rate, waits_s, counts, error=0.05, decodes=20):
+    """All that is promised of these roles where `waits_s` worker-seconds of prompts wait."""
+    now = state(prompts=rate, decodes=decodes)
+    work = replace(now.work, waiting_ns=waits_s * S)
+    now = replace(now, work=work, arrival_rate=rate, arrival_error=error, prompt_tokens=400.0)
+    return aftermath(now, work, counts, as_roles_stand(ENGINE, work, counts))
+
+
+def test_a_backlog_is_worked_off_by_what_arrivals_leave_of_the_speed():
+    in_hand_s = in_hand_ns(ENGINE, 5) / S
+    found = promised(rate=3.0, waits_s=12.0 + in_hand_s, counts=RoleCounts(5, 3, 0))[BACKLOG]
+    assert found.then == pytest.approx(12.0 / (5 - 3))
+    assert found.least < found.then < found.most
+    faster = promised(rate=3.0, waits_s=12.0 + in_hand_s, counts=RoleCounts(6, 2, 0))[BACKLOG]
+    assert faster.most < found.most
+
+
+def test_where_nothing_waits_no_time_is_promised_but_ttft_is():
+    found = promised(rate=2.0, waits_s=0.0, counts=RoleCounts(4, 4, 0))
+    assert BACKLOG not in found and TTFT in found
+
+
+def test_a_backlog_that_grows_after_the_move_is_promised_neither_an_end_nor_a_ttft():
+    found = promised(rate=5.0, waits_s=20.0, counts=RoleCounts(4, 4, 0))
+    assert BACKLOG not in found and TTFT not in found
+
+
+def test_tpot_is_promised_only_where_decodes_press():
+    assert TPOT not in promised(rate=1.0, waits_s=0.0, counts=RoleCounts(2, 6, 0))
+    assert TPOT in promised(rate=1.0, waits_s=0.0, counts=RoleCounts(2, 6, 0), decodes=800)
+
+
+@given(st.floats(0, 7), st.floats(0, 500), st.floats(0, 500), st.floats(0, 2), st.integers(1, 7))
+def test_ranges_are_ordered_and_finite_and_grow_with_the_backlog(rate, waits_s, more_s, error, prefill):
+    counts = RoleCounts(prefill, 8 - prefill, 0)
+    less, more = (promised(rate=rate, waits_s=each, counts=counts, error=error) for each in (waits_s, waits_s + more_s))
+    for found in (less, more):
+        for each in found.values():
+            assert 0 <= each.least <= each.then <= each.most and isfinite(each.most)
+    if BACKLOG in less:
+        before, after = less[BACKLOG], more[BACKLOG]
+        assert after.least >= before.least - 1e-9
+        assert after.then >= before.then - 1e-9
+        assert after.most >= before.most - 1e-9
+        assert after.most <= MOST_S
+    assert (TTFT in less) == (TTFT in more)
+
+
+def pressing(**more):
+    """Prompts that press, of which a queue of 9 s of one worker waits."""
+    usual = state(prompts=5.0, decodes=20, waits_s=3.0)
+    return replace(usual, arrival_rate=3.5, arrival_error=0.05, prompt_tokens=400.0, **more)
+
+
+def test_the_sentence_says_when_the_backlog_is_gone_and_ttft_from_then_on():
+    found = causes(pressing(), LIMITS)[0]
+    assert found.code is CauseCode.PREFILL_BOUND
+    least, most = found.action.backlog_s.least, found.action.backlog_s.most
+    assert f"the 90k waiting prompt tokens would be gone in {least:.1f} to {most:.1f} s" in found.sentence
+    assert "TTFT p95 then under" in found.sentence
+
+
+def follow(watch, start_ms, *, gone_s, ttft_ms):
+    """Advise, move, have the backlog last `gone_s` from then on, and answer requests; return what was promised."""
+    for at_ms in range(start_ms, start_ms + 2_000, 100):
+        found = watch.look([pressing()], at_ms * MS)
+    action = found.causes[0].action
+    count, moved_ms = len(action.workers), start_ms + 2_000
+    after = state(prompts=3.5, decodes=20, prefill=3 + count, mixed=5 - count, waits_s=3.0)
+    calm = state(prompts=3.5, decodes=20, prefill=3 + count, mixed=5 - count, waits_s=0.0)
+    gone_ms = moved_ms + round(gone_s * 1_000)
+    for at_ms in range(moved_ms, gone_ms + (ENDED_NS + S) // MS, 100):
+        watch.look([after if at_ms < gone_ms else calm], at_ms * MS)
+        if at_ms >= gone_ms:
+            watch.promises.answered("m", at_ms * MS, ttft_ms * MS, 0.0)
+    return action
+
+
+def came(watch, figure):
+    return watch.promises.outcomes[figure]
+
+
+def test_what_came_of_backlog_and_ttft_is_scored_once_the_command_was_followed():
+    watch = VerdictWatch(LIMITS)
+    promise = advice(pressing())
+    action = follow(watch, 0, gone_s=promise.backlog_s.then, ttft_ms=promise.ttft_ms.then)
+    (backlog,), (ttft,) = came(watch, BACKLOG), came(watch, TTFT)
+    assert (backlog.id, ttft.id) == (action.id, action.id)
+    assert backlog.came == pytest.approx(promise.backlog_s.then, abs=0.11) and backlog.kept
+    assert ttft.came == pytest.approx(promise.ttft_ms.then) and ttft.kept
+    follow(watch, 200_000, gone_s=4 * promise.backlog_s.most, ttft_ms=2 * promise.ttft_ms.most)
+    assert [each.kept for each in (*came(watch, BACKLOG), *came(watch, TTFT))] == [True, False, True, False]
+
+
+def test_requests_that_arrive_before_the_backlog_is_gone_or_long_after_say_nothing_of_ttft():
+    watch = VerdictWatch(LIMITS)
+    log = watch.promises
+    for at_ms in range(0, 2_000, 100):
+        found = watch.look([pressing()], at_ms * MS)
+    count = len(found.causes[0].action.workers)
+    calm = state(prompts=3.5, decodes=20, prefill=3 + count, mixed=5 - count, waits_s=0.0)
+    watch.look([calm], 2_000 * MS)
+    watch.look([calm], 2_100 * MS)
+    for _ in range(LEAST_ANSWERS):
+        log.answered("m", 2_000 * MS, S, 0.0)
+        log.answered("m", 2_100 * MS + AFTER_NS, S, 0.0)
+        log.answered("other", 3_000 * MS, S, 0.0)
+    for at_ms in range(2_200, 2_200 + (ENDED_NS + S) // MS, 100):
+        watch.look([calm], at_ms * MS)
+    assert (len(came(watch, BACKLOG)), came(watch, TTFT)) == (1, ())
+
+
+def test_a_backlog_that_stays_is_a_miss_of_the_time_that_was_watched():
+    watch = VerdictWatch(LIMITS)
+    follow(watch, 0, gone_s=WATCHED_NS / S + 5, ttft_ms=100.0)
+    (outcome,) = came(watch, BACKLOG)
+    assert not outcome.kept and outcome.came == pytest.approx(WATCHED_NS / S, abs=0.11)
+    assert came(watch, TTFT) == ()
+
+
+def test_workers_that_move_again_end_what_a_command_is_scored_by():
+    watch = VerdictWatch(LIMITS)
+    for at_ms in range(0, 2_000, 100):
+        found = watch.look([pressing()], at_ms * MS)
+    count = len(found.causes[0].action.workers)
+    after = state(prompts=3.5, decodes=20, prefill=3 + count, mixed=5 - count, waits_s=3.0)
+    for at_ms in range(2_000, 6_000, 100):
+        watch.look([after], at_ms * MS)
+    for at_ms in range(6_000, 40_000, 100):
+        watch.look([state(prompts=1.0, decodes=20, waits_s=0.0)], at_ms * MS)
+    assert (len(came(watch, PromisedFigure.PRESSURE)), came(watch, BACKLOG)) == (1, ())
+
+
+def test_each_figure_widens_by_its_own_misses_and_warns_of_itself():
+    watch = VerdictWatch(LIMITS)
+    promise = advice(pressing())
+    for number in range(LEAST_OUTCOMES):
+        follow(watch, number * 200_000, gone_s=3 * promise.backlog_s.most, ttft_ms=promise.ttft_ms.then)
+    for at_ms in range(2_000_000, 2_002_000, 100):
+        found = watch.look([pressing()], at_ms * MS)
+    then = found.causes[0].action
+    assert then.backlog_s.most > promise.backlog_s.most
+    assert then.ttft_ms.most == pytest.approx(promise.ttft_ms.most)
+    assert f"Of the last {LEAST_OUTCOMES} such moves 0 worked off the backlog in the time promised." in found.sentence
+    assert "left the TTFT" not in found.sentence
