@@ -29,7 +29,11 @@ SHOWN = (
 """Whole suites that a newcomer sees pass: all commands, all shapes that programs read, OpenAI's own client."""
 FEW_EXAMPLES = 30
 """In the fast tier, where Hypothesis would try 100; properties with a number of their own try that share of it."""
-LONGEST_FIRST = ("tests/fuzz/", "tests/e2e/", "tests/faults/", "tests/contract/", "tests/property/")
+LONGEST_FIRST = (
+    *("tests/fuzz/", "tests/e2e/", "tests/faults/", "tests/contract/", "tests/property/"),
+    # Unit tests in virtual time or with torch, a minute in a module.
+    *("tests/unit/verdict/", "tests/unit/lab/", "tests/unit/torch/", "tests/unit/capacity/"),
+)
 TIERS = ("fast", "test", "rest", "all")
 MAX_WORKERS = 8
 NEVER_FAST = ("system", "torch", "slow")
