@@ -14,6 +14,11 @@ def trial(name, number=0, *, little_kv=False, apply=False):
     return run_trial(drawn, Situations(drawn.device, seed).of(name), seed, apply=apply)
 
 
+@pytest.fixture(scope="module")
+def busy():
+    return trial("busy")
+
+
 @pytest.mark.parametrize("name", ["slow_link", "decode_bound_tpot"])
 def test_what_is_planted_is_named_first_and_soon(name):
     found = trial(name)
@@ -22,10 +27,9 @@ def test_what_is_planted_is_named_first_and_soon(name):
     assert found.named_s <= WITHIN_S
 
 
-def test_what_is_busy_and_not_short_is_named_nothing_and_raises_no_alert():
-    found = trial("busy")
-    assert found.right, (found.why, found.seen)
-    assert found.alerts == []
+def test_what_is_busy_and_not_short_is_named_nothing_and_raises_no_alert(busy):
+    assert busy.right, (busy.why, busy.seen)
+    assert busy.alerts == []
 
 
 @pytest.mark.slow
@@ -38,5 +42,5 @@ def test_overload_stays_overload_once_the_gateways_queue_is_full():
 
 
 @pytest.mark.slow
-def test_a_trial_is_the_same_whenever_it_is_run():
-    assert trial("busy", 1) == trial("busy", 1)
+def test_a_trial_is_the_same_whenever_it_is_run(busy):
+    assert trial("busy") == busy
