@@ -84,15 +84,16 @@ class Family:
         guide = guide_of(self.format, self.special, **{"parallel": True, "thinks": False, "tools": (), **asked})
         tokens = [0]
         while len(tokens) < MAX_TOKENS:
-            allowed = np.flatnonzero(self.guides.allowed(chunk(tokens, guide)))
-            if SIM_EOS in allowed:
+            allowed: list[int] = np.flatnonzero(self.guides.allowed(chunk(tokens, guide))).tolist()
+            among = set(allowed)  # an array would be searched from its start for each of the tokens below
+            if SIM_EOS in among:
                 return tokens[1:]
             if self.reasons(tokens[1:], asked.get("thinks", False)) and random.random() < 0.1:
                 assert self.format.thinking is not None
                 tokens += self.format.thinking.closes.encode()
                 continue
-            closing = [token for token in (*b'"}]<', *range(SIM_EOS + 3, 300)) if token in allowed]
-            tokens.append(int(random.choice(closing if closing and random.random() < 0.5 else list(allowed))))
+            closing = [token for token in (*b'"}]<', *range(SIM_EOS + 3, 300)) if token in among]
+            tokens.append(random.choice(closing if closing and random.random() < 0.5 else allowed))
         pytest.fail("the answer has no end")
 
     def reasons(self, tokens: list[int], thinks: bool) -> bool:
