@@ -1,8 +1,9 @@
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from libs.contracts.roles import PLANNERS
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
 
@@ -16,7 +17,9 @@ class PlannerSettings(HttpSettings):
     port: int = Field(8001, ge=0, le=65535)
     """HTTP port; 0 picks a free one."""
     id: MemberName = Field(default_factory=lambda: own_name("planner"))
-    """Name of this planner in its decisions."""
+    """Name of this planner in its decisions. It begins with "planner", by which workers tell its moves from those of
+    people.
+    """
     mode: Literal["off", "advisory", "auto"] = "auto"
     """auto sets the roles and budgets that it decides on; advisory only publishes what it would do; off decides
     nothing.
@@ -73,3 +76,10 @@ class PlannerSettings(HttpSettings):
     """How long work must have been small before one worker fewer is wished."""
     scale_linger_s: float = Field(120.0, ge=0, le=86_400)
     """How long a started worker that is no longer wished stands by, warm, before it is ended."""
+
+    @field_validator("id")
+    @classmethod
+    def _is_of_a_planner(cls, value: str) -> str:
+        if not value.startswith(PLANNERS):
+            raise ValueError(f"begins with {PLANNERS!r}, or its moves count as made by a person")
+        return value

@@ -7,6 +7,7 @@ import grpc.aio
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
 
 from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
@@ -21,6 +22,7 @@ from services.planner.http.admin import Admin
 from services.planner.http.roles_api import RolesApi
 from services.planner.kept import Lead
 from services.planner.orders import OrderExecutor
+from services.planner.settings import PlannerSettings
 from tests.planner_rig import Cluster
 from tests.unit.planner.test_planner_orders import Channel, Network, refused
 
@@ -120,3 +122,10 @@ async def test_refusals_say_why() -> None:
     assert answer.status_code == 503 and "plaintext" in answer.text
     rig.cluster.state.lead = Lead.ANOTHERS
     assert "another planner" in (await rig.ask()).text
+
+
+def test_a_planner_whose_name_workers_would_take_for_a_person_is_refused() -> None:
+    """Its moves would be taken again after a restart of their workers, as those of people are."""
+    assert PlannerSettings(id="planner-7").id == "planner-7"
+    with pytest.raises(ValidationError, match="begins with 'planner', or its moves count as made by a person"):
+        PlannerSettings(id="gpu-planner")
