@@ -25,8 +25,11 @@ from libs.contracts.roles import role_from_name, role_name
 from libs.policy.planner.hindsight import METHOD, Replay, outlook
 from libs.policy.planner.role_planning import (
     CALM_NS,
+    DECODES_PRESS,
     LOWER,
     MAX_CANDIDATES,
+    PROMPTS_PRESS,
+    RAISE,
     STARTING_NS,
     ClusterSnapshot,
     RoleOrder,
@@ -53,10 +56,15 @@ def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
     leaves = f"{way} leaves {figure(then.pressure)}"
     if assigned.code is RoleReason.LIMITS:
         return f"limits ask for other numbers than {workers(now.prefill, 'prefill')} and {now.mixed} decode; {leaves}"
+    # A move ahead of a queue is decided before the assessment, which needs a rate of some seconds, shows pressure.
     if assigned.code is RoleReason.DECODES_PRESS:
+        if now.decode_pressure < DECODES_PRESS:
+            return f"sequences gather on {workers(now.mixed, 'decode')}; {way} before they press"
         return f"decodes press {figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}; {leaves}"
-    pressed = f"prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}"
-    return f"{pressed}{_waits(plan, assigned.now)}; {leaves}"
+    waits = _waits(plan, assigned.now)
+    if now.prompt_pressure < PROMPTS_PRESS:
+        return f"a queue of prompts begins on {workers(now.prefill, 'prefill')}{waits}; {way} before it presses"
+    return f"prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}{waits}; {leaves}"
 
 
 def why_called(plan: ModelPlan, assigned: RolePlan) -> str:
@@ -86,14 +94,18 @@ def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
     assert observed.engine is not None
     standings = {each.id: each for each in observed.standings}
     alone = split(observed.engine, observed.work, then.prefill, then.mixed, budgets=False)
-    presses = figure(plan.shown(alone, lending=False).prompt_pressure)
+    shown = plan.shown(alone, lending=False).prompt_pressure
+    presses = figure(shown)
     on, whose = workers(then.prefill, "prefill"), workers(len(plan.budgets), "decode")
     take, leave = ("takes", "leaves") if len(plan.budgets) == 1 else ("take", "leave")
     if plan.budgets[0].budget_tokens > standings[plan.budgets[0].worker_id].budget_tokens:
+        tokens, waits = plan.budgets[0].budget_tokens, _waits(plan, alone)
+        if shown < RAISE:
+            return f"a queue of prompts begins on {on}{waits}; {whose} {take} up to {tokens} prompt tokens a step"
         lent = figure(plan.shown(then, lending=True).prompt_pressure)
         return (
-            f"prompts press {presses} on {on}{_waits(plan, alone)}; {whose} that {take} up to"
-            f" {plan.budgets[0].budget_tokens} prompt tokens a step {leave} {lent}"
+            f"prompts press {presses} on {on}{waits}; {whose} that {take} up to {tokens} prompt tokens a step {leave}"
+            f" {lent}"
         )
     return (
         f"prompts have pressed less than {LOWER:g} on {on} for {CALM_NS / 1e9:g} s; without any on {whose} they press"

@@ -11,6 +11,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     ACTION_RECOMMEND,
     MODE_ADVISORY,
     MODE_AUTO,
+    MODE_OFF,
 )
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.contracts.ranges import fault_of
@@ -109,11 +110,24 @@ async def test_nothing_is_recommended_where_the_verdict_advises_nothing():
 
 async def test_a_planner_that_acts_gives_the_pressures_that_status_shows_as_its_reason():
     both = BothServices(MODE_AUTO)
+    both.planner.set_mode(MODE_OFF, "me", both.now_ns)
+    await both.run(40, waiting_tokens=100_000, come=1_000)
+    both.planner.set_mode(MODE_AUTO, "me", both.now_ns)
+    decided = await both.run(1, waiting_tokens=100_000, come=1_000)
+    (of_status, _), _ = both.voices()
+    changed = [each for each in decided.decisions if each.changes]
+    assert changed and all(f"prompts press {of_status:.1f} on" in each.reason for each in changed)
+
+
+async def test_a_planner_that_acts_before_the_status_shows_pressure_says_that_a_queue_begins():
+    """What came before: "prompts press 0.0 on 2 prefill workers; 4 decode workers ... leave 0.0"."""
+    both = BothServices(MODE_AUTO)
     await both.run(12)
     decided = await both.run(1, waiting_tokens=20_000, come=100)
-    (of_status, _), _ = both.voices()
-    changed = [each for each in decided.decisions if each.action != ACTION_KEEP]
-    assert changed and all(f"prompts press {of_status:.1f} on" in each.reason for each in changed)
+    reasons = [each.reason for each in decided.decisions if each.changes]
+    assert reasons == [
+        "a queue of prompts begins on 2 prefill workers; 4 decode workers take up to 512 prompt tokens a step"
+    ]
 
 
 async def test_an_assessment_is_not_shown_as_of_now_once_it_is_old():
