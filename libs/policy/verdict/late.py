@@ -24,7 +24,7 @@ def late_causes(state: ModelState, requests: int, late: int) -> Iterator[Cause]:
     grade = min(LATE.grade(share), Grade.FIRE if late >= LEAST_LATE else Grade.HOLD)
     if grade is Grade.CLEAR:
         return
-    # Workers compute prompts that can still meet their target before those that cannot (docs/prefill.md).
+    # Workers compute prompts that can still meet their target before those that cannot (ADR 49).
     sentence = (
         f"Late: {late:,} of {requests:,} requests are over their TTFT of {state.ttft_ns / 1e9:g} s, although prompts"
         f" press {figure(state.pressures.prefill)} and decodes {figure(state.pressures.decode)}. Prompts that are late"
