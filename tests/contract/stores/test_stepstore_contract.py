@@ -24,17 +24,17 @@ CURVE = PrefillCurve(Saturation(96, 540.5, (Point(32, 400.0, 410.5), Point(96, 5
 OTHER_CURVE = PrefillCurve(Saturation(704, 9e4, (Point(704, 8.8e4, 8.9e4),), FIRST.model), 18)
 
 
-@pytest.fixture(params=["redis", "files", "layered", "memory", "recording"])
-async def store(
-    request: pytest.FixtureRequest,
-    redis: RedisServer,
-    cluster: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[StepTimeStore]:
-    # A Redis that a busy machine lets wait for half a second counts as away, and what is saved then as lost.
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Redis that a busy machine lets wait for half a second counts as away, and what is saved then as lost."""
     monkeypatch.setattr(steps, "SOCKET_TIMEOUT_MS", PATIENT_S * 1000)
     monkeypatch.setattr(steps, "CALL_TIMEOUT_S", PATIENT_S)
+
+
+@pytest.fixture(params=["redis", "files", "layered", "memory", "recording"])
+async def store(
+    request: pytest.FixtureRequest, redis: RedisServer, cluster: str, tmp_path: Path
+) -> AsyncIterator[StepTimeStore]:
     files, shared = FileStepTimes(tmp_path / "not" / "yet"), RedisStepTimes(redis.url, cluster)
     stores: dict[str, StepTimeStore] = {
         "redis": shared,
