@@ -36,7 +36,7 @@ SIDE_BY_SIDE = $(BIN)/python -m pytest -n auto
 test-fast: setup-dev ## what is pure: no process, no port (a minute)
 	$(SIDE_BY_SIDE) --tier fast $(ARGS)
 
-test: setup-dev ## set up, run what is fast, every port's contract, and whole suites (six minutes on two cores)
+test: setup-dev ## set up, run what is fast, every port's contract, and whole suites (a quarter of an hour on two cores)
 	$(SIDE_BY_SIDE) $(ARGS)
 
 test-rest: setup-dev ## what `make test` leaves: real Kafka and Redis, browser, kills, fuzzing (needs Java, Maven, Chromium)
