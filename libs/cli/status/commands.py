@@ -15,10 +15,23 @@ def status(
     links: Annotated[
         bool, typer.Option("--links", metavar="", help="Show the speed of KV transfers between workers instead.")
     ] = False,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="WHEN", help="Show a past moment: 10m ago, or a time such as 2026-01-31T12:00."),
+    ] = None,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
     """Is the cluster balanced, and what should be done? The verdict first, then the figures behind it."""
+    if at is not None:
+        if watch or links:
+            from libs.contracts.errors import InvalidRequest  # noqa: PLC0415
+
+            raise InvalidRequest("--at goes with neither --watch nor --links")
+        from libs.cli.status.past import show_past  # noqa: PLC0415 (what only this option needs)
+
+        show_past(ready, at, as_json=json)
+        return
     if links:
         from libs.cli.status.show import show_links  # noqa: PLC0415 (what only this command needs)
 

@@ -61,7 +61,7 @@ def show_events(ready_file: Path | None, *, limit: int | None, since: str | None
 
     `limit` is `DEFAULT_LISTED` by default, and `MAX_LISTED` with `since`. Raises InvalidRequest, StartupError.
     """
-    since_ms = 0 if since is None else since_unix_ms(since, time.time())
+    since_ms = 0 if since is None else unix_ms_of(since, time.time(), option="--since")
     count = limit or (DEFAULT_LISTED if since is None else MAX_LISTED)
     url, console = find_suite(ready_file).metrics, make_console()
     shown: deque[tuple[int, str, str]] = deque(maxlen=MAX_SHOWN)
@@ -89,7 +89,7 @@ def show_events(ready_file: Path | None, *, limit: int | None, since: str | None
         show(_ask(url, AT_ONCE, exact=as_json))
 
 
-def since_unix_ms(text: str, now_s: float) -> int:
+def unix_ms_of(text: str, now_s: float, *, option: str) -> int:
     """Return the Unix ms of a span before now, such as 10m, or of an ISO time. Raises InvalidRequest.
 
     A time without a zone is local, as events are printed.
@@ -103,11 +103,11 @@ def since_unix_ms(text: str, now_s: float) -> int:
             return int((now_s - span_s(text)) * 1e3)
         except InvalidRequest:
             raise InvalidRequest(
-                f"--since is {quoted(text)}: it has to be a number and s, m, h or d, such as 10m, or a time such as "
+                f"{option} is {quoted(text)}: it has to be a number and s, m, h or d, such as 10m, or a time such as "
                 "2026-01-31T12:00 or 2026-01-31T12:00Z"
             ) from None
     if at_s > now_s:
-        raise InvalidRequest(f"--since {quoted(text)} is in the future")
+        raise InvalidRequest(f"{option} {quoted(text)} is in the future")
     return int(at_s * 1e3)
 
 

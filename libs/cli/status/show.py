@@ -156,7 +156,7 @@ def lines(status: Status) -> Iterator[Text]:
     yield Text()
     if away := [each for each in status.workers if each.life not in UNREMARKABLE]:
         yield workers_line(away, now_ms)
-    yield from _traffic(status.traffic)
+    yield from traffic_lines(status.traffic)
     yield from _planner(status)
     for command in commands(verdict):
         yield Text.assemble(("Do: ", "bold"), (command, "bold cyan"), ("   (fulcrum advice --apply)", "dim"))
@@ -268,7 +268,8 @@ def split_words(split: SplitAnswer) -> str:
     return f"{split.decode} workers that do both" if split.decode > 1 else "a worker that does both"
 
 
-def _traffic(traffic: TrafficAnswer) -> Iterator[Text]:
+def traffic_lines(traffic: TrafficAnswer) -> Iterator[Text]:
+    """Yield rates, errors and latencies, as far as they are known."""
     window = f"last {span(traffic.window_ms)}"
     if traffic.batch_waiting or traffic.batch_at_workers:
         yield Text(

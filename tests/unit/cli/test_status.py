@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from libs.cli.main import app
 from libs.cli.status.answer import SplitAnswer, parse_status
-from libs.cli.status.events import merged, since_unix_ms
+from libs.cli.status.events import merged, unix_ms_of
 from libs.cli.status.show import commands, lines, pressure_bar, span, split_words
 from libs.cli.status.tables import life_text
 from libs.contracts.errors import InvalidRequest, StartupError
@@ -155,13 +155,13 @@ def test_events_and_alerts_are_one_list_by_time() -> None:
     ],
 )  # fmt: skip
 def test_since_is_a_span_before_now_or_a_time(text: str, unix_ms: int) -> None:
-    assert since_unix_ms(text, 1_000_000) == unix_ms
+    assert unix_ms_of(text, 1_000_000, option="--since") == unix_ms
 
 
 @pytest.mark.parametrize("text", ["", "10", "soon", "10 minutes", "-5m", "2026-13-01", "9999-01-01T00:00Z"])
 def test_what_is_no_time_in_the_past_is_refused_in_a_sentence(text: str) -> None:
     with pytest.raises(InvalidRequest, match="--since"):
-        since_unix_ms(text, 1_000_000)
+        unix_ms_of(text, 1_000_000, option="--since")
 
 
 @pytest.mark.system
@@ -244,6 +244,43 @@ def test_each_command_prints_what_the_service_answers(tmp_path: Path) -> None:
         assert "run: fulcrum role gpu-4 prefill" in run("alerts")
         happened = [json.loads(line) for line in run("events", "--json").splitlines()]
         assert [each["kind"] for each in happened] == ["role_moved", "alert"]
+
+
+@pytest.mark.system
+def test_a_past_moment_is_shown_with_the_verdict_that_stood_then(tmp_path: Path) -> None:
+    now_ms = int(time.time() * 1000)
+    stood = [
+        {"unix_ms": now_ms - 900_000, "code": "balanced", "sentence": "Balanced.", "command": ""},
+        {"unix_ms": now_ms - 603_000, "code": "prefill_bound", "sentence": "Prefill-bound: pressure 1.4.",
+         "command": "fulcrum role d1 prefill"},
+        {"unix_ms": now_ms - 599_000, "code": "idle", "sentence": "Idle.", "command": ""},
+    ]  # fmt: skip
+    past = {
+        "window_ms": 1_000,
+        "models": {"m": {"prefill": [1.2, 1.6, None], "decode": [0.2] * 3, "waiting_tokens": [9_000.0] * 3}},
+        "traffic": {"requests_per_s": [4.0, 6.0, 5.0], "batch_waiting": [0.5, 0.5, 0.5], "new_figure": [1.0]},
+        "verdicts": stood,
+    }
+    with a_service({"/v1/status/history": past}, tmp_path) as ready:
+        shown = CliRunner().invoke(app, ["status", "--at", "10m", *ready])
+        assert shown.exit_code == 0, shown.output
+        for part in ("Prefill-bound: pressure 1.4.", "prefill bound since 3", "m: prefill 1.40, decode 0.20",
+                     "9,000 prompt tokens wait", "5.0 requests/s", "It advised: fulcrum role d1 prefill"):  # fmt: skip
+            assert part in shown.output
+        assert "Idle." not in shown.output
+        assert json.loads(CliRunner().invoke(app, ["status", "--at", "10m", "--json", *ready]).stdout) == past
+
+
+@pytest.mark.system
+def test_a_past_moment_of_which_nothing_is_known_or_that_is_none_is_said_to_be(tmp_path: Path) -> None:
+    nothing = {"window_ms": 1_000, "models": {}, "traffic": {"requests_per_s": [None]}, "verdicts": []}
+    with a_service({"/v1/status/history": nothing}, tmp_path) as ready:
+        assert "Nothing is known of " in CliRunner().invoke(app, ["status", "--at", "5m", *ready]).output
+        for wrong, why in (("soon", "--at is 'soon'"), ("3d", "two days are kept"), ("2990-01-01", "in the future")):
+            refused = CliRunner().invoke(app, ["status", "--at", wrong, *ready])
+            assert refused.exit_code and why in str(refused.exception or refused.output), wrong
+        both = CliRunner().invoke(app, ["status", "--at", "5m", "--watch", *ready])
+        assert both.exit_code and "neither --watch nor --links" in str(both.exception or both.output)
 
 
 @pytest.mark.system
