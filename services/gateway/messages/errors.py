@@ -1,12 +1,13 @@
 """Anthropic's key header and error form around the routes of its API, whichever part of the gateway answers."""
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from libs.contracts.errors import FulcrumError, InvalidRequest
+from libs.contracts.errors import ContextTooLong, FulcrumError, InvalidRequest
 from services.gateway.messages.schema import COUNT_PATH, PATH, MessageErrorBody, MessageErrorReply
 from services.gateway.request.exchange import error_reply
 from services.gateway.request.formats import ErrorBody, ErrorReply
@@ -24,13 +25,26 @@ _TYPES: Final[Mapping[int, str]] = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+# The message of `check_fit`.
+_BEYOND: Final = re.compile(r"(\d+) prompt tokens and (\d+) more exceed the context of (\d+)")
 _decoder: Final = msgspec.json.Decoder(ErrorReply)
 Headers = list[tuple[bytes, bytes]]
 
 
 def message_error(status: int, error: ErrorBody, request_id: str | None) -> MessageErrorReply:
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return MessageErrorReply(MessageErrorBody(kind, error.message, error.code, error.param), request_id)
+    text = _in_known_words(error.message) if error.code == ContextTooLong.code else error.message
+    return MessageErrorReply(MessageErrorBody(kind, text, error.code, error.param), request_id)
+
+
+def _in_known_words(message: str) -> str:
+    # Agents read the words of Anthropic's API: by the first Claude Code asks for fewer tokens, by the second it
+    # compacts its history.
+    found = _BEYOND.fullmatch(message)
+    if found is None:
+        return f"prompt is too long: {message}"
+    prompt, more, context = found.groups()
+    return f"input length and `max_tokens` exceed context limit: {prompt} + {more} > {context}"
 
 
 class MessagesDialect:

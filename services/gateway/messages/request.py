@@ -152,8 +152,8 @@ def _asked(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
     thinks = None if thinking is None or thinking.type == "adaptive" else thinking.type == "enabled"
     if output is None or output.effort is None or thinks is False:
         return asked if thinks is None else replace(asked, thinking=thinks)
-    effort = _EFFORTS.get(output.effort, output.effort)
-    return replace(asked, effort=effort, effort_field="output_config.effort", thinking=thinks)
+    # Claude Code names an effort in every request, whatever the model.
+    return replace(asked, effort=_EFFORTS.get(output.effort, output.effort), effort_is_hint=True, thinking=thinks)
 
 
 def _is_begun(last: Message) -> bool:
@@ -171,20 +171,35 @@ def _tool_choice(choice: MessageToolChoice | None) -> Any:
 
 
 def read_messages(request: CountRequest) -> list[Message]:
-    """Convert the system text and the messages into turns of a chat. Each tool's result becomes a turn."""
+    """Convert the system text and the messages into turns of a chat.
+
+    Each tool's result becomes a turn. Consecutive turns of the user become one, as the API has it.
+    """
     turns: list[Message] = []
     system = _system(request.system)
     if system:
         turns.append(Message("system", system))
     for place, message in enumerate(request.messages):
         content, where = message.content, f"messages[{place}]"
-        if isinstance(content, str):
-            turns.append(Message(message.role, content))
-        elif message.role == "assistant":
-            turns.append(_answer(content, where))
-        else:
-            turns += _question(message, content, where)
+        if message.role == "assistant":
+            turns.append(Message("assistant", content) if isinstance(content, str) else _answer(content, where))
+            continue
+        blocks = [TextBlock(content)] if isinstance(content, str) else content
+        for turn in _question(message, blocks, where):
+            _add_turn(turns, turn)
     return turns
+
+
+def _add_turn(turns: list[Message], turn: Message) -> None:
+    last = turns[-1] if turns else None
+    if last is not None and last.role == turn.role == "user":
+        last.content = [*_parts(last.content), *_parts(turn.content)]
+    else:
+        turns.append(turn)
+
+
+def _parts(content: str | list[TextPart] | None) -> list[TextPart]:
+    return [TextPart("text", content or "")] if content is None or isinstance(content, str) else content
 
 
 def _system(given: str | Sequence[TextBlock] | None) -> str | list[TextPart] | None:
@@ -199,6 +214,7 @@ def _content(texts: Sequence[str]) -> str | list[TextPart]:
 
 
 def _question(message: InputMessage, blocks: Sequence[InputBlock], where: str) -> list[Message]:
+    # Claude Code sends system text behind the question, where many templates refuse the role or leave it out.
     turns: list[Message] = []
     texts: list[str] = []
     for place, block in enumerate(blocks):
@@ -206,13 +222,13 @@ def _question(message: InputMessage, blocks: Sequence[InputBlock], where: str) -
             texts.append(block.text)
         elif isinstance(block, ToolResultBlock) and message.role == "user":
             if texts:
-                turns.append(Message(message.role, _content(texts)))
+                turns.append(Message("user", _content(texts)))
                 texts = []
             turns.append(Message("tool", _result(block), tool_call_id=block.tool_use_id))
         else:
             raise _misplaced(block, message.role, f"{where}.content[{place}]")
     if texts or not turns:
-        turns.append(Message(message.role, _content(texts)))
+        turns.append(Message("user", _content(texts)))
     return turns
 
 

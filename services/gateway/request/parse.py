@@ -204,8 +204,8 @@ class ParsedRequest:
     """The tools that the model may call; None if it may call none."""
     effort: str | None = None
     """The requested reasoning effort, as the client named it."""
-    effort_field: str = "reasoning_effort"
-    """The field that errors about the effort name."""
+    effort_is_hint: bool = False
+    """Whether a model whose template takes no effort answers all the same."""
     thinking: bool | None = None
     """Whether the model is to reason, by no effort of a name; None leaves it to the chat template."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)

@@ -224,10 +224,11 @@ def check_chat(asked: ParsedRequest, model: ServedModel) -> None:
     if asked.thinking is not None and asked.thinking != model.format.reasons:
         text = f"thinking is not served for model {name!r}: it {'never thinks' if asked.thinking else 'always thinks'}"
         raise UnsupportedField(text, param="thinking")
-    if asked.effort is not None and (asked.effort != "none" or model.format.reasons):
-        field = asked.effort_field
-        text = f"{field} is not served for model {name!r}: its chat template takes none"
-        raise UnsupportedField(text, param=field)
+    if asked.effort is None or asked.effort_is_hint:
+        return
+    if asked.effort != "none" or model.format.reasons:
+        text = f"reasoning_effort is not served for model {name!r}: its chat template takes none"
+        raise UnsupportedField(text, param="reasoning_effort")
 
 
 def _unshown_tools(asked: ParsedRequest, model: ServedModel) -> str:

@@ -13,7 +13,7 @@ from services.gateway.messages.request import parse_count, parse_message
 from services.gateway.messages.schema import CountRequest, MessageRequest
 from services.gateway.request.parse import ParsedRequest
 from services.gateway.request.prompt import ServedModel, tokenise
-from tests.unit.gateway.test_tokenise import MODEL, PLAIN, SWITCH, Threads
+from tests.unit.gateway.test_tokenise import EFFORT, MODEL, PLAIN, SWITCH, Threads
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {}}}
@@ -138,6 +138,22 @@ def test_no_tool_can_be_called_where_none_is_chosen() -> None:
 def test_thinking_is_on_off_or_left_to_the_template(fields: Any, thinking: bool | None, effort: str | None) -> None:
     found = asked(**fields)
     assert (found.thinking, found.effort) == (thinking, effort)
+
+
+def test_consecutive_turns_of_the_user_are_one_and_system_text_among_them_is_the_users() -> None:
+    behind = {"role": "system", "content": "be brief"}
+    (found,) = turns(USER, {"role": "user", "content": [text("b")]}, behind)
+    assert (found["role"], [part["text"] for part in found["content"]]) == ("user", ["hi", "b", "be brief"])
+    answer = {"role": "assistant", "content": "a"}
+    assert [turn["role"] for turn in turns(USER, answer, USER)] == ["user", "assistant", "user"]
+
+
+async def test_an_effort_is_a_hint_that_no_model_refuses() -> None:
+    for template, shown in ((SWITCH, "hiTrue"), (EFFORT, "hilow"), (PLAIN, "hi")):
+        model = ServedModel(MODEL.info, Tokenizer(sim_tokenizer(), ChatTemplate(template, {})))
+        with Threads(1) as threads:
+            (tokens,) = await tokenise(asked(output_config={"effort": "low"}), model, threads)
+        assert model.tokenizer.decode(tokens) == shown
 
 
 @pytest.mark.parametrize(

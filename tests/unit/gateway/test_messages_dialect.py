@@ -1,5 +1,6 @@
 """Keys and errors of Anthropic's routes, whichever part of the gateway answers."""
 
+import json
 from typing import Any
 
 import httpx
@@ -8,11 +9,16 @@ import pytest
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from libs.contracts.errors import ContextTooLong
 from services.gateway.messages.errors import MessagesDialect, message_error
+from services.gateway.messages.request import parse_message
 from services.gateway.messages.schema import COUNT_PATH, PATH
 from services.gateway.refusals import RefusalCounts, RefusalMiddleware
+from services.gateway.request.exchange import error_reply
 from services.gateway.request.formats import ErrorBody
+from services.gateway.request.prompt import check_fit
 from tests.unit.gateway.test_isolation import World, world  # noqa: F401 - a fixture
+from tests.unit.gateway.test_tokenise import MODEL
 
 QUESTION = {"model": "open", "max_tokens": 2, "messages": [{"role": "user", "content": "a"}]}
 CASES: dict[int, str] = {
@@ -50,6 +56,23 @@ def test_an_errors_type_follows_from_its_status(status: int, kind: str) -> None:
         "error": {"type": kind, "message": "text", "code": "code", "param": "field"},
         "request_id": "r",
     }
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "prompt_tokens", "words"),
+    [
+        (9000, 8, "input length and `max_tokens` exceed context limit: 8 + 9000 > 8192"),
+        (1, 9000, "prompt is too long: the prompt's 9000 tokens leave no room in a context of 8192"),
+    ],
+)
+def test_what_exceeds_the_context_is_told_in_words_that_agents_act_on(
+    max_tokens: int, prompt_tokens: int, words: str
+) -> None:
+    asked = parse_message(json.dumps({**QUESTION, "max_tokens": max_tokens}).encode())
+    with pytest.raises(ContextTooLong) as caught:
+        check_fit(asked, [[1] * prompt_tokens], MODEL, 8192)
+    found = message_error(400, error_reply(caught.value).error, None)
+    assert (found.error.message, found.error.code) == (words, "context_length_exceeded")
 
 
 @pytest.mark.parametrize("path", [PATH, COUNT_PATH])
