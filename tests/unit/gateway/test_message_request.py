@@ -191,6 +191,7 @@ def test_a_schema_of_the_answer_is_kept_to() -> None:
 
 def test_what_changes_nothing_is_taken() -> None:
     plain = asked(service_tier="auto", mcp_servers=[], container=None, metadata={"user_id": "u"}, cache_control=MARK)
+    assert plain == asked(service_tier="standard_only", speed="standard")
     assert plain == asked(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
 
 
