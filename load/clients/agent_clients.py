@@ -240,7 +240,54 @@ async def _run_agents(model: Any) -> tuple[str, int, dict[str, Any], City]:
     return "".join(pieces), len(pieces), called[0], stream.final_output
 
 
+def with_anthropic(url: str, model: str) -> None:
+    """Anthropic's client for Python: a stream, a tool streamed and answered, a schema, a count of tokens."""
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key=KEY, max_retries=0)
+    messages = [{"role": "user", "content": QUESTION}]
+    common = {"model": model, "system": [{"type": "text", "text": "Be brief."}]}
+    with client.messages.stream(messages=messages, max_tokens=STREAM_TOKENS, **common) as stream:
+        pieces = list(stream.text_stream)
+        ended = stream.get_final_message()
+    assert ended.stop_reason in ("max_tokens", "end_turn") and ended.usage.output_tokens <= STREAM_TOKENS
+    own = {"name": TOOL, "description": TOOL_TEXT, "input_schema": City.model_json_schema()}
+    common["tools"] = [own]
+    must = {"type": "any", "disable_parallel_tool_use": True}
+    whole = client.messages.create(messages=messages, tool_choice=must, max_tokens=MAX_TOKENS, **common)
+    with client.messages.stream(messages=messages, tool_choice=must, max_tokens=MAX_TOKENS, **common) as stream:
+        called = stream.get_final_message()
+    for answer in (whole, called):
+        (call,) = (block for block in answer.content if block.type == "tool_use")
+        assert (call.name, answer.stop_reason) == (TOOL, "tool_use")
+        City.model_validate(call.input)
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "rain"}]}
+    history = [
+        *messages,
+        {"role": "assistant", "content": [block.model_dump() for block in called.content]},
+        {"role": "user", "content": [result]},
+    ]
+    counted = client.messages.count_tokens(messages=history, **common).input_tokens
+    usage = client.messages.create(messages=history, max_tokens=2, **common).usage
+    assert counted == usage.input_tokens + usage.cache_read_input_tokens
+    schema = {"format": {"type": "json_schema", "schema": City.model_json_schema()}}
+    filled = client.messages.create(messages=messages, model=model, output_config=schema, max_tokens=MAX_TOKENS)
+    try:
+        client.messages.create(messages=messages, model="absent", max_tokens=2)
+    except anthropic.NotFoundError as error:
+        assert error.request_id and error.body["error"]["type"] == "not_found_error"
+    else:
+        raise SystemExit("an absent model answered")
+    report(
+        streamed="".join(pieces),
+        pieces=len(pieces),
+        called=call.input,
+        filled=City.model_validate_json("".join(block.text for block in filled.content if block.type == "text")),
+    )
+
+
 CLIENTS = {
+    "anthropic": with_anthropic,
     "openai": with_openai,
     "langchain": with_langchain,
     "llama_index": with_llama_index,

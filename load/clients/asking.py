@@ -132,6 +132,7 @@ CLIENTS: dict[str, Client] = {
 }
 # Key of `agent_clients.CLIENTS` by name. Each streams, has a tool called and a schema filled, on either engine.
 AGENT_CLIENTS: dict[str, str] = {
+    "anthropic-python": "anthropic",
     "openai-python, agent": "openai",
     "openai-node, agent": NODE_AGENT,
     "LangChain": "langchain",

@@ -27,9 +27,11 @@ from libs.policy.gateway.view import serves
 from libs.runtime.clock import Clock
 from libs.runtime.http.semantics import HttpSemantics, check_json
 from services.gateway.fleet import WorkerLinks
+from services.gateway.messages.request import MessageCounter
+from services.gateway.messages.schema import COUNT_PATH
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.request.exchange import ClientGone, Stalled, Stalls, Wire, error_reply, read_body
-from services.gateway.request.formats import ChatChoice, CompletionChoice, Envelope, ErrorBody, ErrorReply
+from services.gateway.request.formats import ChatChoice, CompletionChoice, Declared, Envelope, ErrorBody, ErrorReply
 from services.gateway.request.intake import Intake
 from services.gateway.request.models import LoadableModels
 from services.gateway.request.parse import parse_detokenize, parse_tokenize, read_headers
@@ -53,15 +55,15 @@ class Detokenized(Struct):
 
 
 _REF = "#/components/schemas/{name}"
-Declared = tuple[str, str, Any, Any]
-"""The path, summary, body type and answer type of a route."""
-_ROUTES: tuple[Declared, ...] = (
-    ("/v1/chat/completions", "Answer a chat, whole or as server-sent events.", ChatRequest, Envelope[ChatChoice]),
-    ("/v1/completions", "Continue text or tokens.", CompletionRequest, Envelope[CompletionChoice]),
+_ROUTES = (
+    Declared(
+        "/v1/chat/completions", "Answer a chat, whole or as server-sent events.", ChatRequest, Envelope[ChatChoice]
+    ),
+    Declared("/v1/completions", "Continue text or tokens.", CompletionRequest, Envelope[CompletionChoice]),
 )
-_TOKEN_ROUTES: tuple[Declared, ...] = (
-    ("/tokenize", "Show a prompt or a chat as its model's tokens.", TokenizeRequest, Tokenized),
-    ("/detokenize", "Show tokens as text.", DetokenizeRequest, Detokenized),
+_TOKEN_ROUTES = (
+    Declared("/tokenize", "Show a prompt or a chat as its model's tokens.", TokenizeRequest, Tokenized, streams=False),
+    Declared("/detokenize", "Show tokens as text.", DetokenizeRequest, Detokenized, streams=False),
 )
 _HEADERS = (
     ("x-request-id", "Echoed; made up where absent."),
@@ -92,29 +94,29 @@ def declare(app: FastAPI, more: Sequence[Declared]) -> None:
 
 def _add(document: dict[str, Any], more: Sequence[Declared]) -> None:
     routes = (*_ROUTES, *more, *_TOKEN_ROUTES)
-    types = [kind for _, _, *kinds in routes for kind in kinds]
-    schemas, components = msgspec.json.schema_components([*types, ErrorReply], ref_template=_REF)
+    types = [kind for route in routes for kind in (route.request, route.reply, route.error)]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
-    by_type = dict(zip(map(str, [*types, ErrorReply]), schemas, strict=True))
-    for path, summary, request, reply in routes:
-        is_hot = path.startswith("/v1")
+    by_type = dict(zip(map(str, types), schemas, strict=True))
+    for route in routes:
+        path, error = route.path, _json(by_type[str(route.error)])
         document["paths"][path] = {
             "post": {
-                "tags": ["completions" if is_hot else "tokens"],
-                "summary": summary,
+                "tags": ["completions" if route.streams else "tokens"],
+                "summary": route.summary,
                 "operationId": path.strip("/").replace("/", "_"),
                 "parameters": [
                     {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
-                    for name, text in _HEADERS[: None if is_hot else 1]
+                    for name, text in _HEADERS[: None if route.streams else 1]
                 ],
-                "requestBody": {"required": True, "content": _json(by_type[str(request)])},
+                "requestBody": {"required": True, "content": _json(by_type[str(route.request)])},
                 "responses": {
                     "200": {
                         "description": "The answer.",
-                        "content": _json(by_type[str(reply)]) | (_EVENTS if is_hot else {}),
+                        "content": _json(by_type[str(route.reply)]) | (_EVENTS if route.streams else {}),
                     },
-                    "4XX": {"description": "The request's fault.", "content": _json(by_type[str(ErrorReply)])},
-                    "5XX": {"description": "The suite's fault.", "content": _json(by_type[str(ErrorReply)])},
+                    "4XX": {"description": "The request's fault.", "content": error},
+                    "5XX": {"description": "The suite's fault.", "content": error},
                 },
             }
         }
@@ -330,7 +332,7 @@ class TokenRoutes:
 
 
 class TokenEndpoint:
-    """One of the two routes as an ASGI callable, within the bounds on all bodies."""
+    """A route that counts or shows tokens, as an ASGI callable, within the bounds on all bodies."""
 
     def __init__(
         self, answer: Callable[[bytes, AbstractSet[str], str], Awaitable[Any]], stalls: Stalls, max_body_bytes: int
@@ -361,8 +363,9 @@ class TokenEndpoint:
 
 
 def token_routes(intake: Intake, catalog: Catalog, stalls: Stalls, max_body_bytes: int) -> dict[str, ASGIApp]:
-    tokens = TokenRoutes(intake, catalog)
+    tokens, messages = TokenRoutes(intake, catalog), MessageCounter(intake, catalog)
     return {
+        COUNT_PATH: TokenEndpoint(messages.count, stalls, max_body_bytes),
         "/tokenize": TokenEndpoint(tokens.tokenize, stalls, max_body_bytes),
         "/detokenize": TokenEndpoint(tokens.detokenize, stalls, max_body_bytes),
     }

@@ -41,6 +41,10 @@ from libs.stores.responses import MemoryResponses, ResponseStore
 from services.gateway.batch.run import BatchPorts, Serving, make_batch
 from services.gateway.fleet import SilenceWatch, WorkerLinks
 from services.gateway.link import StreamTraffic
+from services.gateway.messages.errors import MessagesDialect
+from services.gateway.messages.exchange import MessageReader
+from services.gateway.messages.schema import MESSAGE_ROUTES
+from services.gateway.messages.schema import PATH as MESSAGES_PATH
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.refusals import RefusalCounts, RefusalMiddleware
 from services.gateway.request.endpoint import CompletionEndpoint, CompletionReader, Reader
@@ -53,7 +57,7 @@ from services.gateway.request.parse import Defaults, parse_chat, parse_completio
 from services.gateway.request.prompt import Catalog, PrefixHints
 from services.gateway.request.recorder import DemandPublisher, GpuCharge, QueueReporter, Recorder
 from services.gateway.responses.exchange import ResponseReader
-from services.gateway.responses.request import DECLARED, StoredResponses, make_responses_router
+from services.gateway.responses.request import RESPONSE_ROUTES, StoredResponses, make_responses_router
 from services.gateway.routes import cross_origin, make_routes, make_tenant_router, need, token_routes
 from services.gateway.settings import GatewaySettings
 from services.gateway.turns import IntakeRounds
@@ -142,7 +146,7 @@ async def open_gateway(
             metrics=metrics,
             version=version("fulcrum"),
             loadable=models,
-            declared=DECLARED,
+            declared=(*RESPONSE_ROUTES, *MESSAGE_ROUTES),
         )
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
         scheduler.at(clock.now_ns(), dispatcher.watch_time)
@@ -256,8 +260,8 @@ def _guarded(
     metrics: GatewayMetrics,
     refusals: RefusalCounts,
 ) -> ASGIApp:
-    """Wrap the app in the key gate and the audit of deletions if there are keys, in CORS if origins are set, and in
-    the count of refusals.
+    """Wrap the app in the key gate and the audit of deletions if there are keys, in Anthropic's headers and errors, in
+    CORS if origins are set, and in the count of refusals.
     """
     served = app
     if ports.keys is not None:
@@ -273,6 +277,7 @@ def _guarded(
             with_body=False,
             metrics=metrics.registry,
         )
+    served = MessagesDialect(served)
     served = cross_origin(served, settings.cors_origins) if settings.cors_origins else served
     return RefusalMiddleware(served, refusals)
 
@@ -379,6 +384,7 @@ def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint], kept: StoredRe
         "/v1/chat/completions": CompletionReader(parse_chat, ChatFormat),
         "/v1/completions": CompletionReader(parse_completion, CompletionFormat),
         "/v1/responses": ResponseReader(kept),
+        MESSAGES_PATH: MessageReader(),
     }
     return {path: make_endpoint(path, reader=reader) for path, reader in readers.items()}
 

@@ -38,7 +38,8 @@ async def worker() -> AsyncIterator[ScriptedWorker]:
 
 
 @pytest.fixture
-async def client(worker: ScriptedWorker) -> AsyncIterator[openai.AsyncOpenAI]:
+async def gateway(worker: ScriptedWorker) -> AsyncIterator[str]:
+    """The address of a gateway whose only model writes harmony's format."""
     tokenizer = sim_with_markers()
     ends = frozenset(spoken("<|return|><|call|>"))
     info = replace(load_model_info("builtin:sim"), vocab_size=300, eos_token_ids=ends)
@@ -54,9 +55,14 @@ async def client(worker: ScriptedWorker) -> AsyncIterator[openai.AsyncOpenAI]:
         tasks=tasks,
     ) as running:
         await until(running.fleet.views, what="the worker")
-        async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as found:
-            yield found
+        yield running.url
     await tasks.close()
+
+
+@pytest.fixture
+async def client(gateway: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0) as found:
+        yield found
 
 
 def prompt(worker: ScriptedWorker) -> str:

@@ -46,6 +46,7 @@ SINGLE: Final = frozenset(
         b"if-range",
         b"origin",
         b"range",
+        b"x-api-key",
         b"x-request-id",
     }
 )

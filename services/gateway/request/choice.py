@@ -189,6 +189,11 @@ class ChoiceText:
         parts = self._parts
         return parts.reader.reasoning_tokens if parts is not None and parts.reasons else None
 
+    @property
+    def stop_string(self) -> str | None:
+        """Return the stop string that ended the text, or None if another end came first."""
+        return self._stops.matched
+
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
         """Add a token; return whether a stop string ended the text."""
         if self.prompt is not None and self._shown(self.prompt, token_id, logprob):
@@ -369,6 +374,8 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
+        self.matched: str | None = None
+        """The stop string that ended the text."""
 
     @property
     def held_chars(self) -> int:
@@ -386,13 +393,14 @@ class StopMatcher:
         searched = len(self._held) + exempt_chars
         text = self._held + text
         found = [
-            (at + len(stop), at)
+            (at + len(stop), at, stop)
             for stop in self._stops
             if (at := text.find(stop, max(searched + 1 - len(stop), 0))) >= 0
         ]
         if found:
             self._held = ""
-            return text[: min(found)[1]], True
+            _, at, self.matched = min(found)
+            return text[:at], True
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False

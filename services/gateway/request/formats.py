@@ -1,7 +1,7 @@
 """The answers of the two completion routes, as defined by OpenAI's API, and their making from choices. Pure."""
 
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -189,6 +189,17 @@ class ErrorReply(Struct):
     """The body of every error response, on every route."""
 
     error: ErrorBody
+
+
+class Declared(NamedTuple):
+    """A route that bypasses FastAPI, for the OpenAPI document."""
+
+    path: str
+    summary: str
+    request: Any
+    reply: Any
+    error: Any = ErrorReply
+    streams: bool = True
 
 
 _AnswerT = TypeVar("_AnswerT", ChatChoice, ChatChunkChoice, CompletionChoice)

@@ -184,7 +184,7 @@ class Intake:
                     min_tokens=asked.sampling.min_tokens,
                     in_pieces=asked.stream,
                     parts=make_parts(prompt, decoder) if make_parts else None,
-                    ordered=asked.for_response,
+                    ordered=asked.ordered,
                     prompt=_prompt_shown(asked, model, prompt),
                     changed=changed,
                 )

@@ -204,6 +204,10 @@ class ParsedRequest:
     """The tools that the model may call; None if it may call none."""
     effort: str | None = None
     """The requested reasoning effort, as the client named it."""
+    effort_is_hint: bool = False
+    """Whether a model whose template takes no effort answers all the same."""
+    thinking: bool | None = None
+    """Whether the model is to reason, by no effort of a name; None leaves it to the chat template."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
     """The JSON schema with which the answer has to comply."""
@@ -211,8 +215,10 @@ class ParsedRequest:
     """The field that errors about the schema name."""
     rule: str = ""
     """A grammar rule that the answer has to match, used in place of a schema."""
-    for_response: bool = False
-    """Whether the chat belongs to a response, whose answer keeps the order of its parts."""
+    ordered: bool = False
+    """Whether the answer keeps the order of its parts."""
+    chat_field: str = ""
+    """The field that errors about the conversation name; empty names one message of the chat route."""
     echo: bool = False
     """Whether the answer begins with the prompt."""
     prompt_logprobs: int | None = None
@@ -241,9 +247,7 @@ class ParsedRequest:
 
     @property
     def prompt_field(self) -> str:
-        if self.for_response:
-            return "input"
-        return "messages" if self.messages else "prompt"
+        return self.chat_field or ("messages" if self.messages else "prompt")
 
     @property
     def choices(self) -> int:

@@ -219,7 +219,12 @@ def check_chat(asked: ParsedRequest, model: ServedModel) -> None:
             f"tools are not served for model {name!r}: how it calls them is not known, set FULCRUM_GATEWAY_TOOL_FORMATS"
         )
         raise UnsupportedField(text, param="tools")
-    if asked.effort is None or any(map(takes, ("reasoning_effort", *_SWITCHES))):
+    if any(map(takes, ("reasoning_effort", *_SWITCHES))):
+        return
+    if asked.thinking is not None and asked.thinking != model.format.reasons:
+        text = f"thinking is not served for model {name!r}: it {'never thinks' if asked.thinking else 'always thinks'}"
+        raise UnsupportedField(text, param="thinking")
+    if asked.effort is None or asked.effort_is_hint:
         return
     if asked.effort != "none" or model.format.reasons:
         text = f"reasoning_effort is not served for model {name!r}: its chat template takes none"
@@ -235,9 +240,9 @@ def _unshown_tools(asked: ParsedRequest, model: ServedModel) -> str:
     shows_results = shows_calls or names("tool")
     for place, message in enumerate(asked.messages):
         if message.get("tool_calls") and not shows_calls:
-            return "input" if asked.for_response else f"messages[{place}].tool_calls"
+            return asked.chat_field or f"messages[{place}].tool_calls"
         if message["role"] == "tool" and not shows_results:
-            return "input" if asked.for_response else f"messages[{place}]"
+            return asked.chat_field or f"messages[{place}]"
     return ""
 
 
@@ -252,12 +257,15 @@ def _render(asked: ParsedRequest, model: ServedModel) -> str:
 
 
 def _efforts(asked: ParsedRequest, model: ServedModel) -> dict[str, Any]:
-    """Return the template variables for the effort: by name, or as a switch."""
-    if asked.effort is None:
-        return {}
-    effort = _HARMONY_EFFORTS.get(asked.effort, asked.effort) if model.format.harmony else asked.effort
-    switch = asked.effort != "none"
-    found = {"reasoning_effort": effort, **dict.fromkeys(_SWITCHES, switch)}
+    """Return the template variables for thinking and its effort: by name, or as a switch."""
+    asks = asked.effort
+    if asks is None and asked.thinking is False:
+        asks = "none"
+    if asks is None:
+        found: dict[str, Any] = {} if asked.thinking is None else dict.fromkeys(_SWITCHES, True)
+    else:
+        effort = _HARMONY_EFFORTS.get(asks, asks) if model.format.harmony else asks
+        found = {"reasoning_effort": effort, **dict.fromkeys(_SWITCHES, asks != "none")}
     return {name: value for name, value in found.items() if model.tokenizer.takes(name)}
 
 

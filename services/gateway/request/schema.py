@@ -318,13 +318,15 @@ _NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 _UNKNOWN = re.compile(r"contains unknown field `([^`]*)`")
 _ENUM = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
-_ALLOWED: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
+KnownValues = tuple[tuple[str, ...], frozenset[str]]
+"""The accepted values of a field, and further ones of its API that are not served."""
+_ALLOWED: dict[str, KnownValues] = {
     "role": (get_args(Role), UNSERVED_ROLES),
     "type": (get_args(PartType), UNSERVED_PARTS),
     "reasoning_effort": (get_args(Effort), frozenset()),
     "tool_choice": (("none", "auto", "required"), frozenset()),
 }
-"""Accepted values, and further ones of OpenAI's API that are not served, by the last part of a field's path."""
+"""Values in OpenAI's API, by the last part of a field's path."""
 _UNSERVED_TOOLS = frozenset(
     {"custom", "allowed_tools", "web_search", "web_search_preview", "file_search", "code_interpreter", "mcp"}
     | {"computer_use_preview", "image_generation", "local_shell", "shell", "apply_patch"}
@@ -332,18 +334,31 @@ _UNSERVED_TOOLS = frozenset(
 _TOOL_TYPES = (("function",), _UNSERVED_TOOLS)
 
 
-def fit(body: bytes, kind: type[_T], tidy: Callable[[dict[str, Any]], dict[str, Any]]) -> _T:
-    """Decode a body or raise InvalidRequest. `tidy` drops fields that request nothing; it runs if decoding fails."""
+def fit(
+    body: bytes,
+    kind: type[_T],
+    tidy: Callable[[dict[str, Any]], dict[str, Any]],
+    values: Callable[[str], KnownValues | None] | None = None,
+) -> _T:
+    """Decode a body or raise InvalidRequest.
+
+    `tidy` drops fields that request nothing; it runs if decoding fails. `values` returns the values of a field of
+    another API than OpenAI's, by the field's path.
+    """
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        return _second_look(body, kind, error, tidy)
+        return _second_look(body, kind, error, tidy, values or _allowed)
     except _NO_JSON as error:
         raise _malformed(body, error) from None
 
 
 def _second_look(
-    body: bytes, kind: type[_T], first: msgspec.ValidationError, tidy: Callable[[dict[str, Any]], dict[str, Any]]
+    body: bytes,
+    kind: type[_T],
+    first: msgspec.ValidationError,
+    tidy: Callable[[dict[str, Any]], dict[str, Any]],
+    values: Callable[[str], KnownValues | None],
 ) -> _T:
     # Clients send null or a default for fields they do not use: those are dropped before the verdict.
     try:
@@ -351,15 +366,15 @@ def _second_look(
     except msgspec.ValidationError as error:  # without a type to fit: a number out of range
         raise _malformed(body, error) from None
     except _NO_JSON:
-        raise _explain(str(first), kind, {}) from None
+        raise _explain(str(first), kind, {}, values) from None
     if not isinstance(plain, dict):
         raise InvalidRequest("the body must be a JSON object", param="body")
     try:
         return msgspec.convert(tidy(plain), kind)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), kind, plain) from None
+        raise _explain(str(error), kind, plain, values) from None
     except RecursionError:
-        raise _explain(str(first), kind, {}) from None
+        raise _explain(str(first), kind, {}, values) from None
 
 
 def _malformed(body: bytes, error: Exception) -> InvalidRequest:
@@ -383,7 +398,9 @@ def _is_json_otherwise(body: bytes) -> bool:
     return True
 
 
-def _explain(text: str, kind: type[msgspec.Struct], plain: dict[str, Any]) -> InvalidRequest:
+def _explain(
+    text: str, kind: type[msgspec.Struct], plain: dict[str, Any], values: Callable[[str], KnownValues | None]
+) -> InvalidRequest:
     place = _PLACE.search(text)
     path = place[1] if place else ""
     key = _key_at_fault(path.removesuffix("[...]"), kind, plain) if path.endswith("[...]") else ""
@@ -397,7 +414,7 @@ def _explain(text: str, kind: type[msgspec.Struct], plain: dict[str, Any]) -> In
         return UnsupportedField(f"{path or 'a field without a name'} is not served", param=path or "body")
     if missing is not None:
         return InvalidRequest(f"{path} is missing", param=path)
-    if (found := _ENUM.match(text)) and (known := _allowed(path)):
+    if (found := _ENUM.match(text)) and (known := values(path)):
         return _not_allowed(found[1], path, *known)
     reason = _cut(text[: place.start()] if place else text, MAX_REASON_CHARS)
     where = f"{path}[{key}]" if key else path or "body"
@@ -424,7 +441,7 @@ def _not_allowed(value: str, path: str, allowed: tuple[str, ...], unserved: froz
     return InvalidRequest(f"{path}: {quoted(value)} is not known; {choices}", param=path)
 
 
-def _allowed(path: str) -> tuple[tuple[str, ...], frozenset[str]] | None:
+def _allowed(path: str) -> KnownValues | None:
     if path in ("response_format.type", "text.format.type"):
         return ("text", "json_object", "json_schema"), frozenset({"grammar", "python", "structural_tag"})
     return _TOOL_TYPES if "tool" in path and path.endswith(".type") else _ALLOWED.get(path.rpartition(".")[2])

@@ -14,6 +14,7 @@ from msgspec import to_builtins
 from libs.contracts.errors import InvalidRequest, ResponseNotFound, StoreUnavailable, UnsupportedField, quoted
 from libs.keys.gate import caller_of
 from libs.stores.responses import ResponsesDown, ResponseStore
+from services.gateway.request.formats import Declared
 from services.gateway.request.parse import ParsedRequest, chat_asked, read_headers
 from services.gateway.request.schema import (
     MAX_CALLS,
@@ -157,7 +158,8 @@ def response_asked(request: ResponseRequest, earlier: Items, response_id: str, c
     asked = replace(
         chat_asked(_chat(request, turns)),
         max_tokens_field="max_output_tokens",
-        for_response=True,
+        ordered=True,
+        chat_field="input",
     )
     if request.structured_outputs is None:
         asked = replace(asked, schema_field="text.format")
@@ -306,8 +308,8 @@ def _absent(response_id: str, field: str) -> ResponseNotFound:
     return ResponseNotFound(f"response {quoted(response_id)} is not kept", param=field)
 
 
-DECLARED: Final = (
-    ("/v1/responses", "Answer a chat as a response that others can go on from.", ResponseRequest, Response),
+RESPONSE_ROUTES: Final = (
+    Declared("/v1/responses", "Answer a chat as a response that others can go on from.", ResponseRequest, Response),
 )
 _ABSENT: dict[int | str, dict[str, Any]] = {404: {"description": "None of this tenant is kept by this id."}}
 

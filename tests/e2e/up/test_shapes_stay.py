@@ -20,6 +20,8 @@ from libs.testing.wait import until
 pytestmark = pytest.mark.suite
 QUESTION = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "logprobs": True}
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": QUESTION}
+COUNTED = {"model": "sim", "messages": QUESTION["messages"]}
+MESSAGE = {**COUNTED, "max_tokens": 4}
 ANSWER_S = 30.0
 
 
@@ -92,6 +94,10 @@ def test_the_gateways_answers_keep_their_shape(suite: RunningSuite) -> None:
         "chat stream": chunks(suite, "/v1/chat/completions", QUESTION),
         "completion": ask(suite, "/v1/completions", prompt),
         "completion stream": chunks(suite, "/v1/completions", prompt),
+        "message": ask(suite, "/v1/messages", MESSAGE),
+        "message stream": events(suite, "/v1/messages", MESSAGE),
+        "message count": ask(suite, "/v1/messages/count_tokens", COUNTED),
+        "message refused": ask(suite, "/v1/messages", {}),
         "refused": ask(suite, "/v1/chat/completions", {}),
         **{path: httpx.get(suite.gateway + path).json() for path in ("/v1/models", "/v1/models/sim", "/v1/batches")},
     }
@@ -133,6 +139,13 @@ def chunks(suite: RunningSuite, path: str, body: dict[str, Any]) -> list[Any]:
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     assert data[-1] == "[DONE]"
     return [json.loads(each) for each in data[:-1]]
+
+
+def events(suite: RunningSuite, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of the last event of each type in a streamed message."""
+    lines = httpx.post(suite.gateway + path, json={**body, "stream": True}, timeout=ANSWER_S).text.splitlines()
+    found = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    return {event["type"]: event for event in found}
 
 
 def streamed(url: str, named: set[str]) -> dict[str, Shape]:

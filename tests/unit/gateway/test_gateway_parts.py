@@ -270,6 +270,7 @@ def test_text_ends_before_the_stop_that_is_complete_first(
         found += matcher.flush()
         ended = False
     assert (found, ended) == (sent, stopped)
+    assert (matcher.matched in stops) is stopped
 
 
 @pytest.mark.parametrize(

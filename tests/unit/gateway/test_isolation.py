@@ -27,6 +27,7 @@ from services.gateway.batch.bounds import TenantBounds
 from services.gateway.batch.output import PART_PURPOSE
 from services.gateway.batch.routes import make_batch_router
 from services.gateway.batch.view import JobView
+from services.gateway.messages.exchange import MessageReader
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.request.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.request.exchange import Stalls
@@ -80,6 +81,7 @@ def make_app(files: Any, view: JobView, work: MemoryWork, keys: FileKeys, table:
             "/v1/chat/completions": endpoint("/v1/chat/completions", CompletionReader(parse_chat, ChatFormat)),
             "/v1/completions": endpoint("/v1/completions", CompletionReader(parse_completion, CompletionFormat)),
             "/v1/responses": endpoint("/v1/responses", ResponseReader(KEPT)),
+            "/v1/messages": endpoint("/v1/messages", MessageReader()),
         } | token_routes(intake, catalog, Stalls(8, 10**6), 10**5),
         routers=[make_tenant_router(keys, table, clock), make_responses_router(KEPT), make_batch_router(
             bus=work, files=files, view=view, clock=clock, topics=AllowedTopics("shared.*,own.{tenant}.*"),
@@ -174,6 +176,16 @@ async def response(world: World) -> None:
     others = await world.b.post("/v1/responses", json={**question, "previous_response_id": "resp_a"})
     absent = await world.b.post("/v1/responses", json={**question, "previous_response_id": "resp_0"})
     assert code(others) == code(absent) == (404, "response_not_found")
+
+
+async def message(world: World) -> None:
+    question = {"model": "open", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+    await completions(world, "/v1/messages", question)
+
+
+async def count_tokens(world: World) -> None:
+    question = {"model": "open", "messages": [{"role": "user", "content": "a"}]}
+    await named_model(world, "/v1/messages/count_tokens", question)
 
 
 async def one_response(world: World) -> None:
@@ -313,6 +325,8 @@ CASES: dict[tuple[str, str], Callable[[World], Awaitable[None]]] = {
     ("POST", "/v1/responses"): response,
     ("GET", "/v1/responses/{response_id}"): one_response,
     ("DELETE", "/v1/responses/{response_id}"): delete_response,
+    ("POST", "/v1/messages"): message,
+    ("POST", "/v1/messages/count_tokens"): count_tokens,
     ("POST", "/tokenize"): tokenize,
     ("POST", "/detokenize"): detokenize,
     ("GET", "/v1/models"): models,

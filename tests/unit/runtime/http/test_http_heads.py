@@ -17,7 +17,7 @@ HOST = b"host: x\r\n"
 CHUNKS = b"3\r\nabc\r\n0\r\n\r\n"
 ONCE = (
     b"access-control-request-method", b"authorization", b"content-type", b"cookie", b"idempotency-key",
-    b"if-modified-since", b"if-range", b"origin", b"range", b"x-request-id",
+    b"if-modified-since", b"if-range", b"origin", b"range", b"x-api-key", b"x-request-id",
 )  # fmt: skip
 """Named here too: taken from SINGLE alone, a header that falls out of it would be missed by nothing."""
 OWN = (b"x-fulcrum-tenant", b"x-fulcrum-class", b"x-fulcrum-details", b"x-fulcrum-ttft-deadline-ms")

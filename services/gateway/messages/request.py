@@ -1,0 +1,286 @@
+"""Conversion of a message's body into a chat request. Pure; raises InvalidRequest that names the field."""
+
+import json
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Any, Final
+
+from libs.contracts.errors import InvalidRequest, UnsupportedField, quoted
+from services.gateway.messages.schema import (
+    BLOCK_TYPES,
+    CountRequest,
+    InputBlock,
+    InputMessage,
+    MessageRequest,
+    MessageToolChoice,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    TokenCount,
+    ToolResultBlock,
+    ToolUseBlock,
+    known_values,
+)
+from services.gateway.request.intake import Intake
+from services.gateway.request.parse import ParsedRequest, chat_asked
+from services.gateway.request.prompt import Catalog
+from services.gateway.request.schema import (
+    MAX_CALLS,
+    MAX_STOPS_CHARS,
+    CalledFunction,
+    ChatRequest,
+    Effort,
+    Function,
+    FunctionChoice,
+    JsonSchema,
+    Message,
+    NamedToolChoice,
+    ResponseFormat,
+    TextPart,
+    Tool,
+    ToolCall,
+    fit,
+)
+
+# Fields that are not served, with the values, besides null, that request the default behaviour.
+_HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "service_tier": ("auto", "standard_only"),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+}
+# Claude Code's first block of system text, for Anthropic's accounting. It differs in each request, so it would keep
+# every prefix from being found cached.
+_BILLING: Final = "x-anthropic-billing-header:"
+_ERROR: Final = "Error: "
+_EFFORTS: Final[Mapping[str, Effort]] = {"max": "xhigh"}
+# The name of an answer's schema, which the chat route requires and no model sees.
+_SCHEMA_NAME: Final = "output"
+
+
+def parse_message(body: bytes) -> ParsedRequest:
+    request = fit(body, MessageRequest, _tidy, known_values)
+    stops = request.stop_sequences or []
+    if sum(map(len, stops)) > MAX_STOPS_CHARS:
+        text = f"stop_sequences: all together are over {MAX_STOPS_CHARS} characters"
+        raise InvalidRequest(text, param="stop_sequences")
+    return _asked(
+        request,
+        ChatRequest(
+            model=request.model,
+            messages=[],
+            stream=request.stream,
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            stop=stops or None,
+        ),
+    )
+
+
+def parse_count(body: bytes) -> ParsedRequest:
+    request = fit(body, CountRequest, _tidy, known_values)
+    return _asked(request, ChatRequest(model=request.model, messages=[]))
+
+
+def _tidy(body: dict[str, Any]) -> dict[str, Any]:
+    """Drop fields that request nothing; refuse by name the kinds of tools and blocks that are not served."""
+    kept = {
+        key: value
+        for key, value in body.items()
+        if value is not None
+        and not any(type(value) is type(known) and value == known for known in _HARMLESS.get(key, ()))
+    }
+    for place, tool in enumerate(_dicts(kept.get("tools"))):
+        kind = tool.get("type")
+        if isinstance(kind, str) and kind != "custom":
+            raise _unserved(f"tools[{place}].type", kind, ("custom",))
+    if isinstance(kept.get("system"), list):
+        kept["system"] = _blocks(kept["system"], "system", ("text",))
+    if isinstance(kept.get("messages"), list):
+        kept["messages"] = [_message(each, f"messages[{place}]") for place, each in enumerate(kept["messages"])]
+    return kept
+
+
+def _message(plain: Any, where: str) -> Any:
+    if not isinstance(plain, dict) or not isinstance(plain.get("content"), list):
+        return plain
+    return {**plain, "content": _blocks(plain["content"], f"{where}.content", BLOCK_TYPES)}
+
+
+def _blocks(plain: list[Any], where: str, served: Sequence[str]) -> list[Any]:
+    return [_block(each, f"{where}[{place}]", served) for place, each in enumerate(plain)]
+
+
+def _block(plain: Any, where: str, served: Sequence[str]) -> Any:
+    if not isinstance(plain, dict):
+        return plain
+    kind = plain.get("type")
+    if isinstance(kind, str) and kind not in served:
+        raise _unserved(f"{where}.type", kind, served)
+    kept = {key: value for key, value in plain.items() if value is not None}
+    if kind == "tool_result" and isinstance(kept.get("content"), list):
+        kept["content"] = _blocks(kept["content"], f"{where}.content", ("text",))
+    return kept
+
+
+def _unserved(where: str, kind: str, served: Sequence[str]) -> UnsupportedField:
+    choices = f"served {'is' if len(served) == 1 else 'are'} {', '.join(served)}"
+    return UnsupportedField(f"{where}: {quoted(kind)} is not served; {choices}", param=where)
+
+
+def _dicts(plain: Any) -> list[dict[str, Any]]:
+    return [each for each in plain if isinstance(each, dict)] if isinstance(plain, list) else []
+
+
+def _asked(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
+    """Complete a chat by the conversation, its tools and its form."""
+    output, thinking, choice = request.output_config, request.thinking, request.tool_choice
+    chat.messages = read_messages(request)
+    # The API's rule: an answer goes on from the text of a last message that is the model's.
+    chat.continue_final_message = _is_begun(chat.messages[-1]) or None
+    chat.tools = [
+        Tool(Function(tool.name, tool.description, tool.input_schema, tool.strict), "function")
+        for tool in request.tools or ()
+    ] or None
+    chat.tool_choice = _tool_choice(choice)
+    chat.parallel_tool_calls = False if choice is not None and choice.disable_parallel_tool_use else None
+    if output is not None and output.format is not None:
+        chat.response_format = ResponseFormat("json_schema", JsonSchema(_SCHEMA_NAME, output.format.schema))
+    asked = replace(chat_asked(chat), ordered=True, chat_field="messages", schema_field="output_config.format")
+    thinks = None if thinking is None or thinking.type == "adaptive" else thinking.type == "enabled"
+    if output is None or output.effort is None or thinks is False:
+        return asked if thinks is None else replace(asked, thinking=thinks)
+    # Claude Code names an effort in every request, whatever the model.
+    return replace(asked, effort=_EFFORTS.get(output.effort, output.effort), effort_is_hint=True, thinking=thinks)
+
+
+def _is_begun(last: Message) -> bool:
+    return last.role == "assistant" and bool(last.content) and not last.tool_calls
+
+
+def _tool_choice(choice: MessageToolChoice | None) -> Any:
+    if choice is None or choice.type in ("auto", "none"):
+        return None if choice is None else choice.type
+    if choice.type == "any":
+        return "required"
+    if choice.name is None:
+        raise InvalidRequest("tool_choice.name is missing", param="tool_choice.name")
+    return NamedToolChoice(FunctionChoice(choice.name), "function")
+
+
+def read_messages(request: CountRequest) -> list[Message]:
+    """Convert the system text and the messages into turns of a chat.
+
+    Each tool's result becomes a turn. Consecutive turns of the user become one, as the API has it.
+    """
+    turns: list[Message] = []
+    system = _system(request.system)
+    if system:
+        turns.append(Message("system", system))
+    for place, message in enumerate(request.messages):
+        content, where = message.content, f"messages[{place}]"
+        if message.role == "assistant":
+            turns.append(Message("assistant", content) if isinstance(content, str) else _answer(content, where))
+            continue
+        blocks = [TextBlock(content)] if isinstance(content, str) else content
+        for turn in _question(message, blocks, where):
+            _add_turn(turns, turn)
+    return turns
+
+
+def _add_turn(turns: list[Message], turn: Message) -> None:
+    last = turns[-1] if turns else None
+    if last is not None and last.role == turn.role == "user":
+        last.content = [*_parts(last.content), *_parts(turn.content)]
+    else:
+        turns.append(turn)
+
+
+def _parts(content: str | list[TextPart] | None) -> list[TextPart]:
+    return [TextPart("text", content or "")] if content is None or isinstance(content, str) else content
+
+
+def _system(given: str | Sequence[TextBlock] | None) -> str | list[TextPart] | None:
+    if given is None or isinstance(given, str):
+        return given
+    return _content([block.text for block in given if not block.text.startswith(_BILLING)])
+
+
+def _content(texts: Sequence[str]) -> str | list[TextPart]:
+    """Return a message's content: parts, which a template joins in its own way, if there are several."""
+    return "".join(texts) if len(texts) < 2 else [TextPart("text", text) for text in texts]
+
+
+def _question(message: InputMessage, blocks: Sequence[InputBlock], where: str) -> list[Message]:
+    # Claude Code sends system text behind the question, where many templates refuse the role or leave it out.
+    turns: list[Message] = []
+    texts: list[str] = []
+    for place, block in enumerate(blocks):
+        if isinstance(block, TextBlock):
+            texts.append(block.text)
+        elif isinstance(block, ToolResultBlock) and message.role == "user":
+            if texts:
+                turns.append(Message("user", _content(texts)))
+                texts = []
+            turns.append(Message("tool", _result(block), tool_call_id=block.tool_use_id))
+        else:
+            raise _misplaced(block, message.role, f"{where}.content[{place}]")
+    if texts or not turns:
+        turns.append(Message("user", _content(texts)))
+    return turns
+
+
+def _result(block: ToolResultBlock) -> str | list[TextPart]:
+    given = block.content or ""
+    texts = [given] if isinstance(given, str) else [part.text for part in given]
+    if block.is_error:
+        texts = [_ERROR + (texts[0] if texts else ""), *texts[1:]]  # a chat has no other mark of a failed call
+    return _content(texts)
+
+
+def _answer(blocks: Sequence[InputBlock], where: str) -> Message:
+    turn = Message("assistant")
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    for place, block in enumerate(blocks):
+        if isinstance(block, TextBlock):
+            texts.append(block.text)
+        elif isinstance(block, ThinkingBlock):
+            turn.reasoning_content = (turn.reasoning_content or "") + block.thinking
+        elif isinstance(block, ToolUseBlock):
+            calls.append(ToolCall(block.id, CalledFunction(block.name, _arguments(block, f"{where}.content[{place}]"))))
+        elif not isinstance(block, RedactedThinkingBlock):
+            raise _misplaced(block, "assistant", f"{where}.content[{place}]")
+    if len(calls) > MAX_CALLS:
+        raise InvalidRequest(f"{where}: one answer has {MAX_CALLS} tool_use blocks at most", param=where)
+    turn.content = _content(texts) if texts or not calls else None
+    turn.tool_calls = calls or None
+    return turn
+
+
+def _arguments(block: ToolUseBlock, where: str) -> str:
+    try:
+        return json.dumps(block.input, ensure_ascii=False)
+    except RecursionError:
+        raise InvalidRequest(f"{where}.input is nested too deeply", param=f"{where}.input") from None
+
+
+def _misplaced(block: InputBlock, role: str, where: str) -> InvalidRequest:
+    kind = block.__struct_config__.tag
+    return InvalidRequest(f"{where}: a message of role {role} has no {kind} blocks", param=where)
+
+
+class MessageCounter:
+    """The handler of count_tokens."""
+
+    def __init__(self, intake: Intake, catalog: Catalog) -> None:
+        self._intake = intake
+        self._catalog = catalog
+
+    async def count(self, body: bytes, allowed: AbstractSet[str], tenant: str) -> TokenCount:
+        asked = parse_count(body)
+        model = self._catalog.need(asked.model, allowed)
+        (tokens,) = await self._intake.tokens(asked, model, tenant)
+        return TokenCount(len(tokens))

@@ -1,0 +1,254 @@
+"""A body of /v1/messages as the chat that it becomes, and what is refused by name."""
+
+import json
+from typing import Any
+
+import pytest
+
+from libs.contracts.errors import InvalidRequest, UnsupportedField
+from libs.model.chat import ChatTemplate
+from libs.model.info import sim_tokenizer
+from libs.model.tokenizer import Tokenizer
+from services.gateway.messages.request import parse_count, parse_message
+from services.gateway.messages.schema import CountRequest, MessageRequest
+from services.gateway.request.parse import ParsedRequest
+from services.gateway.request.prompt import ServedModel, tokenise
+from tests.unit.gateway.test_tokenise import EFFORT, MODEL, PLAIN, SWITCH, Threads
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {}}}
+MARK = {"type": "ephemeral", "ttl": "1h"}
+
+
+def body(**fields: Any) -> bytes:
+    whole = {"model": "m", "max_tokens": 5, "messages": [USER], **fields}
+    return json.dumps({name: value for name, value in whole.items() if value is not ...}).encode()
+
+
+def asked(**fields: Any) -> ParsedRequest:
+    return parse_message(body(**fields))
+
+
+def turns(*messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    return [dict(message) for message in asked(messages=list(messages), **fields).messages]
+
+
+def text(value: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": value, **more}
+
+
+def test_sampling_and_stops_are_those_of_a_chat() -> None:
+    found = asked(temperature=0.5, top_p=0.25, top_k=3, stop_sequences=["a", "b"], stream=True)
+    assert (found.sampling.temperature, found.sampling.top_p, found.sampling.top_k) == (0.5, 0.25, 3)
+    assert (found.stops, found.stream, found.max_tokens, found.n) == (("a", "b"), True, 5, 1)
+    assert found.ordered and not found.continues
+    assert {"temperature", "top_p", "top_k"} <= asked().unset
+
+
+def test_system_text_comes_first_and_anthropics_accounting_is_left_out_of_it() -> None:
+    assert turns(USER, system="be brief")[0] == {"role": "system", "content": "be brief"}
+    blocks = [text("x-anthropic-billing-header: cch=1"), text("a", cache_control=MARK), text("b")]
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert turns(USER, system=blocks) == [{"role": "system", "content": parts}, USER]
+    assert turns(USER, system=blocks[:1]) == turns(USER, system="") == [USER]
+
+
+def test_text_of_a_turn_is_one_text_or_its_parts() -> None:
+    assert turns({"role": "user", "content": [text("a", cache_control=MARK)]}) == [{"role": "user", "content": "a"}]
+    (found,) = turns({"role": "user", "content": [text("a", citations=None), text("b")]})
+    assert [part["text"] for part in found["content"]] == ["a", "b"]
+
+
+def test_an_earlier_answer_keeps_reasoning_text_and_calls() -> None:
+    answer = [
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "redacted_thinking", "data": "x"},
+        text("wait"),
+        {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": "é"}, "caller": {"type": "direct"}},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "rain"}
+    question = {"role": "user", "content": [result, text("and?")]}
+    _, said, found, then = turns(USER, {"role": "assistant", "content": answer}, question)
+    assert (said["content"], said["reasoning_content"]) == ("wait", "hm")
+    (call,) = said["tool_calls"]
+    assert (call["id"], call["function"]["name"], str(call["function"]["arguments"])) == ("t1", "f", '{"a": "é"}')
+    assert found == {"role": "tool", "content": "rain", "tool_call_id": "t1"}
+    assert then == {"role": "user", "content": "and?"}
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        ({"content": "rain"}, "rain"),
+        ({"content": [text("rain")]}, "rain"),
+        ({}, ""),
+        ({"content": "no such city", "is_error": True}, "Error: no such city"),
+        ({"content": [text("no such city")], "is_error": True}, "Error: no such city"),
+        ({"is_error": True, "content": None}, "Error: "),
+    ],
+)
+def test_a_tools_result_is_a_turn_of_its_own_and_says_that_the_call_failed(result: dict[str, Any], shown: str) -> None:
+    content = [{"type": "tool_result", "tool_use_id": "t1", "cache_control": MARK, **result}]
+    assert turns({"role": "user", "content": content}) == [{"role": "tool", "content": shown, "tool_call_id": "t1"}]
+
+
+def test_a_call_without_text_is_a_turn_without_content() -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
+    (found,) = turns({"role": "assistant", "content": [call]})
+    assert found["content"] is None
+
+
+def test_an_answer_that_was_begun_is_continued() -> None:
+    begun = asked(messages=[USER, {"role": "assistant", "content": "The"}])
+    assert begun.continues and not begun.opens_answer
+
+
+@pytest.mark.parametrize(
+    ("choice", "required", "named", "parallel"),
+    [
+        (None, False, None, True),
+        ({"type": "auto"}, False, None, True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, False, None, False),
+        ({"type": "any"}, True, None, True),
+        ({"type": "any", "disable_parallel_tool_use": True}, True, None, False),
+        ({"type": "tool", "name": "f"}, True, "f", False),
+    ],
+)
+def test_tool_choice_is_that_of_a_chat(choice: Any, required: bool, named: str | None, parallel: bool) -> None:
+    found = asked(tools=[{**TOOL, "cache_control": MARK, "type": "custom"}], tool_choice=choice).tools
+    assert found is not None and (found.required, found.named, found.parallel) == (required, named, parallel)
+    assert found.schemas == {"f": TOOL["input_schema"]}
+
+
+def test_no_tool_can_be_called_where_none_is_chosen() -> None:
+    assert asked(tools=[TOOL], tool_choice={"type": "none"}).tools is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinking", "effort"),
+    [
+        ({}, None, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, True, None),
+        ({"thinking": {"type": "disabled"}}, False, None),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, None, None),
+        ({"output_config": {"effort": "max"}}, None, "xhigh"),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, False, None),
+    ],
+)
+def test_thinking_is_on_off_or_left_to_the_template(fields: Any, thinking: bool | None, effort: str | None) -> None:
+    found = asked(**fields)
+    assert (found.thinking, found.effort) == (thinking, effort)
+
+
+def test_consecutive_turns_of_the_user_are_one_and_system_text_among_them_is_the_users() -> None:
+    behind = {"role": "system", "content": "be brief"}
+    (found,) = turns(USER, {"role": "user", "content": [text("b")]}, behind)
+    assert (found["role"], [part["text"] for part in found["content"]]) == ("user", ["hi", "b", "be brief"])
+    answer = {"role": "assistant", "content": "a"}
+    assert [turn["role"] for turn in turns(USER, answer, USER)] == ["user", "assistant", "user"]
+
+
+async def test_an_effort_is_a_hint_that_no_model_refuses() -> None:
+    for template, shown in ((SWITCH, "hiTrue"), (EFFORT, "hilow"), (PLAIN, "hi")):
+        model = ServedModel(MODEL.info, Tokenizer(sim_tokenizer(), ChatTemplate(template, {})))
+        with Threads(1) as threads:
+            (tokens,) = await tokenise(asked(output_config={"effort": "low"}), model, threads)
+        assert model.tokenizer.decode(tokens) == shown
+
+
+@pytest.mark.parametrize(
+    ("template", "kind", "shown"),
+    [
+        (SWITCH, "enabled", "hiTrue"),
+        (SWITCH, "disabled", "hiFalse"),
+        (SWITCH, "adaptive", "hi"),
+        (PLAIN, "disabled", "hi"),
+        (PLAIN, "adaptive", "hi"),
+        (PLAIN + "</think>", "enabled", "hi</think>"),
+        (PLAIN, "enabled", "thinking is not served for model 'sim': it never thinks"),
+        (PLAIN + "</think>", "disabled", "thinking is not served for model 'sim': it always thinks"),
+    ],
+)
+async def test_a_model_thinks_or_not_where_its_template_has_a_place_for_it(
+    template: str, kind: str, shown: str
+) -> None:
+    model = ServedModel(MODEL.info, Tokenizer(sim_tokenizer(), ChatTemplate(template, {})))
+    with Threads(1) as threads:
+        try:
+            (tokens,) = await tokenise(asked(thinking={"type": kind}), model, threads)
+            found = model.tokenizer.decode(tokens)
+        except UnsupportedField as error:
+            found = error.message
+            assert error.param == "thinking"
+    assert found == shown
+
+
+def test_a_schema_of_the_answer_is_kept_to() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    found = asked(output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert (found.schema, found.schema_field) == (schema, "output_config.format")
+
+
+def test_what_changes_nothing_is_taken() -> None:
+    plain = asked(service_tier="auto", mcp_servers=[], container=None, metadata={"user_id": "u"}, cache_control=MARK)
+    assert plain == asked(service_tier="standard_only", speed="standard")
+    assert plain == asked(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
+
+
+def test_a_count_reads_the_same_conversation() -> None:
+    conversation: dict[str, Any] = {"system": "s", "tools": [TOOL], "messages": [USER]}
+    assert parse_count(body(max_tokens=..., **conversation)).messages == asked(**conversation).messages
+    assert set(CountRequest.__struct_fields__) < set(MessageRequest.__struct_fields__)
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"max_tokens": ...}, "max_tokens", "is missing"),
+    ({"max_tokens": 0}, "max_tokens", ">= 1"),
+    ({"messages": []}, "messages", "length >= 1"),
+    ({"surprise": 1}, "surprise", "not served"),
+    ({"container": "c"}, "container", "not served"),
+    ({"service_tier": "priority"}, "service_tier", "not served"),
+    ({"temperature": 3}, "temperature", "<= 2"),
+    ({"stop_sequences": ["a" * 256] * 5}, "stop_sequences", "over 1024 characters"),
+    ({"messages": [{"role": "boss", "content": "a"}]}, "messages[0].role", "served are user, assistant, system"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type", "'image' is not served"),
+    ({"messages": [{"role": "user", "content": [text("a", x=1)]}]}, "messages[0].content[0].x", "not served"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]},
+        "messages[0].content[0]",
+        "a message of role user has no thinking blocks",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]},
+        "messages[0].content[0]",
+        "a message of role assistant has no tool_result blocks",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}]}]},
+        "messages[0].content[0].content[0].type",
+        "'image' is not served",
+    ),
+    ({"system": [IMAGE]}, "system[0].type", "'image' is not served; served is text"),
+    (
+        {"tools": [{"type": "web_search_20250305", "name": "w", "max_uses": 1}]},
+        "tools[0].type",
+        "'web_search_20250305'",
+    ),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type", "served is custom"),
+    ({"tools": [TOOL, TOOL]}, "tools", "two are named"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
+    ({"tool_choice": {"type": "tool"}}, "tool_choice.name", "is missing"),
+    ({"tool_choice": {"type": "most"}}, "tool_choice.type", "served are auto, any, tool, none"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice", "not among the tools"),
+    ({"thinking": {"type": "between"}}, "thinking.type", "served are enabled, disabled, adaptive"),
+    ({"output_config": {"format": {"type": "grammar", "schema": {}}}}, "output_config.format.type", "json_schema"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), REFUSED, ids=[param for _, param, _ in REFUSED])
+def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        asked(**fields)
+    assert caught.value.param == param
+    assert words in caught.value.message
