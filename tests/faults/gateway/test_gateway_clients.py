@@ -89,7 +89,7 @@ async def test_real_workers_hold_nothing_after_clients_left(open_gateway_over: A
             return all(i.live_sequences + i.leased_handles + i.referenced_blocks == 0 for i in found)
 
         await until(empty, timeout_s=AT_ONCE_S, what="workers that hold nothing")
-        assert gateway.idle()
+        await until(gateway.idle, what="an idle gateway")
 
 
 async def test_a_stop_string_ends_the_sequence_on_its_worker(open_gateway_over: Any) -> None:
@@ -102,7 +102,7 @@ async def test_a_stop_string_ends_the_sequence_on_its_worker(open_gateway_over: 
         assert answer.json()["choices"][0]["finish_reason"] == "stop"
         assert answer.json()["usage"]["completion_tokens"] == len("abcdefgh")
         await until(lambda: decode.aborts == [decode.submits[0].sequence], timeout_s=AT_ONCE_S, what="the abort")
-        assert gateway.idle()
+        await until(gateway.idle, what="an idle gateway")
 
 
 async def test_a_client_that_reads_nothing_does_not_slow_others_and_gets_all_when_it_reads(
@@ -139,7 +139,7 @@ async def test_the_queue_is_bounded_and_says_when_to_come_back(open_gateway_over
         worker.tell(pb.WorkerFrame(credit=pb.Credit(decode_grant=2)))
         assert [(await each).json()["choices"][0]["text"] for each in held] == [expected_text(5)] * 2
         await until(lambda: worker.demands[-1].waiting == 0, what="an end of the demand")
-        assert gateway.idle()
+        await until(gateway.idle, what="an idle gateway")
 
 
 async def test_waiting_has_an_end(open_gateway_over: Any) -> None:
@@ -149,7 +149,7 @@ async def test_waiting_has_an_end(open_gateway_over: Any) -> None:
     ):
         answer = await gateway.complete(5)
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
-        assert gateway.idle()
+        await until(gateway.idle, what="an idle gateway")
 
 
 async def test_without_workers_the_answer_is_a_503_that_says_when_to_come_back(open_gateway_over: Any) -> None:
@@ -159,7 +159,7 @@ async def test_without_workers_the_answer_is_a_503_that_says_when_to_come_back(o
         answer = await gateway.complete(5)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_workers")
         assert answer.headers["retry-after"] == "1"
-        assert gateway.idle()
+        await until(gateway.idle, what="an idle gateway")
 
 
 async def test_what_is_refused_before_it_is_a_request_is_published_by_status_and_code(open_gateway_over: Any) -> None:
@@ -192,7 +192,7 @@ async def test_requests_outlive_a_restart_of_the_only_worker(open_gateway_over: 
         await gateway.registry.announce(new.worker, lease_ms=1000)
         assert (await asking).json()["choices"][0]["text"] == expected_text(9)
         assert len(list(gateway.running.fleet.links)) == 1  # the old incarnation is forgotten
-        assert gateway.idle()
+        await until(gateway.idle, what="an idle gateway")
 
 
 async def test_a_worker_that_the_registry_forgot_serves_on_until_its_stream_breaks(open_gateway_over: Any) -> None:
@@ -209,7 +209,7 @@ async def test_a_broken_stream_comes_back_by_itself(open_gateway_over: Any) -> N
         worker.cut()
         await until(lambda: worker.streams == 2 and gateway.connected, what="a second stream")
         assert (await gateway.complete(5)).json()["choices"][0]["text"] == expected_text(5)
-        assert gateway.idle()
+        await until(gateway.idle, what="an idle gateway")
 
 
 async def test_recalled_credits_are_given_back(open_gateway_over: Any) -> None:
@@ -218,7 +218,7 @@ async def test_recalled_credits_are_given_back(open_gateway_over: Any) -> None:
         worker.tell(pb.WorkerFrame(credit=pb.Credit(decode_recall=2)))
         await until(lambda: link.decode.free == 1, what="the return")
         assert (await gateway.complete(5)).status_code == 200
-        assert gateway.idle()
+        await until(gateway.idle, what="an idle gateway")
 
 
 async def test_two_gateways_share_workers_and_take_turns(open_gateway_over: Any) -> None:
@@ -258,7 +258,7 @@ async def test_more_than_fits_one_frame_follows_in_the_next(open_gateway_over: A
         assert {choice["text"] for answer in answers for choice in answer.json()["choices"]} == {"abc"}
         assert link.connected
         assert worker.streams == 1
-        assert gateway.idle()
+        await until(gateway.idle, what="an idle gateway")
 
 
 async def test_headers_travel_to_workers_and_into_events(open_gateway_over: Any) -> None:
@@ -339,7 +339,7 @@ async def test_the_last_of_a_kind_gone_is_waited_for_within_bounds_and_all_goes_
         new = await stack.enter_async_context(scripted_worker("d1", "decode"))
         await gateway.registry.announce(new.worker, lease_ms=1000)
         assert (await patient).json()["choices"][0]["text"] == expected_text(5)
-        assert gateway.idle()
+        await until(gateway.idle, what="an idle gateway")
 
 
 async def test_the_last_prefill_worker_gone_ends_what_it_computed_and_nothing_else(open_gateway_over: Any) -> None:

@@ -50,7 +50,7 @@ async def test_a_worker_that_vanishes_is_routed_round_and_forgets_the_gateway(op
         answers = await asking
         assert [each.json()["choices"] for each in answers] == [each.json()["choices"] for each in expected]
         assert "fulcrum_gateway_silences_total 1.0" in (await gateway.http.get("/metrics")).text
-        assert gateway.idle()
+        await until(gateway.idle, what="an idle gateway")
         # The end of its stream does not reach the worker either.
         await until(lambda: holds_nothing(*mixed), timeout_s=FOUND_S + BUSY_S, what="workers that hold nothing")
         proxy.forwards.set()
@@ -76,7 +76,7 @@ async def test_a_worker_alone_that_vanishes_is_found_and_open_streams_end_with_a
         assert '"text":"a' in first
         assert '"no_workers"' in rest[-1]
         assert not gateway.connected
-        assert gateway.idle()
+        await until(gateway.idle, what="an idle gateway")
         proxy.forwards.set()
         await until(lambda: gateway.connected == {"m0"}, what="its return")
         assert (await gateway.complete(TOKENS)).json()["choices"][0]["text"] == expected_text(TOKENS)
@@ -103,6 +103,6 @@ async def test_a_source_of_blocks_that_vanishes_costs_one_try(open_gateway_over:
         answer = await asking
         assert (gateway.events()[-1].reroutes, gateway.events()[-1].prefill_worker) == (1, "p1")
         await until(lambda: holds_nothing(prefill, spare, decode), timeout_s=FOUND_S + BUSY_S)
-        assert gateway.idle()
+        await until(gateway.idle, what="an idle gateway")
         proxy.forwards.set()
         assert answer.json()["choices"] == (await gateway.complete(TOKENS, **asked)).json()["choices"]
