@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from libs.policy.alerts.rules import Name, make_rules
+from libs.policy.verdict.causes import CauseCode
 from load.chaos.invariants import METRICS
 from load.chaos.suite import SuiteSpec, VirtualSuite, run_virtual
 from load.verdict.scenes import CALM, SCENES, Scene, Stage
@@ -173,8 +174,9 @@ class _Reader:
         cause_s = began_s if stage.cause_s is None else stage.cause_s
         named = [each.at_s for each in self._looks if each.code in scene.wanted and each.at_s >= cause_s]
         result.named_s = max(named[0] - cause_s, 0.0) if named else None
-        may = scene.wanted | scene.allowed | CALM
-        result.wrong = next((f"{each.code}: {each.sentence}" for each in self._looks if each.code not in may), "")
+        may = scene.wanted | scene.allowed | CALM | {CauseCode.LATE}  # which clients' own times bear out
+        wrong = (f"{each.code}: {each.sentence}" for each in self._looks if each.code not in may)
+        result.wrong = next(wrong, judge.unfounded)
         result.command_changes = _command_changes(self._looks)
         result.back_and_forth = _back_and_forth(self._looks)
         for each in self._looks:

@@ -15,6 +15,7 @@ from libs.cli.status.show import lines
 from libs.cli.top.head import verdict as top_verdict
 from libs.cli.top.model import TopModel
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, ACTION_RECOMMEND, Decision
+from libs.policy.verdict.causes import CauseCode
 from load.chaos.invariants import METRICS, PLANNER
 from load.chaos.suite import ClientRequest, VirtualSuite
 from load.verdict.scenes import CALM
@@ -121,7 +122,10 @@ class Judge:
     _recent: deque[Look] = field(default_factory=deque)
     _differing: dict[str, float] = field(default_factory=dict)
     """By what differs, since when; infinite once it was counted."""
+    unfounded: str = ""
+    """The first sentence that calls requests late more than `LATE_S` after the last moment at which they were."""
     _late_since_s: float | None = None
+    _last_late_s: float = -math.inf
 
     LATE_S = 3.0
 
@@ -133,6 +137,9 @@ class Judge:
         self._compare(seen)
         late = late_share(requests, seen.at_s, self.ttft_s) > LATE_SHARE
         self.late_s += period_s * late
+        self._last_late_s = seen.at_s if late else self._last_late_s
+        if seen.code == CauseCode.LATE and seen.at_s - self._last_late_s > self.LATE_S:
+            self.unfounded = self.unfounded or seen.sentence
         self._late_since_s = (self._late_since_s or seen.at_s) if late else None
         if self._late_since_s is not None and seen.at_s - self._late_since_s > self.LATE_S and seen.code in CALM:
             self.green_s += period_s
