@@ -62,7 +62,7 @@ class SceneResult:
     false_alerts: list[str] = field(default_factory=list)
     late_alerts: list[str] = field(default_factory=list)
     mended: bool = False
-    """Whether the planner acted before a client was late, so that there was nothing to name."""
+    """Whether a planner that acts left nothing to name that the verdict did not say."""
     promises: list[dict[str, Any]] = field(default_factory=list)
     looks: int = 0
     lasted_s: float = 0.0
@@ -187,7 +187,7 @@ class _Reader:
             result.false_alerts = sorted(result.alerts)
         if self._mode == "ignored":  # what is acted on needs no alert
             result.late_alerts = self._late_alerts(result)
-        result.mended = self._mode == "auto" and not judge.late_s
+        result.mended = self._mode == "auto" and not judge.green_s
         metrics = self._suite.cluster.processes[METRICS].metrics
         assert metrics is not None
         result.promises = [asdict(each) for each in promise_score(metrics.verdicts.promises).outcomes]
