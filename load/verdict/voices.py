@@ -24,6 +24,8 @@ from services.planner.http.answers import decision_answer, planner_answer
 LAG_S: Final = 1.0
 """Time for which voices may differ: planners repeat a recommendation once a second."""
 WIDE: Final = 120
+ROLES: Final = "fulcrum role "
+"""The start of commands that the verdict advises; an alert may name others of its own, such as `fulcrum doctor`."""
 SHOWN: Final = 0.05
 """Difference of two pressures from which people see two figures."""
 
@@ -151,7 +153,9 @@ class Judge:
             "figures": seen.planned is not None and bool(figures) and not _between(seen.planned, figures),
             "workers to move": seen.recommended != seen.advised,
             "states of workers": seen.planner_lives != seen.lives,
-            "an alert's command": any(command not in ("", seen.command) for _, command in seen.alerts),
+            "an alert's command": any(
+                command.startswith(ROLES) and command != seen.command for _, command in seen.alerts
+            ),
             "a text": bool(seen.unsaid),
         }
         for what, differs in differing.items():
