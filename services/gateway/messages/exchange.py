@@ -33,7 +33,7 @@ from services.gateway.messages.schema import (
 )
 from services.gateway.request.choice import AnswerRun, Choice, Piece
 from services.gateway.request.endpoint import Answer
-from services.gateway.request.exchange import News, Wire, error_reply, sse_event
+from services.gateway.request.exchange import News, OneChoiceExchange, error_reply, sse_event
 from services.gateway.request.formats import usage
 from services.gateway.request.intake import Arrival
 from services.gateway.request.parse import ParsedRequest
@@ -107,64 +107,35 @@ def _input(text: str) -> Any:
     return msgspec.Raw(text.encode())
 
 
-class MessageExchange:
-    """The sending of one message. The choice's error is raised only while nothing has been sent."""
+class MessageExchange(OneChoiceExchange):
+    """The sending of one message."""
 
     def __init__(self, choice: Choice, model: str, request_id: str, *, news: News, headers: Mapping[str, str]) -> None:
-        self._choice = choice
+        super().__init__(choice, news, headers)
         self._model = model
         self._request_id = request_id
-        self._news = news
-        self._headers = headers
         self._output = MessageOutput()
 
-    async def whole(self, wire: Wire) -> None:
-        """Send one JSON object once the choice is done."""
-        text = self._choice.text
-        while not text.done:
-            await self._news.wait()
-        piece = text.take()
-        if text.error is not None:
-            raise text.error
+    async def _answer(self, piece: Piece) -> MessageOut:
         self._output.push(piece.runs or ())
         self._output.end()
         message = self._message()
         message.content = self._output.blocks
         message.stop_reason, message.stop_sequence = self._stop(piece)
-        await wire.json(200, message, self._headers)
+        return message
 
-    async def stream(self, wire: Wire) -> None:
-        """Send server-sent events as tokens arrive. After an error send the error instead of the message's end."""
-        text, started = self._choice.text, False
-        while True:
-            await self._news.wait()
-            if text.error is not None and not started:
-                raise text.error
-            done, piece = text.done, text.take()
-            if not (done or piece or text.error):
-                continue
-            events: list[Event] = []
-            if not started:
-                started = True
-                headers = {**self._headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
-                await wire.start(200, "text/event-stream; charset=utf-8", headers)
-                events.append(MessageStart(self._message()))
-            events += self._output.push(piece.runs or ())
-            if text.error is not None:
-                await wire.part(_encoded([*events, self._failure(text.error)]), more=False)
-                return
-            if done:
-                await wire.part(_encoded([*events, *self._end(piece)]), more=False)
-                return
-            await wire.part(_encoded(events), more=True)
+    def _opening(self) -> bytes:
+        return _encoded([MessageStart(self._message())])
 
-    def _end(self, piece: Piece) -> list[Event]:
-        """Return the closing events. `piece` is the last one and holds the finish reason."""
+    def _further(self, piece: Piece) -> bytes:
+        return _encoded(self._output.push(piece.runs or ()))
+
+    def _failed(self, error: FulcrumError) -> bytes:
+        return _encoded([message_error(error.http_status, error_reply(error).error, self._request_id)])
+
+    async def _closing(self, piece: Piece) -> bytes:
         stop = StopDelta(*self._stop(piece))
-        return [*self._output.end(), MessageDelta(stop, self._usage()), MessageStop()]
-
-    def _failure(self, error: FulcrumError) -> Event:
-        return message_error(error.http_status, error_reply(error).error, self._request_id)
+        return _encoded([*self._output.end(), MessageDelta(stop, self._usage()), MessageStop()])
 
     def _stop(self, piece: Piece) -> tuple[StopReason | None, str | None]:
         matched, finish = self._choice.text.stop_string, piece.finish

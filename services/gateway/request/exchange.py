@@ -4,11 +4,13 @@ One sweep a second checks all waits for clients, in place of a timer for each: a
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import msgspec
 from msgspec import UNSET
@@ -18,7 +20,7 @@ from libs.contracts.errors import BodyTooLarge, FulcrumError, InvalidRequest, Qu
 from libs.dispatch.ports import OneForAll, Tenancy
 from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.policy.gateway.places import queue_room
-from services.gateway.request.choice import Choice, PromptShown, first_error
+from services.gateway.request.choice import Choice, Piece, PromptShown, first_error
 from services.gateway.request.formats import (
     ChatChoice,
     ChatChunkChoice,
@@ -35,6 +37,8 @@ from services.gateway.request.formats import (
     usage_so_far,
 )
 
+EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
+STREAM_HEADERS: Final[Mapping[str, str]] = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 # Waits end at most this long after their limit.
 SWEEP_S = 1.0
 
@@ -334,7 +338,7 @@ class Exchange:
             body = b"".join(self._chunks(opened))
             if not started and (body or done):
                 started = True
-                await wire.start(200, "text/event-stream; charset=utf-8", self._stream_headers())
+                await wire.start(200, EVENT_STREAM, self._stream_headers())
             if error is not None:
                 await wire.part(body + sse_event(error_reply(error)), more=False)
                 return
@@ -401,7 +405,7 @@ class Exchange:
         envelope.fulcrum = details(self._choices[0].generation) if self._frame.details else UNSET
 
     def _stream_headers(self) -> dict[str, str]:
-        return {**self._frame.headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
+        return {**self._frame.headers, **STREAM_HEADERS}
 
     def _done(self) -> bool:
         return all(choice.text.done for choice in self._choices)
@@ -410,3 +414,69 @@ class Exchange:
         error = first_error(self._choices)
         if error is not None:
             raise error
+
+
+class OneChoiceExchange(ABC):
+    """The sending of one choice's answer, as one JSON object or as events of an API of its own.
+
+    The choice's error is raised only while nothing has been sent.
+    """
+
+    def __init__(self, choice: Choice, news: News, headers: Mapping[str, str]) -> None:
+        self._choice = choice
+        self._news = news
+        self._headers = headers
+
+    async def whole(self, wire: Wire) -> None:
+        """Send one JSON object once the choice is done."""
+        text = self._choice.text
+        while not text.done:
+            await self._news.wait()
+        piece = text.take()
+        if text.error is not None:
+            raise text.error
+        await wire.json(200, await self._answer(piece), self._headers)
+
+    async def stream(self, wire: Wire) -> None:
+        """Send server-sent events as tokens arrive. After an error send the error instead of the answer's end."""
+        text, started = self._choice.text, False
+        while True:
+            await self._news.wait()
+            if text.error is not None and not started:
+                raise text.error
+            done, piece = text.done, text.take()
+            if not (done or piece or text.error):
+                continue
+            body = b""
+            if not started:
+                started = True
+                await wire.start(200, EVENT_STREAM, {**self._headers, **STREAM_HEADERS})
+                body = self._opening()
+            body += self._further(piece)
+            if text.error is not None:
+                await wire.part(body + self._failed(text.error), more=False)
+                return
+            if done:
+                await wire.part(body + await self._closing(piece), more=False)
+                return
+            await wire.part(body, more=True)
+
+    @abstractmethod
+    async def _answer(self, piece: Piece) -> object:
+        """Return the whole answer, all of which is in the piece."""
+
+    @abstractmethod
+    def _opening(self) -> bytes:
+        """Return the events before the first token's."""
+
+    @abstractmethod
+    def _further(self, piece: Piece) -> bytes:
+        """Return the events of further parts of the answer."""
+
+    @abstractmethod
+    def _failed(self, error: FulcrumError) -> bytes:
+        """Return the events that end a stream with an error."""
+
+    @abstractmethod
+    async def _closing(self, piece: Piece) -> bytes:
+        """Return the closing events. `piece` is the last one and holds the finish reason."""

@@ -15,7 +15,7 @@ from libs.dispatch.generation import ApiFinishReason
 from services.gateway.answers.parts import PartKind
 from services.gateway.request.choice import AnswerRun, Choice, Piece, TokenLogprob
 from services.gateway.request.endpoint import Answer
-from services.gateway.request.exchange import News, Wire, sse_event
+from services.gateway.request.exchange import News, OneChoiceExchange, sse_event
 from services.gateway.request.formats import ChatFormat, ChatTokenLogprob, usage
 from services.gateway.request.intake import Arrival
 from services.gateway.request.parse import ParsedRequest
@@ -160,8 +160,8 @@ class ResponseOutput:
         return [done, PartEvent(type="response.content_part.done", item_id=item.id, output_index=place, part=part)]
 
 
-class ResponseExchange:
-    """The sending of one response. The choice's error is raised only while nothing has been sent."""
+class ResponseExchange(OneChoiceExchange):
+    """The sending of one response, which is stored before its end is announced."""
 
     def __init__(
         self,
@@ -174,52 +174,27 @@ class ResponseExchange:
         headers: Mapping[str, str],
     ) -> None:
         """`keep` stores the response and returns whether it could; None does not store it."""
-        self._choice = choice
+        super().__init__(choice, news, headers)
         self._shown = shown
         shown.store = False  # until it is kept: a stream's first events must not promise what its last takes back
         self._output = output
-        self._news = news
         self._keep = keep
-        self._headers = headers
         self._sent = 0
 
-    async def whole(self, wire: Wire) -> None:
-        """Send one JSON object once the choice is done."""
-        text = self._choice.text
-        while not text.done:
-            await self._news.wait()
-        piece = text.take()
-        if text.error is not None:
-            raise text.error
+    async def _answer(self, piece: Piece) -> Response:
         self._output.push(piece)
         await self._end(piece)
-        await wire.json(200, self._shown, self._headers)
+        return self._shown
 
-    async def stream(self, wire: Wire) -> None:
-        """Send server-sent events, numbered from 0."""
-        text, started = self._choice.text, False
-        while True:
-            await self._news.wait()
-            if text.error is not None and not started:
-                raise text.error
-            done, piece = text.done, text.take()
-            if not (done or piece or text.error):
-                continue
-            body = b""
-            if not started:
-                started = True
-                headers = {**self._headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
-                await wire.start(200, "text/event-stream; charset=utf-8", headers)
-                first = ("response.created", "response.in_progress")
-                body = self._events([Whole(type=name, response=self._shown) for name in first])
-            body += self._events(self._output.push(piece))
-            if text.error is not None:
-                await wire.part(body + self._failed(text.error), more=False)
-                return
-            if done:
-                await wire.part(body + self._events(await self._end(piece)), more=False)
-                return
-            await wire.part(body, more=True)
+    def _opening(self) -> bytes:
+        first = ("response.created", "response.in_progress")
+        return self._events([Whole(type=name, response=self._shown) for name in first])
+
+    def _further(self, piece: Piece) -> bytes:
+        return self._events(self._output.push(piece))
+
+    async def _closing(self, piece: Piece) -> bytes:
+        return self._events(await self._end(piece))
 
     async def _end(self, piece: Piece) -> list[Event]:
         """Return the closing events. `piece` is the last one and holds the finish reason."""
