@@ -1,4 +1,4 @@
-"""`make bench-operator`: what an operator is told while a suite in virtual time meets floods, faults and quiet hours.
+"""Play floods, faults and quiet hours in virtual time, and check what an operator is told (`make bench-operator`).
 
 Every voice is read four times a second. A scene is right when a verdict that it may have stands within three seconds
 of its cause, the voices agree, nothing is called calm while clients are late, a command changes no more than once in
@@ -22,8 +22,8 @@ from libs.policy.verdict.causes import CauseCode
 from load.chaos.invariants import METRICS
 from load.chaos.suite import SuiteSpec, VirtualSuite, run_virtual
 from load.verdict.scenes import CALM, SCENES, Scene, Stage
-from load.verdict.situations import DrawnSuite, Planted, Situations, draw_suite
-from load.verdict.virtual import LINE, REST_S, WARM_S, WaitingJob, is_there
+from load.verdict.situations import DrawnSuite, Situations, draw_suite
+from load.verdict.virtual import LINE, WaitingJob, is_there, warm
 from load.verdict.voices import Judge, Look, look
 from services.gateway.batch.run import BatchPorts
 from services.metrics.settings import MetricsSettings
@@ -41,13 +41,13 @@ MODES: Final = ("followed", "ignored", "auto")
 
 @dataclass(slots=True)
 class SceneResult:
-    """What one scene showed. Times are seconds."""
+    """The outcome of one scene in one mode. Times are in seconds."""
 
     name: str
     mode: str
     seed: int
     named_s: float | None = None
-    """From the cause until a wanted verdict; None if none came."""
+    """Time from the cause until a wanted verdict; None if none came."""
     wrong: str = ""
     """The first verdict that neither the cause nor calm explains."""
     differences: list[str] = field(default_factory=list)
@@ -58,16 +58,16 @@ class SceneResult:
     back_and_forth: int = 0
     """Workers whose role changed twice within ten seconds."""
     alerts: dict[str, float] = field(default_factory=dict)
-    """By alert, the time from the cause until it fired."""
+    """Time from the cause until each alert fired, by name."""
     false_alerts: list[str] = field(default_factory=list)
     late_alerts: list[str] = field(default_factory=list)
     mended: bool = False
-    """Whether a planner that acts left nothing to name that the verdict did not say."""
+    """Whether the planner acts and nothing was called calm while clients were late, so that no verdict is missing."""
     promises: list[dict[str, Any]] = field(default_factory=list)
     looks: int = 0
     lasted_s: float = 0.0
     failed: int = 0
-    """Requests that failed, in scenes that should refuse none."""
+    """Number of requests that failed; those of the scene "refused" all do."""
 
     @property
     def faults(self) -> list[str]:
@@ -82,7 +82,7 @@ class SceneResult:
         found += [f"{self.back_and_forth} roles back and forth"] if self.back_and_forth else []
         found += [f"false {', '.join(self.false_alerts)}"] if self.false_alerts else []
         found += [f"late {', '.join(self.late_alerts)}"] if self.late_alerts else []
-        found += [f"{sum(not each['kept'] for each in self.promises)} promises missed"] if self.missed else []
+        found += [f"{self.missed} promises missed"] if self.missed else []
         return found
 
     @property
@@ -106,21 +106,12 @@ def run_scene(name: str, mode: str, seed: int) -> SceneResult:
     )
 
     async def play(suite: VirtualSuite) -> SceneResult:
-        await _warm(suite, drawn, planted, seed)
+        await warm(suite, drawn.device, planted.load.isl)
         stage = Stage(suite, drawn.device, planted, seed)
         job.begin.set()
         return await _Reader(scene, mode, stage, drawn).run()
 
     return run_virtual(spec, seed, play)
-
-
-async def _warm(suite: VirtualSuite, drawn: DrawnSuite, planted: Planted, seed: int) -> None:
-    """Let workers learn their step times, then wait until all is quiet."""
-    every_s = 2 * drawn.device.prompt_s(planted.load.isl)
-    await suite.play([(number * every_s, planted.load.isl, 24) for number in range(int(WARM_S / every_s))])
-    end_s = suite.now_s + REST_S
-    while suite.now_s < end_s and suite.status()["verdict"]["code"] != "idle":  # noqa: ASYNC110
-        await asyncio.sleep(0.2)
 
 
 class _Reader:
@@ -168,7 +159,7 @@ class _Reader:
 
     def _result(self, began_s: float, fired: set[str], failed: int) -> SceneResult:
         scene, stage, judge = self._scene, self._stage, self._judge
-        result = SceneResult(scene.name, self._mode, stage.seed, looks=judge.looks, failed=failed)
+        result = SceneResult(scene.name, self._mode, stage.seed, looks=len(self._looks), failed=failed)
         result.lasted_s = self._suite.now_s - began_s
         result.differences, result.green_s, result.green = judge.differences, judge.green_s, judge.green
         cause_s = began_s if stage.cause_s is None else stage.cause_s

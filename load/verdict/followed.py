@@ -1,12 +1,11 @@
-"""What became of followed advice, as clients and the status saw it: the backlog, and TTFT once it was gone."""
+"""Outcomes of followed advice as clients and the status saw them: the backlog, and TTFT once it was gone."""
 
 import asyncio
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from libs.policy.verdict.promises import LEAST_ANSWERS
+from libs.policy.verdict.promises import LEAST_ANSWERS, p95
 from libs.policy.verdict.state import in_hand_ns
 from load.chaos.suite import VirtualSuite
 from load.verdict.situations import Device
@@ -60,8 +59,8 @@ async def see_latencies(
     await asyncio.sleep(max(at_s + ARRIVE_S - suite.now_s, 0.0))
     asked = [each for each in suite.asked if at_s <= each.sent_s <= at_s + ARRIVE_S]
     await asyncio.sleep(ANSWER_S)
-    ttfts = sorted((each.first_s or suite.now_s) - each.sent_s for each in asked if not each.broken)
+    ttfts = [(each.first_s or suite.now_s) - each.sent_s for each in asked if not each.broken]
     if len(ttfts) >= LEAST_ANSWERS:
-        came_ms = ttfts[math.ceil(0.95 * len(ttfts)) - 1] * 1e3
+        came_ms = p95(ttfts) * 1e3
         found.append(FollowedFigure("ttft", action["ttft_p95_least_ms"], action["ttft_p95_most_ms"], came_ms))
     return found

@@ -1,4 +1,4 @@
-"""What an operator meets: loads and faults over time on a virtual suite, each with the verdicts that may stand."""
+"""Scenes that an operator meets: loads and faults on a virtual suite, each with the verdicts that may stand."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,21 +22,17 @@ ALERT_S: Final = 75.0
 
 @dataclass(slots=True)
 class Stage:
-    """A suite on which a scene is played. `cause_s` is when clients can first see its cause, `over_s` when it ended."""
+    """A suite on which a scene is played; `cause_s` is when clients can first see its cause."""
 
     suite: VirtualSuite
     device: Device
     planted: Planted
     seed: int
     cause_s: float | None = None
-    over_s: float | None = None
     _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
 
     def caused(self) -> None:
         self.cause_s = self.suite.now_s if self.cause_s is None else self.cause_s
-
-    def over(self) -> None:
-        self.over_s = self.suite.now_s
 
     @property
     def load(self) -> Load:
@@ -96,7 +92,7 @@ async def _steady(stage: Stage) -> None:
 
 
 async def _ramp(stage: Stage) -> None:
-    """From a tenth of the drawn load to all of it, in ten steps."""
+    """Raise the load from a tenth of the drawn one to all of it, in ten steps."""
     stage.caused()
     for tenth in range(1, 11):
         load = Load(stage.load.isl, stage.load.osl, stage.load.rate * tenth / 10)
@@ -163,7 +159,6 @@ async def _away(stage: Stage, go: Callable[[], object], come: Callable[[], objec
     stage.caused()
     await asyncio.sleep(seconds)
     come()
-    stage.over()
     await asyncio.sleep(20)
 
 

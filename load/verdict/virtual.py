@@ -313,6 +313,15 @@ def run_trial(drawn: DrawnSuite, planted: Planted, seed: int, *, apply: bool = T
         return run_virtual(spec, seed, play)
 
 
+async def warm(suite: VirtualSuite, device: Device, isl: int) -> None:
+    """Let workers learn their step times, then wait until all is quiet."""
+    every_s = 2 * device.prompt_s(isl)
+    await suite.play([(number * every_s, isl, 24) for number in range(int(WARM_S / every_s))])
+    end_s = suite.now_s + REST_S
+    while suite.now_s < end_s and suite.status()["verdict"]["code"] != "idle":  # noqa: ASYNC110
+        await asyncio.sleep(0.2)
+
+
 class _Trial:
     def __init__(self, suite: VirtualSuite, drawn: DrawnSuite, planted: Planted, faults: Path, job: WaitingJob) -> None:
         self._suite = suite
@@ -325,7 +334,7 @@ class _Trial:
 
     async def run(self, seed: int, *, apply: bool) -> Outcome:
         suite, planted = self._suite, self._planted
-        await self._warm(seed)
+        await warm(suite, self._drawn.device, planted.load.isl)
         fired, reported = suite.alerts(), Reported()
         polling = suite.cluster.loop.spawn(suite.client, self._poll(reported))
         self._first = len(suite.asked)
@@ -346,16 +355,6 @@ class _Trial:
             await self._apply(outcome, reported)
         polling.cancel()
         return outcome
-
-    async def _warm(self, seed: int) -> None:
-        """Let workers learn their step times, then wait until all is quiet."""
-        suite, load = self._suite, self._planted.load
-        every_s = 2 * self._drawn.device.prompt_s(load.isl)
-        many = range(int(WARM_S / every_s))
-        await suite.play([(number * every_s, load.isl, 24) for number in many])
-        end_s = suite.now_s + REST_S
-        while suite.now_s < end_s and suite.status()["verdict"]["code"] != "idle":  # noqa: ASYNC110
-            await asyncio.sleep(0.2)
 
     async def _apply(self, outcome: Outcome, reported: Reported) -> None:
         """Follow the advice, and record the pressure that it predicted and the one that it left."""

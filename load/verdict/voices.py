@@ -1,4 +1,4 @@
-"""What every voice of a suite says at one moment, and whether the voices agree with each other and with clients.
+"""Readings of every voice of a suite, and whether the voices agree with each other and with clients.
 
 The voices are `/v1/status`, which the page draws; the texts of `fulcrum status` and `fulcrum top`; the planner's
 figures, workers and recommendation; and the firing alerts.
@@ -6,7 +6,7 @@ figures, workers and recommendation; and the firing alerts.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Reversible, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from libs.policy.verdict.causes import CauseCode
 from load.chaos.invariants import METRICS, PLANNER
 from load.chaos.suite import ClientRequest, VirtualSuite
 from load.verdict.scenes import CALM
-from services.planner.http.answers import decision_answer, planner_answer
+from services.planner.http.answers import planner_answer
 
 LAG_S: Final = 1.0
 """Time for which voices may differ: planners repeat a recommendation once a second."""
@@ -36,10 +36,8 @@ class Look:
 
     at_s: float
     code: str
-    causes: frozenset[str]
     sentence: str
     command: str
-    action_id: str
     pressures: tuple[float, float] | None
     """Of prompts and of decodes, by the status."""
     planned: tuple[float, float] | None
@@ -69,10 +67,8 @@ def look(suite: VirtualSuite) -> Look:
     return Look(
         at_s=suite.now_s,
         code=str(verdict["code"]),
-        causes=frozenset(str(each["code"]) for each in verdict["causes"]),
         sentence=verdict["sentence"],
         command=action.get("command", ""),
-        action_id=action.get("id", ""),
         pressures=(models[0]["prefill"]["pressure"], models[0]["decode"]["pressure"]) if models else None,
         planned=(plans[0].prompt_pressure, plans[0].decode_pressure) if plans else None,
         recommended=_recommended(planner.state.decisions),
@@ -85,17 +81,14 @@ def look(suite: VirtualSuite) -> Look:
     )
 
 
-def _recommended(decisions: Iterable[Decision]) -> frozenset[str]:
+def _recommended(decisions: Reversible[Decision]) -> frozenset[str]:
     """Return the workers of the planner's newest recommendation of roles that no later decision has taken back."""
-    found = frozenset[str]()
-    for each in decisions:
-        if each.action == ACTION_RECOMMEND and not each.changes and not each.worker_id:
-            continue  # advice on settings
-        if each.action == ACTION_RECOMMEND:
-            found = frozenset(decision_answer(each).workers)
-        elif each.action == ACTION_KEEP:
-            found = frozenset()
-    return found
+    for each in reversed(decisions):
+        if each.action == ACTION_KEEP:
+            break
+        if each.action == ACTION_RECOMMEND and each.changes:  # others are advice on settings
+            return frozenset(change.worker_id for change in each.changes)
+    return frozenset()
 
 
 def _unsaid(answer: dict[str, Any]) -> str:
@@ -120,7 +113,6 @@ class Judge:
     """Seconds for which the verdict was calm although clients were late for longer than `LATE_S`."""
     green: str = ""
     """The first such moment."""
-    looks: int = 0
     _recent: deque[Look] = field(default_factory=deque)
     _differing: dict[str, float] = field(default_factory=dict)
     """By what differs, since when; infinite once it was counted."""
@@ -132,7 +124,6 @@ class Judge:
     LATE_S = 3.0
 
     def take(self, seen: Look, requests: Sequence[ClientRequest], period_s: float) -> None:
-        self.looks += 1
         self._recent.append(seen)
         while self._recent[0].at_s < seen.at_s - LAG_S:
             self._recent.popleft()

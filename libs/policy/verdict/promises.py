@@ -1,7 +1,7 @@
 """Scores of followed advice by what came of its promises, and the margins of later ones. Pure."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from statistics import median
@@ -58,7 +58,7 @@ class PromiseOutcome:
     least: float
     most: float
     came: float
-    """Of pressure the median from 1 to 2.5 s after the workers had their roles, of latencies the p95."""
+    """The median from 1 to 2.5 s after the workers had their roles for pressure, the p95 for latencies."""
 
     @property
     def kept(self) -> bool:
@@ -95,7 +95,7 @@ class PromiseLog:
         self._followed: dict[str, _Followed] = {}
         self._outcomes = {figure: deque[PromiseOutcome](maxlen=MAX_OUTCOMES) for figure in PromisedFigure}
         self.margins: Margins = {}
-        """How far ranges widen, and how many promises were kept."""
+        """The factors by which ranges widen, with the number of promises that were kept."""
 
     @property
     def outcomes(self) -> Mapping[PromisedFigure, Sequence[PromiseOutcome]]:
@@ -169,9 +169,9 @@ class PromiseLog:
 
     def _record_latencies(self, followed: _Followed, model: str) -> None:
         for figure, place in ((PromisedFigure.TTFT, 0), (PromisedFigure.TPOT, 1)):
-            values = sorted(each[place] for each in followed.answers if each[place])
+            values = [each[place] for each in followed.answers if each[place]]
             if len(values) >= LEAST_ANSWERS:
-                self._record(followed, model, figure, values[ceil(0.95 * len(values)) - 1])
+                self._record(followed, model, figure, p95(values))
 
     def _record(self, followed: _Followed, model: str, figure: PromisedFigure, came: float) -> None:
         action = followed.action
@@ -183,6 +183,11 @@ class PromiseLog:
         found.append(PromiseOutcome(figure, *about, promise.then, promise.least, promise.most, came))
         roles = {each.role for each in found}
         self.margins = {**self.margins, **{(role, figure): _margin(found, role) for role in roles}}
+
+
+def p95(values: Collection[float]) -> float:
+    """Return the 95th percentile, which is one of the values; there must be one."""
+    return sorted(values)[ceil(0.95 * len(values)) - 1]
 
 
 def _margin(outcomes: Iterable[PromiseOutcome], role: str) -> PromiseMargin:

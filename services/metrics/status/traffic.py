@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from statistics import median
 from typing import Final
 
@@ -186,8 +187,10 @@ class TrafficLog:
     def late(self, model: str, now_ns: int, span_ns: int) -> tuple[int, int]:
         """Return how many of people's requests had their first token in a span, and how many of them too late."""
         self._forget(now_ns)
-        own = [each for each in self._requests if each.model == model and not each.batch]
-        timed = [each for each in own if each.ttft_ns and each.ttft_limit_ns and each.first_token_ns > now_ns - span_ns]
+        since_ns = now_ns - span_ns
+        recent = takewhile(lambda each: each.heard_ns > since_ns, reversed(self._requests))  # the only candidates
+        own = [each for each in recent if each.model == model and not each.batch]
+        timed = [each for each in own if each.ttft_ns and each.ttft_limit_ns and each.first_token_ns > since_ns]
         return len(timed), sum(each.ttft_ns > each.ttft_limit_ns for each in timed)
 
     def mean_prompt_tokens(self, model: str, now_ns: int) -> float:
