@@ -1,4 +1,4 @@
-"""What a process asks of Linux: slices of its threads, their waits for a CPU, and the return of freed memory.
+"""Calls to Linux about this process: slices of its threads, their waits for a CPU, and the return of freed memory.
 
 Linux 6.12 and later accepts a slice for every ordinary thread (EEVDF): how long it computes while others wait for its
 core, and so how soon it gets one. It is no priority, and every thread's share of the cores stays what it was. A thread

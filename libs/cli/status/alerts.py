@@ -243,7 +243,7 @@ class PromiseAnswer(msgspec.Struct, frozen=True):
 
 
 class FigureAnswer(msgspec.Struct, frozen=True):
-    """How many promises of one figure were kept."""
+    """The number of kept promises of one figure."""
 
     figure: str
     kept: int

@@ -322,7 +322,7 @@ class Promise:
 
 
 Margins = Mapping[tuple[str, PromisedFigure], PromiseMargin]
-"""By the role that workers take and the figure promised."""
+"""Margins by the role that workers take and the figure promised."""
 
 
 @dataclass(frozen=True, slots=True)
