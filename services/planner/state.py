@@ -271,8 +271,8 @@ class PlannerState:
             decided = self._change(snapshot, changing, now_ns)
             return Decided([*looked_at, *decided.decisions], decided.orders)
         # What it does not do itself in mode auto it has decided against, whatever the verdict advises an operator.
-        plans = () if acts else self.plans
-        advised = [each for plan in plans if (each := messages.recommended(snapshot, plan)) is not None]
+        offered = () if acts else self.plans
+        advised = [each for plan in offered if (each := messages.recommended(snapshot, plan)) is not None]
         same = advised or [messages.kept(snapshot, self.plans)]
         return Decided([*looked_at, *self._tell_again(same, now_ns)])
 
