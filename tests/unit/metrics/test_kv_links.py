@@ -275,7 +275,7 @@ def test_kv_that_comes_as_its_long_prompt_is_computed_does_not_accuse_the_link()
 
     fast = link(12, "p", "e")
     for prompt_tokens, ready_ms, grade in ((1_200, 90, Grade.CLEAR), (1_200, 1_300, Grade.FIRE), (500, 90, Grade.FIRE)):
-        (found,) = link_conditions([fast, *links_after(prompt_tokens, ready_ms)])
-        assert found.grade is grade, (prompt_tokens, ready_ms)
-    (found,) = links_after(1_200, 0)  # a worker that does not report it
-    assert not found.is_floor
+        (condition,) = link_conditions([fast, *links_after(prompt_tokens, ready_ms)])
+        assert condition.grade is grade, (prompt_tokens, ready_ms)
+    (unreported,) = links_after(1_200, 0)
+    assert not unreported.is_floor
