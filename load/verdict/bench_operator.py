@@ -52,6 +52,8 @@ class SceneResult:
     wrong: str = ""
     """The first verdict that neither the cause nor calm explains."""
     differences: list[str] = field(default_factory=list)
+    late_s: float = 0.0
+    """Time for which more than one client in twenty was late, whatever the verdict."""
     green_s: float = 0.0
     green: str = ""
     command_changes: int = 0
@@ -165,6 +167,7 @@ class _Reader:
         result = SceneResult(scene.name, self._mode, stage.seed, looks=len(self._looks), failed=failed)
         result.lasted_s = self._suite.now_s - began_s
         result.differences, result.green_s, result.green = judge.differences, judge.green_s, judge.green
+        result.late_s = judge.late_s
         cause_s = began_s if stage.cause_s is None else stage.cause_s
         named = [each.at_s for each in self._looks if each.code in scene.wanted and each.at_s >= cause_s]
         result.named_s = max(named[0] - cause_s, 0.0) if named else None
@@ -235,7 +238,8 @@ def _line(result: SceneResult) -> str:
     right = "right" if not result.faults else "WRONG"
     said = "; ".join(result.faults)
     kept = f"{len(result.promises) - result.missed}/{len(result.promises)}"
-    return f"{result.seed:>5} {result.name:<20} {result.mode:<9} {right} named {named} s promises {kept} {said}"
+    head = f"{result.seed:>5} {result.name:<20} {result.mode:<9} {right} named {named} s late {result.late_s:>4.0f} s"
+    return f"{head} promises {kept} {said}"
 
 
 def main() -> None:
