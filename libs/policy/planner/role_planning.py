@@ -189,6 +189,8 @@ class Memory:
     """The time since which those limits do not allow the numbers of workers; 0 if they do."""
     apart: bool = False
     """Whether decodes run without prompts although prompts press, because more work is done so."""
+    apart_since_ns: int = 0
+    """The time of the last change of `apart`; 0 before the first. No other follows within `TURN_NS`."""
     turn: RoleTurn = NO_TURN
 
 
@@ -237,7 +239,9 @@ def assign(
         return RolePlan((), (), RoleReason.BEST, nobody, nobody, (), memory)
     if len(pool) == 1 or pool.alike or not limits.prefill_max:
         limits = limits.without_prefill()
-    apart, now, rated = _rate_splits(engine, work, pool, limits, was_apart=memory.apart)
+    stays = bool(memory.apart_since_ns) and now_ns - memory.apart_since_ns < TURN_NS
+    apart, now, rated = _rate_splits(engine, work, pool, limits, was_apart=memory.apart, stays=stays)
+    apart_since_ns = memory.apart_since_ns if apart is memory.apart else now_ns
     resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}
     lacking_since_ns = 0 if pool.mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
     rests = lacking_since_ns and now_ns - lacking_since_ns < LACKING_NS
@@ -265,7 +269,8 @@ def assign(
         if change.worker_id not in going
     ]
     code = _code(now, rated, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
-    left = Memory(MappingProxyType(resting), calm_since_ns, lacking_since_ns, asked, unmet_since_ns, apart, turn)
+    rest = MappingProxyType(resting)
+    left = Memory(rest, calm_since_ns, lacking_since_ns, asked, unmet_since_ns, apart, apart_since_ns, turn)
     return RolePlan(moves, budgets, code, now, then, rated.first(MAX_CANDIDATES), left)
 
 
@@ -298,9 +303,12 @@ class _RoleWorkers:
 
 
 def _rate_splits(
-    engine: WorkerProfile, work: Workload, pool: _RoleWorkers, limits: ModelLimits, *, was_apart: bool
+    engine: WorkerProfile, work: Workload, pool: _RoleWorkers, limits: ModelLimits, *, was_apart: bool, stays: bool
 ) -> tuple[bool, Split, RatedSplits]:
-    """Return whether decodes should run without prompts, the present split, and the possible splits."""
+    """Return whether decodes should run without prompts, the present split, and the possible splits.
+
+    The first stays as it was if `stays`, where that is possible.
+    """
     prefill, mixed = len(pool.prefill), len(pool.mixed)
     rides = any(each.budget_tokens for each in pool.mixed)
     pace = DecodePace.of(engine, work, prefill, mixed, rides=rides)
@@ -317,10 +325,14 @@ def _rate_splits(
     together = splits_of(apart=False)
     now = together.of(prefill) or split(engine, work, prefill, mixed)
     best = together.best
-    if pool.chosen or not prefill or best is None or not (_presses(best) or _presses(now)):
+    if pool.chosen or not prefill or best is None:
+        return False, now, together
+    if not was_apart if stays else not (_presses(best) or _presses(now)):
         return False, now, together
     alone = splits_of(apart=True)
-    if alone.best is None or alone.best.cost >= best.cost * ((1 + APART_GAIN) if was_apart else (1 - APART_GAIN)):
+    if alone.best is None:
+        return False, now, together
+    if not stays and alone.best.cost >= best.cost * ((1 + APART_GAIN) if was_apart else (1 - APART_GAIN)):
         return False, now, together
     return True, alone.of(prefill) or split(engine, work, prefill, mixed, budgets=False), alone
 

@@ -19,7 +19,7 @@ from libs.policy.planner.role_planning import (
 from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
-from tests.property.planner.test_capacity import ENGINE, MS, after, pool, works
+from tests.property.planner.test_capacity import ENGINE, MODEL, MS, after, pool, works
 
 START_NS = 10**12
 PROMPTS = Workload(prompts=6.0, decodes=60, kv_tokens=60_000, tpot_ns=50 * MS)
@@ -96,3 +96,15 @@ def test_limits_are_met_although_roles_turned_back_lately() -> None:
     back_ns = roles.turn_back()
     plan = roles.decide(PROMPTS, back_ns + TURN_NS // 4, ModelLimits(decode_min=4))
     assert {each.role for each in plan.moves} == {Role.MIXED}
+
+
+def test_decodes_that_were_set_apart_from_prompts_stay_apart_for_ten_seconds() -> None:
+    """A pressure about as great either way would lend and take back budgets several times a second."""
+    workers, work = pool(6, 10), Workload(prompts=40.0, decodes=180, kv_tokens=2_500_000, tpot_ns=50 * MS)
+    first = assign(ENGINE, replace(work, kv_tokens=3_300_000), workers, Memory(), START_NS)
+    assert first.memory.apart
+    hides = replace(ENGINE, step_time=replace(MODEL, interference=0.05))
+    assert not assign(hides, work, workers, Memory(), START_NS).memory.apart
+    early = assign(hides, work, workers, first.memory, START_NS + TURN_NS - 1)
+    assert early.memory.apart
+    assert not assign(hides, work, workers, early.memory, START_NS + TURN_NS).memory.apart
