@@ -38,8 +38,6 @@ class Action:
     """TTFT p95 of requests that arrive from then on; None if a queue would stay."""
     tpot_ms: Promise | None = None
     """TPOT p95 of the same requests, where decodes press."""
-    pressure_later: float = 0.0
-    """The same pressure once the answers to the prompts that wait decode too."""
     # What the watch adds, so that an operator sees whether the command is still the same one.
     id: str = ""
     since_ns: int = 0
@@ -87,14 +85,14 @@ def advice(state: ModelState, standing: Action | None = None) -> Action | None:
     best, still = _best(state), None if standing is None else stands(state, standing)
     if still is None:
         return best
-    beaten = best is not None and still.pressure_later > 1 and best.pressure_later < still.pressure_later * (1 - GAIN)
+    beaten = best is not None and still.pressure_then > 1 and best.pressure_then < still.pressure_then * (1 - GAIN)
     return best if beaten else still
 
 
 def stands(state: ModelState, standing: Action) -> Action | None:
     """Return the action with the figures of now; None if it would not help or its workers have moved."""
     again = _again(state, standing)
-    if again is None or again.pressure_later >= _split(state, role_counts(state.workers)).pressure:
+    if again is None or again.pressure_then >= _split(state, role_counts(state.workers)).pressure:
         return None
     return replace(again, id=standing.id, since_ns=standing.since_ns, replaces=standing.replaces)
 
@@ -126,7 +124,7 @@ def _again(state: ModelState, standing: Action) -> Action | None:
         return None if any(each.budget_tokens for each in chosen) else _lending(state)
     if len(own) == len(chosen):
         return None
-    return _move(state, chosen, _later(state, _moved(role_counts(state.workers), chosen)))
+    return _move(state, chosen, _split(state, _moved(role_counts(state.workers), chosen)))
 
 
 def _lending(state: ModelState) -> Action | None:
@@ -138,17 +136,6 @@ def _split(state: ModelState, counts: RoleCounts) -> Split:
     """Return the split for these counts, in which slow workers count for less than one."""
     work = _work_then(state, counts)
     return split(state.engine, work, counts.prefill, counts.mixed, lending=counts.lending)
-
-
-def _later(state: ModelState, counts: RoleCounts) -> Split:
-    """Return the split for these counts once the answers to the prompts that wait decode too.
-
-    A backlog that more prefill workers compute sooner fills the decode workers that are left.
-    """
-    then = _split(state, counts)
-    work = decodes_to_come(state, _work_then(state, counts), counts)
-    full = split(state.engine, work, counts.prefill, counts.mixed, lending=counts.lending)
-    return replace(then, decode_pressure=max(then.decode_pressure, full.decode_pressure))
 
 
 def _work_then(state: ModelState, counts: RoleCounts) -> Workload:
@@ -166,26 +153,11 @@ def _work_then(state: ModelState, counts: RoleCounts) -> Workload:
 
 
 def _least(state: ModelState, now: Split) -> _Tried | None:
-    """Return the best move, searching the ones of fewest workers first.
-
-    One that leaves the phase which gives workers within its target goes before all that do not.
-    """
+    """Return the best move, searching the ones of fewest workers first."""
     near = sorted([*_to_prefill(state), *_to_decode(state)], key=lambda each: len(each[0]))
     found = next((each for each in near if each[1].pressure <= GOOD), None)
-    kept = [each for each in near if _keeps_other(state, *each)]
-    found = found or min(kept or near, key=lambda each: each[1].pressure, default=None)
+    found = found or min(near, key=lambda each: each[1].pressure, default=None)
     return found if found is not None and found[1].pressure < now.pressure * (1 - GAIN) else None
-
-
-def _keeps_other(state: ModelState, chosen: Sequence[WorkerState], then: Split) -> bool:
-    """Return whether the phase that gives these workers stays within its target by the range that is promised."""
-    if chosen[0].role is Role.MIXED:
-        return then.decode_pressure * (1 + DECODE_ERROR) <= 1
-    return then.prompt_pressure * (1 + _prompts_error(state)) <= 1
-
-
-def _prompts_error(state: ModelState) -> float:
-    return max(ERRORS * state.prompts_error, LEAST_ERROR)
 
 
 def _to_prefill(state: ModelState) -> Iterator[_Tried]:
@@ -193,7 +165,7 @@ def _to_prefill(state: ModelState) -> Iterator[_Tried]:
     order, counts = _cheapest(state.workers, Role.MIXED, lambda each: each.kv_tokens), role_counts(state.workers)
     for number, each in enumerate(order[:-1]):
         counts = _moved(counts, [each])
-        yield order[: number + 1], _later(state, counts)
+        yield order[: number + 1], _split(state, counts)
 
 
 def _to_decode(state: ModelState) -> Iterator[_Tried]:
@@ -201,7 +173,7 @@ def _to_decode(state: ModelState) -> Iterator[_Tried]:
     order, counts = _cheapest(state.workers, Role.PREFILL, lambda each: each.prompt_tokens), role_counts(state.workers)
     for number, each in enumerate(order[:-1]):
         counts = _moved(counts, [each])
-        yield order[: number + 1], _later(state, counts)
+        yield order[: number + 1], _split(state, counts)
 
 
 def _moved(counts: RoleCounts, workers: Iterable[WorkerState]) -> RoleCounts:
@@ -217,7 +189,7 @@ def _lent(state: ModelState) -> _Tried | None:
     """Return all decode workers as computing prompts too; None if they already do."""
     counts = role_counts(state.workers)
     chosen = [each for each in state.workers if each.role is Role.MIXED and not each.budget_tokens]
-    return (chosen, _later(state, replace(counts, lending=counts.mixed))) if chosen else None
+    return (chosen, _split(state, replace(counts, lending=counts.mixed))) if chosen else None
 
 
 def _move(state: ModelState, chosen: Sequence[WorkerState], then: Split) -> Action:
@@ -225,13 +197,16 @@ def _move(state: ModelState, chosen: Sequence[WorkerState], then: Split) -> Acti
     return _action(state, chosen, then, role, 0)
 
 
-def _action(state: ModelState, chosen: Sequence[WorkerState], later: Split, role: str, budget_tokens: int) -> Action:
+def _action(state: ModelState, chosen: Sequence[WorkerState], then: Split, role: str, budget_tokens: int) -> Action:
     """Return the action with what it is predicted to leave, as ranges."""
-    now, share = role_counts(state.workers), _prompts_error(state)
+    now, share = role_counts(state.workers), max(ERRORS * state.prompts_error, LEAST_ERROR)
     counts = replace(now, lending=now.mixed) if role == "mixed" else _moved(now, chosen)
-    then = _split(state, counts)
+    decodes = decodes_to_come(state, _work_then(state, counts), counts)
+    later = split(state.engine, decodes, counts.prefill, counts.mixed, lending=counts.lending)
     least = max(then.prompt_pressure * max(1 - share, 0.0), then.decode_pressure * (1 - DECODE_ERROR))
-    most = max(then.prompt_pressure * (1 + share), later.decode_pressure * (1 + DECODE_ERROR))
+    # Prompts that are computed sooner decode sooner: the promise covers them.
+    most_decode = max(then.decode_pressure, later.decode_pressure)
+    most = max(then.prompt_pressure * (1 + share), most_decode * (1 + DECODE_ERROR))
     ids = tuple(sorted(each.id for each in chosen))
     found = {PromisedFigure.PRESSURE: Promise(then.pressure, least, most)}
     found |= aftermath(state, _work_then(state, counts), counts, then)
@@ -248,7 +223,6 @@ def _action(state: ModelState, chosen: Sequence[WorkerState], later: Split, role
         widened.get(PromisedFigure.BACKLOG),
         widened.get(PromisedFigure.TTFT),
         widened.get(PromisedFigure.TPOT),
-        later.pressure,
     )
 
 
