@@ -472,5 +472,5 @@ class Core:
         # A sequence whose KV is all here, and that only awaits the token sampled elsewhere, awaits no KV.
         awaiting = [each for each in self._sequences.at(Stage.FETCHING) if not each.kv_arrived]
         for each in awaiting:
-            each.kv_ready_since_ns = (each.kv_ready_since_ns or now_ns) if each.kv_ready else 0
+            each.note_kv_ready(now_ns)
         self._kv_wait.awaiting(bool(awaiting), now_ns, ready=any(each.kv_ready for each in awaiting))

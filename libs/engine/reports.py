@@ -90,6 +90,10 @@ class KvTransferReport:
     """Prompt tokens that this engine computes because their KV did not come: 0 or 1."""
     shared: bool = False
     """Whether the blocks were copied from the sender's memory on the same host rather than sent."""
+    ready_ns: int = 0
+    """Part of the time from start to end in which ready KV was under way; 0 if unknown. In the rest the sender was
+    still computing the prompt.
+    """
 
 
 @dataclass(frozen=True, slots=True)

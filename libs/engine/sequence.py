@@ -58,6 +58,8 @@ class Sequence:
         """Whether its source has ready KV that has not arrived here, as far as the source has reported."""
         self.kv_ready_since_ns = 0
         """Time in Unix nanoseconds since which `kv_ready` holds; 0 while it does not."""
+        self.kv_ready_ns = 0
+        """Time in which `kv_ready` held, up to its last end."""
         self.found_blocks = 0
         """Leading blocks that were already cached here, so that only the rest is fetched."""
         self.sampled_elsewhere: tuple[int, ...] | None = None
@@ -296,7 +298,19 @@ class Sequence:
             prompt_tokens=prompt_tokens,
             prompt_tokens_computed=max(prompt_tokens - kv.tokens, 0),
             shared=received.shared,
+            ready_ns=min(self._kv_ready_until_ns(now_ns), now_ns - started_ns),
         )
+
+    def note_kv_ready(self, now_ns: int) -> None:
+        """Update the time since which `kv_ready` holds and the time for which it held before."""
+        if self.kv_ready:
+            self.kv_ready_since_ns = self.kv_ready_since_ns or now_ns
+        else:
+            self.kv_ready_ns, self.kv_ready_since_ns = self._kv_ready_until_ns(now_ns), 0
+
+    def _kv_ready_until_ns(self, now_ns: int) -> int:
+        since_ns = self.kv_ready_since_ns
+        return self.kv_ready_ns + (now_ns - since_ns if since_ns else 0)
 
     def register_full_blocks(self, pool: BlockPool) -> None:
         """Register the blocks that are full and computed, so that other sequences can reuse them."""

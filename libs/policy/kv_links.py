@@ -41,6 +41,8 @@ class MovedKv(NamedTuple):
     """The longest step of a receiver that notices ends only between steps; 0 if its times are exact."""
     short_of_cpu: bool = False
     """Whether a process at either end waited for a CPU, which may be what the transfer waited for."""
+    awaited_prompt: bool = False
+    """Whether its prompt was being computed, chunk by chunk, for most of the time."""
 
 
 def way(*, shared_memory: bool) -> str:
@@ -64,7 +66,7 @@ class KvLink:
     gb_per_s: float | None = None
     """The speed of the fastest recent transfers; None if none was conclusive."""
     is_floor: bool = False
-    """Whether the receiver's steps or a lack of CPUs may have limited the speed: the link is at least this fast."""
+    """Whether something else may have limited the speed: the receiver's steps, a lack of CPUs or the prompt."""
     one_node: bool = False
     """Whether both ends are on one node."""
     moved_unix_ns: int = 0
@@ -85,9 +87,10 @@ class KvLink:
         rested = kv.end_unix_ns - self.measured_unix_ns > LINK_KEPT_NS
         anew = self.gb_per_s is None or rested or kv.shared_memory != self.shared_memory
         speed = kv.size_bytes / duration_ns
-        if kv.short_of_cpu and not anew and speed < (self.gb_per_s or 0.0):
+        held_up = kv.short_of_cpu or kv.awaited_prompt
+        if held_up and not anew and speed < (self.gb_per_s or 0.0):
             return after  # it says nothing of the link
-        is_floor = kv.short_of_cpu or duration_ns < LEAST_STEPS * kv.step_ns
+        is_floor = held_up or duration_ns < LEAST_STEPS * kv.step_ns
         sunk = 0.0 if anew else (self.gb_per_s or 0.0) / LINK_FORGETS
         if speed < sunk:
             speed, is_floor = sunk, self.is_floor

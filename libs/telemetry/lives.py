@@ -54,13 +54,16 @@ class WorkerLife(NamedTuple):
     """The first look at this incarnation."""
 
 
-def life_of(signs: LifeSigns, before: WorkerLife | None, newest_ns: int, now_ns: int) -> WorkerLife:
+def life_of(
+    signs: LifeSigns, before: WorkerLife | None, newest_ns: int, now_ns: int, resumed_ns: int = 0
+) -> WorkerLife:
     """Return a worker's state after `before`, its state at the last look; None if it is new.
 
     Silence is measured against `newest_ns`, the newest telemetry of any worker, as a silence of all has another cause.
+    `resumed_ns` is when the last silence of all ended; from then on each worker has the usual time to report.
     """
     returned_ns = before.returned_ns if before is not None else 0
-    state, since_ns = _now(signs, before, min(newest_ns, now_ns), now_ns)
+    state, since_ns = _now(signs, before, min(newest_ns, now_ns), now_ns, resumed_ns)
     if state is LifeState.BACK and (before is None or before.state is not LifeState.BACK or _is_newer(signs, before)):
         returned_ns = signs.heard_ns
     if before is not None and before.state is state and not _is_newer(signs, before):
@@ -68,12 +71,15 @@ def life_of(signs: LifeSigns, before: WorkerLife | None, newest_ns: int, now_ns:
     return WorkerLife(state, since_ns, signs.incarnation, returned_ns, _seen_ns(signs, before, now_ns))
 
 
-def _now(signs: LifeSigns, before: WorkerLife | None, newest_ns: int, now_ns: int) -> tuple[LifeState, int]:
+def _now(
+    signs: LifeSigns, before: WorkerLife | None, newest_ns: int, now_ns: int, resumed_ns: int
+) -> tuple[LifeState, int]:
     if not signs.heard_ns:
         return _unheard(signs, before, newest_ns, now_ns)
     if signs.left:
         return LifeState.GONE, signs.heard_ns
-    silent_ns = newest_ns - signs.heard_ns
+    serves = before is not None and before.state in SERVING
+    silent_ns = newest_ns - (max(signs.heard_ns, resumed_ns) if serves else signs.heard_ns)
     if silent_ns > GONE_AFTER_NS:
         return LifeState.GONE, signs.heard_ns
     if silent_ns > SILENT_AFTER_NS:
@@ -125,6 +131,12 @@ class LifeWatch:
     def __init__(self) -> None:
         self.known: dict[str, WorkerLife] = {}
         self._signs: dict[str, LifeSigns] = {}
+        self._newest_ns = 0
+        self._advanced_ns = 0
+        """The last look at which the newest telemetry was newer than before."""
+        self._all_silent = False
+        self._resumed_ns = 0
+        """The look at which the last silence of all workers ended."""
 
     def look(self, signs: Mapping[str, LifeSigns], newest_ns: int, now_ns: int) -> None:
         """Take the evidence about every worker that is named now."""
@@ -134,8 +146,15 @@ class LifeWatch:
             if name not in signs and self.known[name].state is not LifeState.GONE
         }
         self._signs = {**dict(list(absent.items())[-MAX_ABSENT:]), **signs}
+        if newest_ns > self._newest_ns:
+            if self._all_silent:  # workers that a broker had cut off report again one after the other
+                self._resumed_ns, self._all_silent = now_ns, False
+            self._newest_ns, self._advanced_ns = newest_ns, now_ns
+        elif self._newest_ns and now_ns - self._advanced_ns > SILENT_AFTER_NS:
+            self._all_silent = True
         self.known = {
-            name: life_of(each, self.known.get(name), newest_ns, now_ns) for name, each in self._signs.items()
+            name: life_of(each, self.known.get(name), newest_ns, now_ns, self._resumed_ns)
+            for name, each in self._signs.items()
         }
 
     def serves(self, worker_id: str) -> bool:

@@ -86,6 +86,10 @@ class Peer(NamedTuple):
     incarnation: int
 
 
+READY_SHARE: Final = 0.5
+"""The share of a transfer's time in which ready KV is under way, below which its prompt held it up."""
+
+
 class _Pair(NamedTuple):
     """A link with the incarnations of the processes at its ends."""
 
@@ -134,7 +138,8 @@ class KvLinks:
             pair = _Pair(KvLink(*key, transfer.shared_memory), 0, 0)
         span_ns = transfer.start_unix_ns, transfer.end_unix_ns
         short = any(self._waits_for_cpu(each, batch.covered_to_unix_ns) for each in key)
-        moved = MovedKv(transfer.bytes, *span_ns, transfer.shared_memory, step_ns, short)
+        awaited = _awaited_prompt(transfer, batch.chunk_tokens)
+        moved = MovedKv(transfer.bytes, *span_ns, transfer.shared_memory, step_ns, short, awaited)
         self._pairs[key] = _Pair(pair.link.moved(moved), source or pair.source_incarnation, batch.incarnation)
         self._pairs.move_to_end(key)
 
@@ -151,6 +156,13 @@ class KvLinks:
             if (link := placed.at(now_ns)) is not None:
                 found.append(link)
         return found
+
+
+def _awaited_prompt(transfer: KvTransfer, chunk_tokens: int) -> bool:
+    """Report whether a transfer lasted mostly because its prompt was computed in several steps meanwhile."""
+    whole_ns = transfer.end_unix_ns - transfer.start_unix_ns
+    # KV of a single step comes at once, before the receiver hears that it is ready.
+    return 0 < chunk_tokens < transfer.prompt_tokens and 0 < transfer.ready_ns < whole_ns * READY_SHARE
 
 
 def _placed(link: KvLink, source: Peer, target: Peer) -> KvLink:

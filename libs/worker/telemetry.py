@@ -292,6 +292,7 @@ def _transfer(report: KvTransferReport) -> KvTransfer:
         prompt_tokens=report.prompt_tokens,
         prompt_tokens_computed=report.prompt_tokens_computed,
         shared_memory=report.shared,
+        ready_ns=report.ready_ns,
     )
 
 

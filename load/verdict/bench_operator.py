@@ -35,6 +35,7 @@ STANDS_S: Final = 2.0
 """Time for which a command has been offered before it is run."""
 CHANGE_S: Final = 10.0
 ALERT_BEYOND_S: Final = 5.0
+TOWARDS_PROMPTS: Final = ("decode", "mixed", "prefill")
 MODES: Final = ("followed", "ignored", "auto")
 """Advisory and the first command is run, advisory and nobody does anything, or the planner acts."""
 
@@ -51,12 +52,16 @@ class SceneResult:
     wrong: str = ""
     """The first verdict that neither the cause nor calm explains."""
     differences: list[str] = field(default_factory=list)
+    late_s: float = 0.0
+    """Time for which more than one client in twenty was late, whatever the verdict."""
     green_s: float = 0.0
     green: str = ""
     command_changes: int = 0
     """Changes of the command within ten seconds of the last although the cause stayed."""
+    role_changes: int = 0
+    """Changes of a worker's role; lending a decode worker to prompts is one."""
     back_and_forth: int = 0
-    """Workers whose role changed twice within ten seconds."""
+    """Those that came within ten seconds of a change of the same worker the other way."""
     alerts: dict[str, float] = field(default_factory=dict)
     """Time from the cause until each alert fired, by name."""
     false_alerts: list[str] = field(default_factory=list)
@@ -162,6 +167,7 @@ class _Reader:
         result = SceneResult(scene.name, self._mode, stage.seed, looks=len(self._looks), failed=failed)
         result.lasted_s = self._suite.now_s - began_s
         result.differences, result.green_s, result.green = judge.differences, judge.green_s, judge.green
+        result.late_s = judge.late_s
         cause_s = began_s if stage.cause_s is None else stage.cause_s
         named = [each.at_s for each in self._looks if each.code in scene.wanted and each.at_s >= cause_s]
         result.named_s = max(named[0] - cause_s, 0.0) if named else None
@@ -169,7 +175,7 @@ class _Reader:
         wrong = (f"{each.code}: {each.sentence}" for each in self._looks if each.code not in may)
         result.wrong = next(wrong, judge.unfounded)
         result.command_changes = _command_changes(self._looks)
-        result.back_and_forth = _back_and_forth(self._looks)
+        result.role_changes, result.back_and_forth = _role_changes(self._looks)
         for each in self._looks:
             for name, _ in each.alerts:
                 if name not in fired:
@@ -208,16 +214,23 @@ def _command_changes(looks: Sequence[Look]) -> int:
     return changes
 
 
-def _back_and_forth(looks: Sequence[Look]) -> int:
-    """Return how often a worker's role changed twice within `CHANGE_S`."""
-    last_s: dict[str, float] = {}
-    count = 0
+def _role_changes(looks: Sequence[Look]) -> tuple[int, int]:
+    """Return how often workers' roles changed, and how often within `CHANGE_S` of a change the other way.
+
+    A decode worker that is lent to prompts and becomes a prefill worker a moment later goes the same way twice.
+    """
+    last: dict[str, tuple[float, bool]] = {}
+    changes = count = 0
     for before, after in pairwise(looks):
+        were = dict(before.roles)
         for name, role in set(after.roles) - set(before.roles):
-            if role and dict(before.roles).get(name):
-                count += name in last_s and after.at_s - last_s[name] < CHANGE_S
-                last_s[name] = after.at_s
-    return count
+            if role in TOWARDS_PROMPTS and were.get(name) in TOWARDS_PROMPTS:
+                changes += 1
+                to_prompts = TOWARDS_PROMPTS.index(role) > TOWARDS_PROMPTS.index(were[name])
+                at_s, way = last.get(name, (-CHANGE_S, to_prompts))
+                count += way is not to_prompts and after.at_s - at_s < CHANGE_S
+                last[name] = after.at_s, to_prompts
+    return changes, count
 
 
 def _line(result: SceneResult) -> str:
@@ -225,7 +238,8 @@ def _line(result: SceneResult) -> str:
     right = "right" if not result.faults else "WRONG"
     said = "; ".join(result.faults)
     kept = f"{len(result.promises) - result.missed}/{len(result.promises)}"
-    return f"{result.seed:>5} {result.name:<20} {result.mode:<9} {right} named {named} s promises {kept} {said}"
+    head = f"{result.seed:>5} {result.name:<20} {result.mode:<9} {right} named {named} s late {result.late_s:>4.0f} s"
+    return f"{head} promises {kept} {said}"
 
 
 def main() -> None:
@@ -267,6 +281,7 @@ def summary(found: Sequence[SceneResult], took_s: float) -> dict[str, Any]:
         "differences": sum(len(each.differences) for each in found),
         "green_while_late_s": round(sum(each.green_s for each in found), 2),
         "command_changes": sum(each.command_changes for each in found),
+        "role_changes": sum(each.role_changes for each in found),
         "roles_back_and_forth": sum(each.back_and_forth for each in found),
         "promises": sum(len(each.promises) for each in found),
         "promises_kept": sum(len(each.promises) - each.missed for each in found),

@@ -142,7 +142,7 @@ _WHY_KEPT: Final = {
     RoleReason.UNMET: ", in numbers that limits do not allow; no others can be reached",
     RoleReason.UNMET_YET: ", in numbers that limits do not allow; missing workers have "
     f"{STARTING_NS // 1_000_000_000} s to start before roles change",
-    RoleReason.HELD: "; another split would relieve it, but workers rest, are pinned, or roles stand still",
+    RoleReason.HELD: "; another split would relieve it, but workers rest or are pinned, or roles stand still",
 }
 
 

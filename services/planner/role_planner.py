@@ -148,7 +148,9 @@ class RolePlanner:
             plan = ModelPlan(each, assigned, moves, budgets, called, strays)
             room -= len(moves) + len(called) + len(budgets)
             plans.append(plan)
-            memories[each.model] = assigned.memory if acts else replace(assigned.memory, paid_ns=before.paid_ns)
+            memories[each.model] = (
+                assigned.memory if acts else replace(assigned.memory, paid_ns=before.paid_ns, turn=before.turn)
+            )
             if acts:
                 self._moved_ns.extend([now_ns] * (len(plan.moves) + len(plan.called)))
         self._memories = memories

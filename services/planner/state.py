@@ -270,7 +270,9 @@ class PlannerState:
         if acts and changing:
             decided = self._change(snapshot, changing, now_ns)
             return Decided([*looked_at, *decided.decisions], decided.orders)
-        advised = [each for plan in self.plans if (each := messages.recommended(snapshot, plan)) is not None]
+        # What it does not do itself in mode auto it has decided against, whatever the verdict advises an operator.
+        offered = () if acts else self.plans
+        advised = [each for plan in offered if (each := messages.recommended(snapshot, plan)) is not None]
         same = advised or [messages.kept(snapshot, self.plans)]
         return Decided([*looked_at, *self._tell_again(same, now_ns)])
 

@@ -129,6 +129,15 @@ Press = Callable[[Numbers, Numbers], tuple[Numbers, Numbers]]
 """A function from (prefill, mixed) workers to (prompt, decode) pressures, arrays of shape [splits]."""
 
 
+@dataclass(frozen=True, slots=True)
+class SplitBounds:
+    """The highest pressures and cost of a split that is good enough."""
+
+    prompts: float
+    decodes: float
+    cost: float
+
+
 class RatedSplits:
     """The rated splits of one number of workers, from the fewest prefill workers to the most."""
 
@@ -154,12 +163,16 @@ class RatedSplits:
         place = prefill - int(self._splits.prefill[0]) if len(self) else -1
         return self._splits.at(place) if 0 <= place < len(self) else None
 
-    def nearest(self, mixed: int, most_cost: float) -> Split | None:
-        """Return the split no costlier than `most_cost` with the number of mixed workers nearest to `mixed`.
+    def nearest(self, mixed: int, most_cost: float, enough: SplitBounds | None = None) -> Split | None:
+        """Return the split with the number of mixed workers nearest to `mixed` that is no costlier than `most_cost`.
 
-        Of two equally near ones it is the better.
+        Splits within the bounds of `enough` qualify too. Of two equally near ones it is the better.
         """
-        good = self._order[self._costs[self._order] <= most_cost]
+        chosen = self._costs <= most_cost
+        if enough is not None:
+            calm = (self._splits.prompt_pressure <= enough.prompts) & (self._splits.decode_pressure <= enough.decodes)
+            chosen |= calm & (self._costs <= enough.cost)
+        good = self._order[chosen[self._order]]
         return self._splits.at(int(good[np.abs(self._splits.mixed[good] - mixed).argmin()])) if len(good) else None
 
     def least_pressure(self) -> float:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from libs.policy.capacity import MOST_WORKERS
-from libs.policy.planner.limits import EVERY, DecodePace, ModelLimits, RatedSplits, weigh
+from libs.policy.planner.limits import EVERY, DecodePace, ModelLimits, RatedSplits, SplitBounds, weigh
 from libs.policy.pressure import DECODE_FULL, Numbers, Split, WorkerProfile, Workload, pressed, split
 from libs.policy.roles import Role
 
@@ -77,7 +77,13 @@ APART_GAIN: Final = 0.05
 # Budgets rise once prompts would press this hard on prefill workers alone, and fall after `CALM_NS` below `LOWER`.
 RAISE: Final = 0.5
 LOWER: Final = 0.2
-CALM_NS: Final = 5_000_000_000
+TURN_NS: Final = 10_000_000_000
+"""The time for which roles do not turn back again, unless the work has changed; one reversal may correct a move."""
+OTHER_WORK: Final = 2.0
+"""The factor by which prompts or decodes must have changed for a further reversal to have a cause of its own."""
+LEAST_WORK: Final = 0.1
+"""The least number of workers' worth of prompts that such a factor is taken of."""
+CALM_NS: Final = TURN_NS
 MAX_CANDIDATES: Final = 8
 """The most rated splits that are reported."""
 LACKING_NS: Final = 2_000_000_000
@@ -137,6 +143,37 @@ class RoleOrder(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class RoleTurn:
+    """The direction of the last role moves, and the work when they last reversed."""
+
+    to_mixed: bool = False
+    moved_ns: int = 0
+    """The time of the last moves; 0 before the first."""
+    turned_ns: int = 0
+    """The time of the last reversal within `TURN_NS` of moves the other way; 0 before the first."""
+    prompts: float = 0.0
+    decodes: int = 0
+
+    def allows(self, wanted: int, work: Workload, now_ns: int) -> bool:
+        """Return whether workers may go this way: below 0 to prefill, above to mixed."""
+        if (wanted > 0) is self.to_mixed or not self.turned_ns or now_ns - self.turned_ns >= TURN_NS:
+            return True
+        prompts, decodes = work.prompts / max(self.prompts, LEAST_WORK), work.decodes / max(self.decodes, 1)
+        pressing, other = (decodes, prompts) if wanted > 0 else (prompts, decodes)
+        return pressing >= OTHER_WORK or other <= 1 / OTHER_WORK
+
+    def after(self, wanted: int, work: Workload, now_ns: int) -> "RoleTurn":
+        """Return the state after moves this way."""
+        to_mixed = wanted > 0
+        if not self.moved_ns or to_mixed is self.to_mixed or now_ns - self.moved_ns >= TURN_NS:
+            return replace(self, to_mixed=to_mixed, moved_ns=now_ns)
+        return RoleTurn(to_mixed, now_ns, now_ns, work.prompts, work.decodes)
+
+
+NO_TURN: Final = RoleTurn()
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """The state that one decision passes to the next."""
 
@@ -152,6 +189,9 @@ class Memory:
     """The time since which those limits do not allow the numbers of workers; 0 if they do."""
     apart: bool = False
     """Whether decodes run without prompts although prompts press, because more work is done so."""
+    apart_since_ns: int = 0
+    """The time of the last change of `apart`; 0 before the first. No other follows within `TURN_NS`."""
+    turn: RoleTurn = NO_TURN
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +239,9 @@ def assign(
         return RolePlan((), (), RoleReason.BEST, nobody, nobody, (), memory)
     if len(pool) == 1 or pool.alike or not limits.prefill_max:
         limits = limits.without_prefill()
-    apart, now, rated = _rate_splits(engine, work, pool, limits, was_apart=memory.apart)
+    stays = bool(memory.apart_since_ns) and now_ns - memory.apart_since_ns < TURN_NS
+    apart, now, rated = _rate_splits(engine, work, pool, limits, was_apart=memory.apart, stays=stays)
+    apart_since_ns = memory.apart_since_ns if apart is memory.apart else now_ns
     resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}
     lacking_since_ns = 0 if pool.mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
     rests = lacking_since_ns and now_ns - lacking_since_ns < LACKING_NS
@@ -208,9 +250,11 @@ def assign(
     wanted = 0 if rests else _more_mixed(now, rated, by_limits=by_limits)
     if apart and wanted < 0:  # the present decodes still need room
         wanted = min(max(wanted, _fewest_mixed(engine, work) - len(pool.mixed)), 0)
-    moves = _role_changes(engine, wanted, pool, resting, apart=apart)[:most_moves]
-    then = now
+    turns = bool(now.mixed) and limits.allow(now.prefill, now.mixed) and not memory.turn.allows(wanted, work, now_ns)
+    moves = [] if turns else _role_changes(engine, wanted, pool, resting, apart=apart)[:most_moves]
+    then, turn = now, memory.turn
     if moves:
+        turn = turn.after(wanted, work, now_ns)
         to_mixed = sum(1 if change.role is Role.MIXED else -1 for change in moves)
         roles = len(pool.prefill) - to_mixed, len(pool.mixed) + to_mixed
         then = rated.of(roles[0]) or split(engine, work, *roles, budgets=not apart)
@@ -225,7 +269,8 @@ def assign(
         if change.worker_id not in going
     ]
     code = _code(now, rated, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
-    left = Memory(MappingProxyType(resting), calm_since_ns, lacking_since_ns, asked, unmet_since_ns, apart)
+    rest = MappingProxyType(resting)
+    left = Memory(rest, calm_since_ns, lacking_since_ns, asked, unmet_since_ns, apart, apart_since_ns, turn)
     return RolePlan(moves, budgets, code, now, then, rated.first(MAX_CANDIDATES), left)
 
 
@@ -258,9 +303,12 @@ class _RoleWorkers:
 
 
 def _rate_splits(
-    engine: WorkerProfile, work: Workload, pool: _RoleWorkers, limits: ModelLimits, *, was_apart: bool
+    engine: WorkerProfile, work: Workload, pool: _RoleWorkers, limits: ModelLimits, *, was_apart: bool, stays: bool
 ) -> tuple[bool, Split, RatedSplits]:
-    """Return whether decodes should run without prompts, the present split, and the possible splits."""
+    """Return whether decodes should run without prompts, the present split, and the possible splits.
+
+    The first stays as it was if `stays`, where that is possible.
+    """
     prefill, mixed = len(pool.prefill), len(pool.mixed)
     rides = any(each.budget_tokens for each in pool.mixed)
     pace = DecodePace.of(engine, work, prefill, mixed, rides=rides)
@@ -277,10 +325,14 @@ def _rate_splits(
     together = splits_of(apart=False)
     now = together.of(prefill) or split(engine, work, prefill, mixed)
     best = together.best
-    if pool.chosen or not prefill or best is None or not (_presses(best) or _presses(now)):
+    if pool.chosen or not prefill or best is None:
+        return False, now, together
+    if not was_apart if stays else not (_presses(best) or _presses(now)):
         return False, now, together
     alone = splits_of(apart=True)
-    if alone.best is None or alone.best.cost >= best.cost * ((1 + APART_GAIN) if was_apart else (1 - APART_GAIN)):
+    if alone.best is None:
+        return False, now, together
+    if not stays and alone.best.cost >= best.cost * ((1 + APART_GAIN) if was_apart else (1 - APART_GAIN)):
         return False, now, together
     return True, alone.of(prefill) or split(engine, work, prefill, mixed, budgets=False), alone
 
@@ -346,8 +398,10 @@ def _more_mixed(now: Split, rated: RatedSplits, *, by_limits: bool) -> int:
         return 0
     if not by_limits and (not _presses(now) or best.cost > now.cost * (1 - GAIN)):
         return 0
-    # Among splits about as good as the best, take the nearest, since each move costs.
-    nearest = rated.nearest(now.mixed, best.cost * (1 + GAIN / 3))
+    # Take the nearest split that is about as good as the best, since each move costs, or in which nothing presses any
+    # more. A queue that begins makes every further worker look useful, and most of them would soon be missed.
+    enough = SplitBounds(PROMPTS_PRESS * (1 - GAIN), DECODES_PRESS * (1 - GAIN), now.cost * (1 - GAIN))
+    nearest = rated.nearest(now.mixed, best.cost * (1 + GAIN / 3), None if by_limits else enough)
     return nearest.mixed - now.mixed if nearest is not None else 0
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from libs.policy.planner.role_planning import GAIN
 from libs.policy.pressure import Split, Workload, prompt_speed, split
 from libs.policy.roles import Role
-from libs.policy.verdict.aftermath import aftermath
+from libs.policy.verdict.aftermath import aftermath, decodes_to_come
 from libs.policy.verdict.state import (
     NO_MARGIN,
     ModelState,
@@ -199,12 +199,15 @@ def _move(state: ModelState, chosen: Sequence[WorkerState], then: Split) -> Acti
 
 def _action(state: ModelState, chosen: Sequence[WorkerState], then: Split, role: str, budget_tokens: int) -> Action:
     """Return the action with what it is predicted to leave, as ranges."""
-    share = max(ERRORS * state.prompts_error, LEAST_ERROR)
-    least = max(then.prompt_pressure * max(1 - share, 0.0), then.decode_pressure * (1 - DECODE_ERROR))
-    most = max(then.prompt_pressure * (1 + share), then.decode_pressure * (1 + DECODE_ERROR))
-    ids = tuple(sorted(each.id for each in chosen))
-    now = role_counts(state.workers)
+    now, share = role_counts(state.workers), max(ERRORS * state.prompts_error, LEAST_ERROR)
     counts = replace(now, lending=now.mixed) if role == "mixed" else _moved(now, chosen)
+    decodes = decodes_to_come(state, _work_then(state, counts), counts)
+    later = split(state.engine, decodes, counts.prefill, counts.mixed, lending=counts.lending)
+    least = max(then.prompt_pressure * max(1 - share, 0.0), then.decode_pressure * (1 - DECODE_ERROR))
+    # Prompts that are computed sooner decode sooner: the promise covers them.
+    most_decode = max(then.decode_pressure, later.decode_pressure)
+    most = max(then.prompt_pressure * (1 + share), most_decode * (1 + DECODE_ERROR))
+    ids = tuple(sorted(each.id for each in chosen))
     found = {PromisedFigure.PRESSURE: Promise(then.pressure, least, most)}
     found |= aftermath(state, _work_then(state, counts), counts, then)
     widened = {

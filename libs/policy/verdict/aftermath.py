@@ -9,7 +9,7 @@ from math import log, sqrt
 from typing import Final
 
 from libs.policy.planner.hindsight import MAX_NS, outlook
-from libs.policy.pressure import Split, Workload, prompt_speed
+from libs.policy.pressure import Split, Workload, decode_step_ns, prompt_speed
 from libs.policy.verdict.state import PRESSURE, QUEUED_S, ModelState, Promise, PromisedFigure, RoleCounts, in_hand_ns
 
 MOST_S: Final = MAX_NS / 1e9
@@ -25,6 +25,11 @@ MOST_BUSY: Final = 0.95
 """The bound on the utilisation of the worse end of a range."""
 # Sequences begin and end together by chance, so the slowest twentieth of requests decodes in larger batches.
 TPOT_ERRORS: Final = (0.2, 0.3)
+
+SETTLED: Final = 5
+"""Rounds in which the number of sequences and the time of their steps settle."""
+MOST_TIMES: Final = 4.0
+"""The bound on foreseen sequences, in the most that decode workers run."""
 
 
 def aftermath(state: ModelState, work: Workload, counts: RoleCounts, then: Split) -> dict[PromisedFigure, Promise]:
@@ -46,6 +51,29 @@ def aftermath(state: ModelState, work: Workload, counts: RoleCounts, then: Split
         tpot_ms, (under, over) = settled.tpot_ns / 1e6, TPOT_ERRORS
         found[PromisedFigure.TPOT] = Promise(tpot_ms, tpot_ms * (1 - under), tpot_ms * (1 + over))
     return found
+
+
+def decodes_to_come(state: ModelState, work: Workload, counts: RoleCounts) -> Workload:
+    """Return the work once as many sequences decode as the prompts computed by these roles bring.
+
+    A backlog that lasts as long as an answer brings as many as the roles can compute; a shorter one brings fewer.
+    The work is returned as it is where the lengths of prompts or answers are unknown.
+    """
+    if not (state.prompt_tokens and state.output_tokens and counts.mixed):
+        return work
+    engine, prompt_s = state.engine, state.prompt_tokens / state.engine.chunk_speed / 1e9
+    speed = prompt_speed(engine, work, counts.prefill, counts.mixed, counts.lending)
+    rate, context = min(state.arrival_rate, speed), state.prompt_tokens + state.output_tokens / 2
+    drains_s = work.waiting_ns / 1e9 / (speed - rate) if speed > rate else MAX_NS / 1e9
+    decodes = float(work.decodes)
+    for _ in range(SETTLED):
+        step_s = decode_step_ns(engine, max(decodes, 1.0), max(decodes, 1.0) * context, counts.mixed) / 1e9
+        lasts_s = state.output_tokens * step_s
+        computed = rate + (speed - rate) * min(drains_s / lasts_s, 1.0)
+        decodes = min(computed / prompt_s * lasts_s, MOST_TIMES * engine.max_sequences * counts.mixed)
+    if decodes <= work.decodes:
+        return work
+    return replace(work, decodes=round(decodes), kv_tokens=max(round(decodes * context), work.kv_tokens))
 
 
 def _backlog(state: ModelState, counts: RoleCounts, speed: float) -> Promise | None:

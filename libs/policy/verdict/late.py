@@ -21,7 +21,9 @@ def late_causes(state: ModelState, requests: int, late: int) -> Iterator[Cause]:
     TTFT.
     """
     share = late / requests if requests else 0.0
-    grade = min(LATE.grade(share), Grade.FIRE if late >= LEAST_LATE else Grade.HOLD)
+    # One late request of thirty would otherwise keep the cause alive for as long as it waits.
+    chance = Grade.HOLD if share > LATE.fire else Grade.CLEAR
+    grade = LATE.grade(share) if late >= LEAST_LATE else chance
     if grade is Grade.CLEAR:
         return
     # Workers compute prompts that can still meet their target before those that cannot (ADR 49).

@@ -370,6 +370,8 @@ class ModelState:
     """Relative standard error of `arrival_rate`."""
     prompt_tokens: float = 0.0
     """The mean length of recent prompts without their cached part; 0 if unknown."""
+    output_tokens: float = 0.0
+    """The mean length of recent answers; 0 if unknown."""
     margins: Margins = field(default_factory=dict)
     silent: Sequence[SilentWorker] = ()
     by_role: Mapping[str, int] = field(default_factory=dict)

@@ -396,6 +396,7 @@ class VerdictEvaluator:
             ttft_limit_ns=limit_ns,
             tpot_ns=tpot_ns,
             mean_prompt_tokens=self.traffic.mean_prompt_tokens(model, now_ns),
+            mean_output_tokens=self.traffic.mean_output_tokens(model, now_ns),
         )
 
     def _shares(self, worker_ids: Sequence[str], now_ns: int) -> "dict[str, _Shares]":

@@ -59,6 +59,8 @@ class SeenDemand:
     tpot_ns: int
     mean_prompt_tokens: float = 0.0
     """Of recent requests, cached parts included; 0 if there were none."""
+    mean_output_tokens: float = 0.0
+    """Of recent answers; 0 if there were none."""
 
 
 def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
@@ -156,6 +158,7 @@ def _state(
         arrival_rate=demand.tokens_per_s * fresh / (speed * 1e9),
         arrival_error=demand.tokens_error / demand.tokens_per_s if demand.tokens_per_s else 0.0,
         prompt_tokens=demand.mean_prompt_tokens * fresh,
+        output_tokens=demand.mean_output_tokens,
     )
 
 

@@ -199,6 +199,12 @@ class TrafficLog:
         own = [each.prompt_tokens for each in self._requests if each.model == model and not each.batch]
         return sum(own) / len(own) if own else 0.0
 
+    def mean_output_tokens(self, model: str, now_ns: int) -> float:
+        """Return the mean answer length of a model's requests without batch jobs; 0 if there were none."""
+        self._forget(now_ns)
+        own = [each.output_tokens for each in self._requests if each.model == model and each.served and not each.batch]
+        return sum(own) / len(own) if own else 0.0
+
     def refused_tokens_per_s(self, model: str, now_ns: int, span_ns: int) -> float:
         """Return the prompt tokens per second of requests refused for lack of room, which are demand too."""
         self._forget(now_ns)

@@ -259,3 +259,23 @@ def test_the_command_prints_each_pair_with_what_is_not_known_left_open() -> None
         ["p", "e", "network", "9", "2.50", "0.40", "3%"],
         ["q", "e", "shared", "memory", "0", "0.00", "-", "-"],
     ]
+
+
+def test_kv_that_comes_as_its_long_prompt_is_computed_does_not_accuse_the_link() -> None:
+    def links_after(prompt_tokens: int, ready_ms: int) -> list[KvLink]:
+        links = KvLinks()
+        for _ in range(LEAST_TRANSFERS):
+            batch = step_batch(1, (0, 100), [], worker="d")
+            batch.chunk_tokens = 512
+            moving = transfer("p", 400 * MB, ms=1_400)
+            moving.prompt_tokens, moving.ready_ns = prompt_tokens, ready_ms * MS
+            batch.kv_transfers.append(moving)
+            links.note(batch)
+        return links.among(peers("p", "d"), at(1_500))
+
+    fast = link(12, "p", "e")
+    for prompt_tokens, ready_ms, grade in ((1_200, 90, Grade.CLEAR), (1_200, 1_300, Grade.FIRE), (500, 90, Grade.FIRE)):
+        (condition,) = link_conditions([fast, *links_after(prompt_tokens, ready_ms)])
+        assert condition.grade is grade, (prompt_tokens, ready_ms)
+    (unreported,) = links_after(1_200, 0)
+    assert not unreported.is_floor

@@ -97,6 +97,14 @@ async def test_status_and_planner_name_the_same_pressures_and_the_same_change():
     assert advised.changes[0].assignment.role == 1
 
 
+async def test_a_planner_that_acts_recommends_no_change_of_roles_beside_its_own():
+    both = BothServices(MODE_AUTO)
+    await both.run(12)
+    await both.run(30, waiting_tokens=200_000, come=4_000)
+    assert both.metrics.status().verdict.code == "prefill_bound"
+    assert ACTION_RECOMMEND not in {each.action for each in both.planner.decisions}
+
+
 async def test_nothing_is_recommended_where_the_verdict_advises_nothing():
     both = BothServices()
     await both.run(30, waiting_tokens=20_000, come=100)

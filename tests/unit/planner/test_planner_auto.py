@@ -71,7 +71,7 @@ def test_prompts_leave_decode_workers_once_they_have_not_pressed_for_a_while() -
         assert cluster.decide().orders == ()
     decided = cluster.decide()
     assert actions(decided) == [(ACTION_SET_BUDGET, "d", "decode")]
-    assert "prompts have pressed less than 0.2 on 1 prefill worker for 5 s" in decided.decisions[0].reason
+    assert "prompts have pressed less than 0.2 on 1 prefill worker for 10 s" in decided.decisions[0].reason
 
 
 def test_a_prefill_worker_becomes_a_decode_worker_where_sequences_fill_those_there_are() -> None:

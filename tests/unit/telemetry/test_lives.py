@@ -112,3 +112,42 @@ def test_every_named_worker_has_exactly_one_state_that_began_by_now_and_no_other
             if each.heard_ns and not each.left:
                 silent_ns = newest_of(named.values()) - each.heard_ns
                 assert (life.state in (SILENT, GONE)) is (silent_ns > SILENT_AFTER_NS)
+
+
+def after_an_outage(returns_s, *, away_s=10.0, until_s=16.0):
+    """Look five times a second at workers that all fall silent at 1 s and return at `returns_s`."""
+    watch, states = LifeWatch(), {name: set() for name in returns_s}
+    for tenth in range(0, round(until_s * 10), 2):
+        at_s = tenth / 10
+        now_ns = NOW + round(at_s * S)
+        heard = {
+            name: now_ns if at_s <= 1 or (returns is not None and at_s >= 1 + away_s + returns) else NOW + S
+            for name, returns in returns_s.items()
+        }
+        signs = {name: LifeSigns(BORN, heard_ns) for name, heard_ns in heard.items()}
+        watch.look(signs, newest_of(signs.values()), now_ns)
+        for name in returns_s:
+            states[name].add(watch.known[name].state)
+    return watch, states
+
+
+def test_workers_that_return_one_after_the_other_from_a_silence_of_all_were_never_silent():
+    _, states = after_an_outage({"a": 0.0, "b": 0.8, "c": 1.8})
+    assert states == {"a": {RUNNING}, "b": {RUNNING}, "c": {RUNNING}}
+
+
+def test_a_worker_that_does_not_return_from_a_silence_of_all_is_silent_since_it_was_heard_last():
+    watch, states = after_an_outage({"a": 0.0, "b": None})
+    assert states == {"a": {RUNNING}, "b": {RUNNING, SILENT}}
+    assert watch.known["b"].since_ns == NOW + S
+
+
+def test_a_worker_that_was_silent_before_a_silence_of_all_stays_silent():
+    watch = LifeWatch()
+    for at_s in range(0, 30):
+        now_ns = NOW + at_s * S
+        others_ns = now_ns if at_s < 5 or at_s >= 20 else NOW + 4 * S
+        signs = {"a": LifeSigns(BORN, others_ns), "b": LifeSigns(BORN, NOW)}
+        watch.look(signs, newest_of(signs.values()), now_ns)
+        if at_s >= 4:
+            assert watch.known["b"].state is SILENT

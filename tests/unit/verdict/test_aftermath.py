@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.policy.verdict.advice import advice
-from libs.policy.verdict.aftermath import MOST_S, aftermath
+from libs.policy.verdict.aftermath import MOST_S, aftermath, decodes_to_come
 from libs.policy.verdict.causes import CauseCode, causes
 from libs.policy.verdict.promises import AFTER_NS, ENDED_NS, LEAST_ANSWERS, LEAST_OUTCOMES, WATCHED_NS
 from libs.policy.verdict.state import PromisedFigure, RoleCounts, as_roles_stand, in_hand_ns
@@ -163,3 +163,20 @@ def test_each_figure_widens_by_its_own_misses_and_warns_of_itself():
     assert then.ttft_ms.most == pytest.approx(promise.ttft_ms.most)
     assert f"Of the last {LEAST_OUTCOMES} such moves 0 worked off the backlog in the time promised." in found.sentence
     assert "left the TTFT" not in found.sentence
+
+
+def test_a_promise_covers_the_answers_to_the_prompts_that_wait():
+    heedless, found = advice(pressing()), advice(pressing(output_tokens=20.0))
+    assert (found.role, found.workers) == (heedless.role, heedless.workers)
+    counts = RoleCounts(3 + len(found.workers), 5 - len(found.workers), 0)
+    to_come = decodes_to_come(left := pressing(output_tokens=20.0), left.work, counts)
+    later = as_roles_stand(ENGINE, to_come, counts).decode_pressure
+    assert heedless.pressure_range[1] < later <= found.pressure_range[1]
+
+
+@given(st.floats(0, 7), st.floats(0, 100), st.integers(1, 7), st.floats(1, 500))
+def test_no_sequences_that_decode_now_are_left_out_of_those_to_come(rate, waits_s, prefill, output_tokens):
+    now = replace(state(prompts=rate), arrival_rate=rate, prompt_tokens=400.0, output_tokens=output_tokens)
+    work = replace(now.work, waiting_ns=waits_s * S)
+    later = decodes_to_come(now, work, RoleCounts(prefill, 8 - prefill, 0))
+    assert later.decodes >= work.decodes and later.kv_tokens >= work.kv_tokens

@@ -55,3 +55,8 @@ def test_answers_count_by_the_time_of_their_first_token_and_by_their_own_limit()
     assert log.late("m", 109 * S, 3 * S) == (2, 1)
     assert log.late("m", 112 * S, 3 * S) == (0, 0)
     assert log.late("other", 109 * S, 3 * S) == (0, 0)
+
+
+def test_a_single_late_request_keeps_the_cause_alive_only_where_it_is_one_in_twenty():
+    assert judged(15, 1).grade is Grade.HOLD
+    assert judged(21, 1) is None

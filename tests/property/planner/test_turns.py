@@ -1,0 +1,110 @@
+"""How many workers a queue that begins moves, and how often roles turn back."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.policy.planner.limits import EVERY, ModelLimits
+from libs.policy.planner.role_planning import (
+    DECODES_PRESS,
+    GAIN,
+    PROMPTS_PRESS,
+    TURN_NS,
+    Memory,
+    RolePlan,
+    RoleReason,
+    assign,
+)
+from libs.policy.pressure import WorkerProfile, Workload
+from libs.policy.roles import Role
+from libs.policy.step_time import StepTimeModel
+from tests.property.planner.test_capacity import ENGINE, MODEL, MS, after, pool, works
+
+START_NS = 10**12
+PROMPTS = Workload(prompts=6.0, decodes=60, kv_tokens=60_000, tpot_ns=50 * MS)
+DECODES = Workload(prompts=0.3, decodes=600, kv_tokens=1_400_000, tpot_ns=50 * MS)
+MORE_DECODES = replace(PROMPTS, prompts=3.5, decodes=110, kv_tokens=380_000)
+# Llama-3.1-70B on four H100 at 0.08 of its speed, as `make bench-operator` draws it.
+SLOW = WorkerProfile(
+    StepTimeModel(98.3e6, 872_406.0, 11.67, 215e6, 307_185.0, 430.0, interference=0.3),
+    chunk_tokens=512,
+    max_sequences=32,
+    kv_tokens=60_000,
+)
+
+
+@given(works, st.integers(1, 4), st.integers(1, 4))
+def test_fewer_moves_would_have_left_something_pressing(work: Workload, prefill: int, mixed: int) -> None:
+    plan = assign(ENGINE, work, pool(prefill, mixed), Memory(), START_NS)
+    first, last = sorted((plan.now.mixed, plan.then.mixed))
+    for each in plan.candidates:  # all splits, of so few workers
+        if first < each.mixed < last and each.cost <= plan.now.cost * (1 - GAIN):
+            quiet = each.prompt_pressure <= PROMPTS_PRESS * (1 - GAIN)
+            assert not (quiet and each.decode_pressure <= DECODES_PRESS * (1 - GAIN))
+
+
+def test_a_prompt_queue_that_begins_leaves_decode_the_workers_that_its_answers_will_need() -> None:
+    work = Workload(3.73, 16, 4_072, 310 * MS, waiting_ns=3.18e9)
+    plan = assign(SLOW, work, pool(2, 6, budget_tokens=512), Memory(), START_NS)
+    assert [each.role for each in plan.moves] == [Role.PREFILL] * 3
+
+
+def test_decodes_that_begin_to_press_take_one_worker_where_one_is_enough() -> None:
+    work = Workload(0.52, 110, 12_544, 310 * MS)
+    plan = assign(SLOW, work, pool(4, 4, budget_tokens=512), Memory(), START_NS)
+    assert [each.role for each in plan.moves] == [Role.MIXED]
+
+
+class _Roles:
+    """Workers of a model, which take the roles that are decided."""
+
+    def __init__(self) -> None:
+        self.workers = pool(6, 2)
+        self.memory = Memory()
+
+    def decide(self, work: Workload, at_ns: int, limits: ModelLimits = EVERY) -> RolePlan:
+        plan = assign(ENGINE, work, self.workers, self.memory, at_ns, limits=limits)
+        self.workers, self.memory = after(self.workers, plan), plan.memory
+        return plan
+
+    def turn_back(self) -> int:
+        """Go to mixed and back to prefill, and return the time of that."""
+        assert {each.role for each in self.decide(DECODES, START_NS).moves} == {Role.MIXED}
+        back_ns = START_NS + TURN_NS // 4
+        assert {each.role for each in self.decide(PROMPTS, back_ns).moves} == {Role.PREFILL}
+        return back_ns
+
+
+def test_roles_that_turned_back_turn_again_after_ten_seconds_and_no_sooner() -> None:
+    roles = _Roles()
+    back_ns = roles.turn_back()
+    early = roles.decide(MORE_DECODES, back_ns + TURN_NS - 1)
+    assert (early.moves, early.code) == ([], RoleReason.HELD)
+    assert {each.role for each in roles.decide(MORE_DECODES, back_ns + TURN_NS).moves} == {Role.MIXED}
+
+
+def test_roles_turn_back_again_at_once_where_the_work_has_changed() -> None:
+    roles = _Roles()
+    back_ns = roles.turn_back()
+    twice = replace(MORE_DECODES, decodes=2 * PROMPTS.decodes)
+    assert {each.role for each in roles.decide(twice, back_ns + TURN_NS // 4).moves} == {Role.MIXED}
+
+
+def test_limits_are_met_although_roles_turned_back_lately() -> None:
+    roles = _Roles()
+    back_ns = roles.turn_back()
+    plan = roles.decide(PROMPTS, back_ns + TURN_NS // 4, ModelLimits(decode_min=4))
+    assert {each.role for each in plan.moves} == {Role.MIXED}
+
+
+def test_decodes_that_were_set_apart_from_prompts_stay_apart_for_ten_seconds() -> None:
+    """A pressure about as great either way would lend and take back budgets several times a second."""
+    workers, work = pool(6, 10), Workload(prompts=40.0, decodes=180, kv_tokens=2_500_000, tpot_ns=50 * MS)
+    first = assign(ENGINE, replace(work, kv_tokens=3_300_000), workers, Memory(), START_NS)
+    assert first.memory.apart
+    hides = replace(ENGINE, step_time=replace(MODEL, interference=0.05))
+    assert not assign(hides, work, workers, Memory(), START_NS).memory.apart
+    early = assign(hides, work, workers, first.memory, START_NS + TURN_NS - 1)
+    assert early.memory.apart
+    assert not assign(hides, work, workers, early.memory, START_NS + TURN_NS).memory.apart

@@ -1,0 +1,27 @@
+"""How `make bench-operator` counts changes of roles."""
+
+from load.verdict.bench_operator import CHANGE_S, _role_changes
+from load.verdict.voices import Look
+
+
+def looks(*roles: tuple[float, str]) -> list[Look]:
+    return [
+        Look(
+            at_s=at_s, code="", sentence="", command="", pressures=None, planned=None, recommended=frozenset(),
+            advised=frozenset(), lives=(), planner_lives=(), alerts=(), roles=(("w", role),), unsaid="",
+        )
+        for at_s, role in roles
+    ]  # fmt: skip
+
+
+def test_a_worker_that_is_lent_to_prompts_and_then_moved_goes_one_way() -> None:
+    assert _role_changes(looks((0, "decode"), (1, "mixed"), (2, "prefill"))) == (2, 0)
+
+
+def test_a_worker_that_comes_back_within_ten_seconds_goes_back_and_forth() -> None:
+    assert _role_changes(looks((0, "decode"), (1, "prefill"), (2, "mixed"))) == (2, 1)
+    assert _role_changes(looks((0, "decode"), (1, "prefill"), (1 + CHANGE_S, "mixed"))) == (2, 0)
+
+
+def test_a_worker_that_is_not_there_for_a_while_has_not_changed_its_role() -> None:
+    assert _role_changes(looks((0, "decode"), (1, ""), (2, "prefill"))) == (0, 0)
