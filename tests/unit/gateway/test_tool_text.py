@@ -97,7 +97,7 @@ async def test_a_template_without_a_system_role_shows_tools_in_the_first_users_m
 
 async def test_text_beside_calls_and_several_results_are_shown_in_order() -> None:
     second = {**CALL, "id": "b", "function": {"name": "g", "arguments": "{}"}}
-    history = [ASKS, {**CALLS, "content": "Let me see.", "tool_calls": [CALL, second]}, RESULT]
+    history: list[dict[str, Any]] = [ASKS, {**CALLS, "content": "Let me see.", "tool_calls": [CALL, second]}, RESULT]
     history.append({"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "</x>"}]})
     history.append({"role": "tool", "tool_call_id": "gone", "content": "?"})
     text = await rendered(chat(*history), model_of(CHATML))
