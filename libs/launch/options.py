@@ -10,6 +10,7 @@ from pydantic import Field
 from libs.contracts.errors import StartupError
 from libs.engine.vllm.arguments import parse_arguments
 from libs.launch.profile import load_profile
+from libs.model.tokenizer import read_template
 from libs.perfmodel.profiles import profile
 from libs.runtime.net.access import is_loopback
 from libs.runtime.settings import CommonSettings
@@ -48,6 +49,10 @@ class SuiteOptions:
     """The deployment profile (libs/launch/profile.py) that defines the workers, in place of their numbers."""
     engine_args: tuple[str, ...] = ()
     """The arguments of vLLM's engine, as KEY=VALUE; they override those of settings and profiles."""
+    chat_template: Path | None = None
+    """The file of a chat template that replaces that of every model; None leaves the gateways' settings."""
+    tool_format: str | None = None
+    """The format in which every model calls tools; None leaves the gateways' settings."""
     restart: bool = True
     history: Path | None = None
     """The folder that keeps occupancy and demand over restarts of the metrics service; None keeps them in memory."""
@@ -85,6 +90,8 @@ class SuiteOptions:
         if self.engine_arguments and self.engine != "vllm":
             raise StartupError("--engine-arg is for --engine vllm")
         self._check_shared()
+        if self.chat_template is not None:
+            read_template(str(self.chat_template))
         if self.workers_per_process > 1 and self.engine != "sim":
             raise StartupError("--workers-per-process is for --engine sim: the others compute, and share nothing")
         if self.sim_profile is not None:

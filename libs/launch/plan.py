@@ -203,6 +203,10 @@ def _gateways(
         "FULCRUM_GATEWAY_DRAIN_S": str(place.gateway_drain_s),
         "FULCRUM_GATEWAY_BATCH_TOPICS": place.batch_topics,
     }
+    if options.chat_template is not None:
+        own["FULCRUM_GATEWAY_CHAT_TEMPLATES"] = json.dumps({"*": str(options.chat_template)})
+    if options.tool_format is not None:
+        own["FULCRUM_GATEWAY_TOOL_FORMATS"] = json.dumps({"*": options.tool_format})
     specs = []
     for number in range(1, options.gateways + 1):
         port = options.gateway_port if number == 1 else 0

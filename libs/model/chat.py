@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
@@ -24,6 +25,7 @@ MAX_RENDERED_CHARS = 16 * 1024 * 1024
 PART_JOINER: Final = "\n"
 _CONTINUE_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 _NO_TOOLS_ONLY: Final = "{{ raise_exception('its only template is for chats with tools') }}"
+_PROBE: Final = "SYSTEM_MESSAGE_PROBE"
 _LEFT_OUT: Final = object()
 _LIST_FILTERS: Final = frozenset({"map", "selectattr", "rejectattr"})
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -80,6 +82,14 @@ class ChatTemplate:
     def names(self, word: str, *, tools: bool) -> bool:
         """Return whether the template for such chats contains `word` as a message's field or as a text constant."""
         return word in (self._with_tools if tools else self._plain).words
+
+    @cached_property
+    def shows_system(self) -> bool:
+        """Return whether a chat without tools may begin with a system message, which is then shown."""
+        try:
+            return _PROBE in self.render([{"role": "system", "content": _PROBE}, {"role": "user", "content": "a"}])
+        except InvalidRequest:
+            return False
 
     def render(
         self,

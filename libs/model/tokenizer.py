@@ -90,6 +90,11 @@ class Tokenizer:
         """Return whether the chat template for chats with or without `tools` contains `word`, e.g. "tool_calls"."""
         return self._template is not None and self._template.names(word, tools=tools)
 
+    @property
+    def shows_system(self) -> bool:
+        """Return whether the chat template shows a system message to chats without tools."""
+        return self._template is not None and self._template.shows_system
+
     def render_chat(
         self,
         messages: Sequence[ChatMessage],
@@ -198,11 +203,15 @@ class Decoder:
         return text
 
 
-def load_tokenizer(model: ModelInfo) -> Tokenizer:
-    """Load the model's tokenizer and chat template. Raise StartupError that names the file at fault."""
+def load_tokenizer(model: ModelInfo, template_file: str = "") -> Tokenizer:
+    """Load the model's tokenizer and its chat template, or that in `template_file`.
+
+    Raise StartupError that names the file at fault.
+    """
     if model.path is None:
         bos, eos, _start, _end = SIM_SPECIAL_TOKENS
-        return Tokenizer(sim_tokenizer(), ChatTemplate(CHATML_TEMPLATE, {"bos_token": bos, "eos_token": eos}))
+        source = read_template(template_file) if template_file else CHATML_TEMPLATE
+        return Tokenizer(sim_tokenizer(), ChatTemplate(source, {"bos_token": bos, "eos_token": eos}))
     file = model.path / "tokenizer.json"
     try:
         inner = tokenizers.Tokenizer.from_file(str(file))
@@ -210,12 +219,29 @@ def load_tokenizer(model: ModelInfo) -> Tokenizer:
         raise StartupError(f"{file} cannot be loaded: {error}") from None
     inner.no_truncation()
     inner.no_padding()
-    return Tokenizer(inner, _chat_template(model.path))
+    return Tokenizer(inner, _chat_template(model.path, template_file))
 
 
-def _chat_template(folder: Path) -> ChatTemplate | None:
+def read_template(file: str) -> str:
+    """Return the source of a chat template. Raise StartupError that names the file if it is no Jinja template."""
+    try:
+        source = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise StartupError(f"the chat template {file} cannot be read: {error}") from None
+    if not source.strip():
+        raise StartupError(f"the chat template {file} is empty")
+    try:
+        ChatTemplate(source, {})
+    except StartupError as error:
+        raise StartupError(f"{file}: {error.message}") from None
+    return source
+
+
+def _chat_template(folder: Path, template_file: str) -> ChatTemplate | None:
     path = folder / "tokenizer_config.json"
     config = read_json(path) if path.exists() else {}
+    if template_file:
+        return ChatTemplate(read_template(template_file), _special_tokens(folder, config))
     kept = config.get("chat_template")
     named = {"default": kept} if isinstance(kept, str) else {each.get("name"): each["template"] for each in kept or ()}
     # Files take precedence over the config, as in transformers.

@@ -39,7 +39,12 @@ async def main(service: Service[GatewaySettings]) -> None:
         store = open_keys(settings.keys, redis=settings.redis, cluster=settings.cluster)
         stack.push_async_callback(store.close)
         table = await start_keys(settings, store, service.clock)
-        names = FormatNames(settings.reasoning_formats, settings.tool_formats)
+        names = FormatNames(
+            settings.reasoning_formats,
+            settings.tool_formats,
+            templates=settings.chat_templates,
+            as_text=settings.tools_as_text,
+        )
         catalog = await asyncio.to_thread(load_catalog, settings.models, names, settings.adapters)
         bus = KafkaBus(
             brokers_of(settings),

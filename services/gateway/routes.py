@@ -254,7 +254,7 @@ class GatewayRoutes:
 
 
 def _model(catalog: Catalog, name: str, created: int, loadable: LoadableModels | None) -> dict[str, object]:
-    info = catalog.get(name).info
+    info, calls = catalog.get(name).info, catalog.get(name).format.calls
     stands = loadable.state(name) if loadable else None
     cold = {"state": stands[0], "expected_wait_ms": round(stands[1] * 1000)} if stands else {}
     return {
@@ -263,6 +263,7 @@ def _model(catalog: Catalog, name: str, created: int, loadable: LoadableModels |
         "created": created,
         "owned_by": "fulcrum",
         "max_model_len": info.max_context_tokens,
+        **({"tool_format": calls} if calls else {}),
         **({"parent": catalog.get(name).base} if catalog.get(name).base else {}),
         **cold,
     }

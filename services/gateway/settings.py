@@ -65,6 +65,11 @@ class GatewaySettings(HttpSettings):
     )
     """Likewise, how it calls tools: hermes, llama3-json, mistral, deepseek, kimi-k2, qwen3-coder, glm, minimax-m2,
     seed-oss, or none."""
+    chat_templates: Annotated[dict[str, str], NoDecode, BeforeValidator(_from_json)] = Field(default_factory=dict)
+    """Likewise, a file with a Jinja chat template to use in place of the model's own."""
+    tools_as_text: bool = True
+    """Whether tools, earlier calls and results are given as text (docs/api.md) where a model's chat template takes
+    none; otherwise such requests are refused with 400."""
 
     cors_origins: str = Field("", pattern=r"^(\*|[a-z]+://[^\s,/*]+(\s*,\s*[a-z]+://[^\s,/*]+)*)?$")
     """Origins, separated by commas, whose web pages may read answers (CORS), such as https://chat.example.com, or * for

@@ -18,6 +18,21 @@ class EngineChoice(StrEnum):
     VLLM = "vllm"
 
 
+class ToolFormat(StrEnum):
+    """The formats that FULCRUM_GATEWAY_TOOL_FORMATS takes."""
+
+    HERMES = "hermes"
+    LLAMA3_JSON = "llama3-json"
+    MISTRAL = "mistral"
+    DEEPSEEK = "deepseek"
+    KIMI_K2 = "kimi-k2"
+    QWEN3_CODER = "qwen3-coder"
+    GLM = "glm"
+    MINIMAX_M2 = "minimax-m2"
+    SEED_OSS = "seed-oss"
+    NONE = "none"
+
+
 EngineName = Annotated[
     EngineChoice, typer.Option(help="torch and vllm compute; sim takes as long as a GPU would and makes up its text.")
 ]
@@ -90,6 +105,14 @@ EngineArguments = Annotated[
         help="Argument of vLLM's engine, e.g. max_model_len=32768; values that are not text are JSON. May be repeated.",
     ),
 ]
+ChatTemplateFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Jinja chat template to use in place of each model's own."),
+]
+ToolFormatName = Annotated[
+    ToolFormat | None,
+    typer.Option(show_default="by the chat template", help="How models write calls of tools; none serves no tools."),
+]
 Kafka = Annotated[
     str | None,
     typer.Option(envvar="FULCRUM_KAFKA", metavar="HOST:PORT", help="A running Kafka; an embedded broker by default."),
@@ -127,6 +150,8 @@ def up(
     sim_profile: SimProfile = None,
     profile: ProfileName = None,
     engine_arg: EngineArguments = None,
+    chat_template: ChatTemplateFile = None,
+    tool_format: ToolFormatName = None,
     kafka: Kafka = None,
     redis: Redis = None,
     history: History = None,
@@ -161,6 +186,8 @@ def up(
         sim_profile=sim_profile,
         profile=profile,
         engine_args=tuple(engine_arg or ()),
+        chat_template=chat_template.expanduser().absolute() if chat_template else None,
+        tool_format=tool_format.value if tool_format else None,
         kafka=kafka,
         redis=redis,
         restart=not no_restart,

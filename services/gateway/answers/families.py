@@ -395,6 +395,14 @@ class FormatNames:
 
     reasoning: Mapping[str, str] = field(default_factory=dict)
     tools: Mapping[str, str] = field(default_factory=dict)
+    templates: Mapping[str, str] = field(default_factory=dict)
+    """The files of chat templates that replace the models' own."""
+    as_text: bool = True
+    """Whether tools are given as text to models whose chat template takes none."""
+
+    def template(self, model: str) -> str:
+        """Return the file of a model's chat template; empty for its own."""
+        return self.templates.get(model, self.templates.get("*", ""))
 
     def of(self, model: str) -> tuple[str, str]:
         """Return the names of a model's reasoning and call formats; empty if not set."""

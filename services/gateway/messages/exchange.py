@@ -34,7 +34,7 @@ from services.gateway.messages.schema import (
 from services.gateway.request.choice import AnswerRun, Choice, Piece
 from services.gateway.request.endpoint import Answer
 from services.gateway.request.exchange import News, OneChoiceExchange, error_reply, sse_event
-from services.gateway.request.formats import usage
+from services.gateway.request.formats import notes, usage
 from services.gateway.request.intake import Arrival
 from services.gateway.request.parse import ParsedRequest
 from services.gateway.request.prompt import ServedModel
@@ -144,7 +144,9 @@ class MessageExchange(OneChoiceExchange):
         return None if finish is None else _REASONS[finish], None
 
     def _message(self) -> MessageOut:
-        return MessageOut(id=f"msg_{self._request_id}", model=self._model, usage=self._usage())
+        return MessageOut(
+            id=f"msg_{self._request_id}", model=self._model, usage=self._usage(), x_fulcrum=notes(self._choice)
+        )
 
     def _usage(self) -> MessageUsage:
         found = usage([self._choice], 1)

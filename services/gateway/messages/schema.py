@@ -5,9 +5,9 @@ Decoding a body checks types and ranges.
 
 from typing import Annotated, Any, Final, Literal, get_args
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from services.gateway.request.formats import Declared
+from services.gateway.request.formats import Declared, Notes
 from services.gateway.request.schema import MAX_TOOLS, AtLeastOne, KnownValues, Label, Stops, Temperature, TopP
 
 PATH: Final = "/v1/messages"
@@ -206,6 +206,7 @@ class MessageOut(Struct, tag="message", kw_only=True):
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
+    x_fulcrum: Notes | UnsetType = UNSET
 
 
 class TokenCount(Struct):

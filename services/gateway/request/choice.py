@@ -361,6 +361,8 @@ class Choice:
     index: int
     generation: Generation
     text: ChoiceText
+    tools_as_text: bool = False
+    """Whether tools, calls or results stand in the prompt as text, which answers say."""
 
 
 def first_error(choices: Iterable[Choice]) -> FulcrumError | None:

@@ -33,6 +33,7 @@ from services.gateway.request.formats import (
     add_prompt,
     details,
     likeliest,
+    notes,
     usage,
     usage_so_far,
 )
@@ -322,6 +323,7 @@ class Exchange:
             if choice.text.prompt is not None:
                 add_prompt(choice.text.prompt, answer, reply, scores=self._frame.scores)
         reply.usage = usage(self._choices, self._frame.n)
+        reply.x_fulcrum = notes(self._choices[0])
         self._add_details(reply)
         return reply
 
@@ -359,11 +361,13 @@ class Exchange:
                 prompt = choice.text.prompt
                 opening = self._format.opening(choice.index)
                 if opening is not None:
-                    yield self._chunk(opening, choice) if prompt is None else self._with(prompt, opening, choice)
+                    # Only what differs from all other chunks has to be encoded apart.
+                    plain = prompt is None and (len(opened) > 1 or not choice.tools_as_text)
+                    yield self._chunk(opening, choice) if plain else self._first(prompt, opening, choice, len(opened))
                     prompt = None
             shown = self._format.chunk(choice.index, piece)
             last = piece.finish is not None and self._done() and not self._frame.include_usage
-            yield self._chunk(shown, choice, last=last) if prompt is None else self._with(prompt, shown, choice)
+            yield self._chunk(shown, choice, last=last) if prompt is None else self._first(prompt, shown, choice)
 
     def _chunk(self, shown: ChatChunkChoice | CompletionChoice, choice: Choice, *, last: bool = False) -> bytes:
         if self._frame.continuous_usage:
@@ -377,14 +381,22 @@ class Exchange:
         before, after = self._around
         return b"".join((before, b'"choices":[', encode(shown), b"]", after))
 
-    def _with(self, prompt: PromptShown, shown: ChatChunkChoice | CompletionChoice, choice: Choice) -> bytes:
-        """Return the first chunk of a choice, with the parts of its prompt that the request wants shown."""
+    def _first(
+        self, prompt: PromptShown | None, shown: ChatChunkChoice | CompletionChoice, choice: Choice, opened: int = 0
+    ) -> bytes:
+        """Return the first chunk of a choice, with the parts of its prompt that the request wants shown.
+
+        `opened` is the number of choices opened so far, as the first of them carries the notes.
+        """
         envelope = self._envelope(self._format.chunk_object, [shown])
         if self._frame.continuous_usage:
             envelope.usage = usage_so_far(choice)
         elif self._frame.include_usage:
             envelope.usage = None
-        add_prompt(prompt, shown, envelope, scores=False)
+        if opened == 1:
+            envelope.x_fulcrum = notes(choice)
+        if prompt is not None:
+            add_prompt(prompt, shown, envelope, scores=False)
         return sse_event(envelope)
 
     def _closing(self) -> bytes:

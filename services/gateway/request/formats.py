@@ -8,6 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 from libs.dispatch.generation import Generation
 from libs.model.tokenizer import Tokenizer
 from services.gateway.request.choice import Choice, Piece, PromptShown, TokenLogprob
+from services.gateway.request.tool_text import FORMAT
 
 
 class PromptTokensDetails(Struct):
@@ -30,6 +31,13 @@ class Usage(Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class Notes(Struct):
+    """What differs from the request's plain meaning: an extension, present only if there is something to say."""
+
+    tools_as_text: str
+    """The format in which tools, calls and results were written into the prompt, as the chat template takes none."""
 
 
 class Details(Struct):
@@ -176,6 +184,7 @@ class Envelope(Struct, Generic[ChoiceT]):
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     fulcrum: Details | UnsetType = UNSET
+    x_fulcrum: Notes | UnsetType = UNSET
 
 
 class ErrorBody(Struct):
@@ -415,6 +424,11 @@ def usage_so_far(choice: Choice) -> Usage:
 def _of_reasoning(tokens: list[int | None]) -> CompletionTokensDetails | UnsetType:
     """Return the count of reasoning tokens, or UNSET for a model that writes none."""
     return UNSET if None in tokens else CompletionTokensDetails(sum(each or 0 for each in tokens))
+
+
+def notes(choice: Choice) -> Notes | UnsetType:
+    """Return what an answer says once about how its request was served, or UNSET."""
+    return Notes(FORMAT) if choice.tools_as_text else UNSET
 
 
 def details(generation: Generation) -> Details:

@@ -25,7 +25,7 @@ from services.gateway.fleet import WorkerLinks
 from services.gateway.request.choice import Choice, ChoiceText, PartReaders, PromptShown
 from services.gateway.request.limits import FREE, Allowance
 from services.gateway.request.parse import Defaults, Headers, ParsedRequest
-from services.gateway.request.prompt import Catalog, PrefixHints, ServedModel, check_fit, tokenise
+from services.gateway.request.prompt import Catalog, PrefixHints, ServedModel, check_fit, gives_tools_as_text, tokenise
 from services.gateway.request.schema import MAX_CALLS
 from services.gateway.turns import FairSlots
 
@@ -168,6 +168,7 @@ class Intake:
         context.cache_salt = self._cache_salt(context.tenant)
         hints = await self._cached(asked, model, prompts, context.cache_salt)
         choices: list[Choice] = []
+        as_text = bool(asked.messages) and gives_tools_as_text(asked, model)
         # A prompt that is text or tokens is its client's own, and so is the format of what follows it.
         make_parts = partial(_parts, asked, model) if asked.messages else None
         for prompt, cached_hints in zip(prompts, hints, strict=True):
@@ -204,7 +205,7 @@ class Intake:
                     cached_hints=cached_hints,
                     batch=context.service_class == BATCH_CLASS,
                 )
-                choices.append(Choice(len(choices), generation, text))
+                choices.append(Choice(len(choices), generation, text, as_text))
         return choices
 
     def _wanted(self, model: ServedModel) -> Defaults:

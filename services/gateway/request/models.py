@@ -140,7 +140,8 @@ class LoadableModels:
         self._is_emptied = False
         self._broken: dict[str, str] = {}
         """The models whose tokenizer is unavailable, with the reason."""
-        self._tokenizers: dict[str, Tokenizer] = {}
+        # By the model's folder and the file of its chat template, which is empty for its own.
+        self._tokenizers: dict[tuple[str, str], Tokenizer] = {}
         self._uses: dict[str, _Use] = {}
         self._news = asyncio.Event()
         self.refused = 0
@@ -309,15 +310,17 @@ class LoadableModels:
 
     async def _model(self, entry: ModelEntry) -> ServedModel | None:
         name, source = entry.name, entry.source
+        template = self._catalog.format_names.template(name)
         try:
             info = await asyncio.to_thread(load_model_info, source, name)
-            if source not in self._tokenizers:
-                self._tokenizers[source] = await asyncio.to_thread(load_tokenizer, info)
+            if (source, template) not in self._tokenizers:
+                self._tokenizers[source, template] = await asyncio.to_thread(load_tokenizer, info, template)
         except StartupError as error:
             self._breaks(name, error.message)
             return None
         self._mended(name)
-        return ServedModel(info, self._tokenizers[source], entry.ttft_ms, entry.tpot_ms, self._catalog.format_names)
+        tokenizer = self._tokenizers[source, template]
+        return ServedModel(info, tokenizer, entry.ttft_ms, entry.tpot_ms, self._catalog.format_names)
 
     def _adapter(self, entry: ModelEntry, model: ServedModel | None) -> ServedModel | None:
         """Return the adapter of an entry on top of its model."""

@@ -29,12 +29,13 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import PHASE_BOTH, PHASE_DECODE, PHASE_PREFILL
 from libs.model.chat import ChatMessage
 from libs.model.info import ModelInfo, load_model_info
-from libs.model.tokenizer import Tokenizer, load_tokenizer
+from libs.model.tokenizer import Tokenizer, load_tokenizer, read_template
 from libs.policy.roles import serves
 from libs.runtime.tasks import TaskOwner
 from libs.stores.kvindex import KvIndex, PrefixQuery, probes
 from services.gateway.answers.families import NO_NAMES, AnswerFormat, FormatNames, answer_format
 from services.gateway.fleet import WorkerLinks
+from services.gateway.request import tool_text
 from services.gateway.request.parse import ParsedRequest
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
@@ -75,7 +76,11 @@ class ServedModel:
         return f"{self.info.name}@{crc32(self.adapter_source.encode()):08x}" if self.adapter_source else self.info.name
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "format", answer_format(self.tokenizer, self.names.of(self.info.name)))
+        names = self.names.of(self.info.name)
+        found = answer_format(self.tokenizer, names)
+        if self.names.as_text and not (found.harmony or names[1] or self.tokenizer.takes("tools")):
+            found = replace(found, calls=tool_text.FORMAT)
+        object.__setattr__(self, "format", found)
 
 
 class Catalog:
@@ -124,8 +129,12 @@ def load_catalog(
 
     Raise StartupError that says what is missing.
     """
+    for file in names.templates.values():  # those too that only a model from the catalogue will use
+        read_template(file)
     infos = [load_model_info(folder, name) for name, folder in folders.items()]
-    models = {info.name: ServedModel(info, load_tokenizer(info), names=names) for info in infos}
+    models = {
+        info.name: ServedModel(info, load_tokenizer(info, names.template(info.name)), names=names) for info in infos
+    }
     for name, base in adapters.items():
         own = models.get(base)
         if own is None or own.base or name in models:
@@ -208,12 +217,21 @@ def check_fit(asked: ParsedRequest, prompts: list[list[int]], model: ServedModel
 def check_chat(asked: ParsedRequest, model: ServedModel) -> None:
     """Raise UnsupportedField for anything that the model's chat template cannot express. Pure."""
     name, takes = model.info.name, model.tokenizer.takes
-    if field := _unshown_tools(asked, model):
+    if (field := _unshown_tools(asked, model)) and not model.names.as_text:
         text = (
             f"{field}: tools are not served for model {name!r}, as its chat template takes none: use a model whose"
-            " template does, put such a chat_template.jinja into its folder, or send calls and results as text"
+            " template does, put such a chat_template.jinja into its folder, or set FULCRUM_GATEWAY_TOOLS_AS_TEXT"
         )
         raise UnsupportedField(text, param=field)
+    if field == "tools" and model.format.calls not in ("", tool_text.FORMAT):
+        text = (
+            f"tools: they are not served for model {name!r}: its chat template takes none, and as text they are called"
+            f" in {tool_text.FORMAT}, not in {model.format.calls}"
+        )
+        raise UnsupportedField(text, param="tools")
+    if field and asked.continues and _is_written(asked.messages[-1]):
+        text = "continue_final_message: the last message holds calls or results, which are written as text"
+        raise UnsupportedField(text, param="continue_final_message")
     if asked.tools and not model.format.calls:
         text = (
             f"tools are not served for model {name!r}: how it calls them is not known, set FULCRUM_GATEWAY_TOOL_FORMATS"
@@ -246,14 +264,36 @@ def _unshown_tools(asked: ParsedRequest, model: ServedModel) -> str:
     return ""
 
 
+def _is_written(message: ChatMessage) -> bool:
+    return message["role"] == "tool" or bool(message.get("tool_calls"))
+
+
+def gives_tools_as_text(asked: ParsedRequest, model: ServedModel) -> bool:
+    """Return whether tools, calls or results stand in the prompt as text, as the chat template would omit them."""
+    return model.names.as_text and bool(_unshown_tools(asked, model))
+
+
 def _render(asked: ParsedRequest, model: ServedModel) -> str:
-    return model.tokenizer.render_chat(
-        asked.messages,
-        tools=asked.tools.tools if asked.tools else (),
-        variables={**_efforts(asked, model), **asked.template_variables},
-        opens_answer=asked.opens_answer,
-        continues=asked.continues,
-    )
+    messages: Sequence[ChatMessage] = asked.messages
+    tools: Sequence[Mapping[str, Any]] = asked.tools.tools if asked.tools else ()
+    if gives_tools_as_text(asked, model):
+        native = model.tokenizer.takes("tools")
+        messages = tool_text.as_text(
+            messages, () if native else tools, shows_system=native or model.tokenizer.shows_system
+        )
+        tools = tools if native else ()
+    try:
+        return model.tokenizer.render_chat(
+            messages,
+            tools=tools,
+            variables={**_efforts(asked, model), **asked.template_variables},
+            opens_answer=asked.opens_answer,
+            continues=asked.continues,
+        )
+    except InvalidRequest as error:
+        if error.param == "messages" and asked.chat_field:
+            raise InvalidRequest(error.message, param=asked.chat_field) from None
+        raise
 
 
 def _efforts(asked: ParsedRequest, model: ServedModel) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from services.gateway.answers.parts import PartKind
 from services.gateway.request.choice import AnswerRun, Choice, Piece, TokenLogprob
 from services.gateway.request.endpoint import Answer
 from services.gateway.request.exchange import News, OneChoiceExchange, sse_event
-from services.gateway.request.formats import ChatFormat, ChatTokenLogprob, usage
+from services.gateway.request.formats import ChatFormat, ChatTokenLogprob, notes, usage
 from services.gateway.request.intake import Arrival
 from services.gateway.request.parse import ParsedRequest
 from services.gateway.request.prompt import ServedModel
@@ -176,6 +176,7 @@ class ResponseExchange(OneChoiceExchange):
         """`keep` stores the response and returns whether it could; None does not store it."""
         super().__init__(choice, news, headers)
         self._shown = shown
+        shown.x_fulcrum = notes(choice)
         shown.store = False  # until it is kept: a stream's first events must not promise what its last takes back
         self._output = output
         self._keep = keep

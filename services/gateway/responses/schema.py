@@ -5,9 +5,9 @@ Decoding a body checks types and ranges.
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from services.gateway.request.formats import ChatTokenLogprob
+from services.gateway.request.formats import ChatTokenLogprob, Notes
 from services.gateway.request.schema import (
     MAX_TOOLS,
     AtLeastOne,
@@ -276,6 +276,7 @@ class Response(Struct, kw_only=True):
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
+    x_fulcrum: Notes | UnsetType = UNSET
 
 
 class Deleted(Struct):

@@ -8,7 +8,9 @@ import openai
 import pytest
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.model.info import load_model_info
+from libs.model.chat import ChatTemplate
+from libs.model.info import load_model_info, sim_tokenizer
+from libs.model.tokenizer import Tokenizer
 from libs.testing.engines.harmony import sim_with_markers
 from libs.testing.workers.scripted import Plan, ScriptedWorker
 from services.gateway.answers.families import FormatNames
@@ -133,6 +135,35 @@ async def test_calls_of_kimi_have_its_own_ids_counted_on_from_turn_to_turn(
     body["messages"] = [*CHAT["messages"], {"role": "assistant", "tool_calls": calls}, *results]
     (choice,) = (await http.post("/v1/chat/completions", json=body)).json()["choices"]
     assert [call["id"] for call in choice["message"]["tool_calls"]] == ["functions.f:2", "functions.f:3"]
+
+
+def toolless_catalog(_models: object) -> Catalog:
+    """The built-in model, with a chat template that takes no tools."""
+    template = ChatTemplate("{% for message in messages %}{{ message['content'] }}{% endfor %}", {})
+    return Catalog([ServedModel(load_model_info("builtin:sim"), Tokenizer(sim_tokenizer(), template))])
+
+
+@pytest.mark.parametrize("url", [toolless_catalog], indirect=True)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_the_model_chose_is_read_where_tools_are_given_as_text(
+    http: httpx.AsyncClient, worker: ScriptedWorker, stream: bool
+) -> None:
+    worker.script = list(b'I ask.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>')
+    worker.stops = True
+    body = {**CHAT, "max_tokens": len(worker.script), "tools": [TOOL], "stream": stream}
+    answer = await http.post("/v1/chat/completions", json=body)
+    assert answer.text.count('"x_fulcrum":{"tools_as_text":"hermes"}') == 1
+    if stream:
+        *events, _, _ = answer.text.split("\n\n")
+        deltas = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events]
+        calls = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
+        assert "".join(delta.get("content") or "" for delta in deltas) == "I ask."
+        assert "".join(call.get("name", "") for call in calls) == "f"
+        assert "".join(call.get("arguments", "") for call in calls) == '{"a": 1}'
+        return
+    (choice,) = answer.json()["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "I ask.")
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
 
 
 @pytest.mark.parametrize("tokens", [3, 14, 22])

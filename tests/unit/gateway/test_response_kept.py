@@ -48,7 +48,7 @@ def ended_choice() -> Any:
     generation = SimpleNamespace(
         prompt_tokens=3, cached_tokens=0, output=[1], reused_tokens=0, rejected_tokens=0, accepted_tokens=0
     )
-    return SimpleNamespace(text=text, generation=generation, index=0)
+    return SimpleNamespace(text=text, generation=generation, index=0, tools_as_text=False)
 
 
 async def answered(

@@ -13,6 +13,7 @@ from libs.contracts.errors import ContextTooLong, InvalidRequest, QueueFull, Uns
 from libs.model.chat import ChatTemplate
 from libs.model.info import sim_tokenizer
 from libs.model.tokenizer import Tokenizer
+from services.gateway.answers.families import FormatNames
 from services.gateway.request.intake import MAX_ARRIVING, TOKENISE_THREADS, Intake, RequestLimits
 from services.gateway.request.parse import parse_chat, parse_completion
 from services.gateway.request.prompt import INLINE_CHARS, ServedModel, load_catalog, tokenise
@@ -119,8 +120,11 @@ EFFORT = PLAIN + "{{ reasoning_effort }}"
 SWITCH = PLAIN + "{{ enable_thinking }}"
 
 
+NOT_AS_TEXT = FormatNames(as_text=False)
+
+
 def model_of(template: str) -> ServedModel:
-    return ServedModel(MODEL.info, Tokenizer(sim_tokenizer(), ChatTemplate(template, {})))
+    return ServedModel(MODEL.info, Tokenizer(sim_tokenizer(), ChatTemplate(template, {})), names=NOT_AS_TEXT)
 
 
 def asks(**fields: Any) -> bytes:
@@ -157,7 +161,7 @@ TOOL_CHATS = {
 
 
 @pytest.mark.parametrize(("fields", "param"), TOOL_CHATS.values(), ids=TOOL_CHATS.keys())
-async def test_what_is_said_of_tools_is_refused_alike_where_a_template_takes_none(
+async def test_what_is_said_of_tools_is_refused_alike_where_a_template_takes_none_and_text_is_off(
     fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(UnsupportedField) as caught:
@@ -176,7 +180,7 @@ async def test_a_template_that_shows_calls_is_given_them() -> None:
 
 async def test_history_is_judged_by_the_template_that_its_chat_gets() -> None:
     template = ChatTemplate(PLAIN, {}, SHOWS_CALLS + "{{ tools }}<tool_call>")
-    model = ServedModel(MODEL.info, Tokenizer(sim_tokenizer(), template))
+    model = ServedModel(MODEL.info, Tokenizer(sim_tokenizer(), template), names=NOT_AS_TEXT)
     history = {"messages": [{"role": "user", "content": "x"}, CALLING, RESULT]}
     assert "x5f" in await rendered(model, asks(**history, tools=[TOOL]))
     with pytest.raises(UnsupportedField, match="tool_calls"):

@@ -3,11 +3,13 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.cli.up.command import ToolFormat
 from libs.contracts.errors import StartupError
 from libs.launch.options import LaunchSettings, SuiteOptions
 from libs.launch.plan import SuiteLocation, make_plan
@@ -15,6 +17,8 @@ from libs.launch.preflight import gateway_port
 from libs.launch.processes.port import StatusLine, parse_status
 from libs.model.fetch import BUNDLED_MODEL, Model, resolve_model
 from libs.runtime.http import bind
+from services.gateway.answers.families import CALLS, NONE
+from services.gateway.settings import ToolFormatName
 
 MODEL = Model("sim", "builtin:sim")
 PLACE = SuiteLocation(
@@ -160,3 +164,27 @@ def test_workers_of_a_pool_that_share_a_gpu_name_it_and_on_sim_share_a_process()
     assert [env["CUDA_VISIBLE_DEVICES"] for env in found] == ["0", "0", "1", "1"]
     with pytest.raises(StartupError, match="--pool"):
         SuiteOptions(workers_per_gpu=2).check()
+
+
+def test_gateways_are_told_a_template_and_a_tool_format_that_are_named() -> None:
+    named = SuiteOptions(gateways=2, chat_template=Path("/a/b.jinja"), tool_format="glm")
+    for spec in make_plan(named, MODEL, PLACE).gateways:
+        assert json.loads(spec.env["FULCRUM_GATEWAY_CHAT_TEMPLATES"]) == {"*": "/a/b.jinja"}
+        assert json.loads(spec.env["FULCRUM_GATEWAY_TOOL_FORMATS"]) == {"*": "glm"}
+    (own,) = make_plan(SuiteOptions(), MODEL, PLACE).gateways
+    assert not own.env.keys() & {"FULCRUM_GATEWAY_CHAT_TEMPLATES", "FULCRUM_GATEWAY_TOOL_FORMATS"}
+
+
+def test_a_template_that_cannot_be_used_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "broken.jinja"
+    with pytest.raises(StartupError, match="cannot be read"):
+        SuiteOptions(chat_template=file).check()
+    file.write_text("{% if %}")
+    with pytest.raises(StartupError, match="does not parse"):
+        SuiteOptions(chat_template=file).check()
+    file.write_text("{{ messages }}")
+    SuiteOptions(chat_template=file).check()
+
+
+def test_the_command_line_takes_the_tool_formats_that_gateways_know() -> None:
+    assert {each.value for each in ToolFormat} == set(get_args(ToolFormatName)) == {*CALLS, NONE}
