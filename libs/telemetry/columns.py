@@ -96,7 +96,9 @@ def lay(gathered: StepBatchColumns, prefill_shares: Callable[[StepBatch], list[i
     plain = _apart(covers, steps, waits)
     has_prefill, has_decode = column(PREFILL_TOKENS) != 0, column(DECODE_SEQUENCES) != 0
     shares = np.where(has_prefill, FULL_SHARE, 0)
-    for place in np.unique(of[has_prefill & has_decode]).tolist():
+    mixed = {*np.unique(of[has_prefill & has_decode]).tolist()}
+    mixed.update(place for place, batch in enumerate(gathered.batches) if batch.HasField("estimate"))
+    for place in sorted(mixed):
         try:
             shares[edges[place] : edges[place + 1]] = prefill_shares(gathered.batches[place])
         except ValueError:

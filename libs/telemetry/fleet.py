@@ -23,6 +23,7 @@ from libs.telemetry.columns import (
     lay,
 )
 from libs.telemetry.directory import Relayed, WorkerDirectory, relayed_of
+from libs.telemetry.estimates import Estimates
 from libs.telemetry.nodes import Clocks, NodeGpus, NodeStats, Peer
 from libs.telemetry.rollups import MAX_WORKERS, NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells, RollUps
 from libs.telemetry.steps import COUNTS, PhaseTime, RunningStep
@@ -62,7 +63,7 @@ class FleetTelemetry:
         self._followed: list[Followed] = []
         """Batches that are gathered and not entered yet."""
         self._nodes = NodeStats(self._incarnation_of)
-        self.cpu_waits = self._nodes.cpu_waits
+        self.cpu_waits, self.estimates = self._nodes.cpu_waits, Estimates()
         self.on_change: Changes = lambda *_: None
         """The callback for each batch that counts; it runs before anybody reads the batch's content."""
         self._newest = WindowAccumulator(MAX_WORKERS)
@@ -286,6 +287,7 @@ class FleetTelemetry:
 
     def _note_asides(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
         self._nodes.note(batches, arrived_ns)
+        self.estimates.note(batches)
         if self.directory.relayed:  # the process that reads such a worker counts its transfers
             batches = [batch for batch in batches if batch.worker_id not in self.directory.relayed]
         self._nodes.note_transfers(batches)
