@@ -66,6 +66,11 @@ class Estimates:
             )
         )
 
+    def is_unknown(self, worker_id: str) -> bool:
+        """Report whether a worker is estimated and nothing is known of its newest time."""
+        kept = self._known.get(worker_id)
+        return bool(kept) and kept[-1].from_ns == kept[-1].to_ns
+
     def bounds(self, worker_ids: Iterable[str], low_ns: int, high_ns: int) -> ShareBounds:
         """Return the bounds over [low, high) of these workers together.
 
