@@ -1,6 +1,6 @@
 """Phase shares of a server observed from outside: the sum of its engines."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from libs.observe.vllm import MOST_ENGINES, VllmParser
@@ -43,7 +43,9 @@ class _Engine:
 class ObservedServer:
     """The estimators of a server's engines; each one learns separately, as the load of ranks may differ."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_fit: Callable[[bool], bool] = lambda first: True) -> None:
+        """`may_fit` is that of `PhaseEstimator`."""
+        self._may_fit = may_fit
         self._parser = VllmParser()
         self._engines: dict[str, _Engine] = {}
         self._sum = EstimatedTime()
@@ -64,7 +66,7 @@ class ObservedServer:
             engine = self._engines.get(name)
             if engine is None:
                 if len(self._engines) < MOST_ENGINES:
-                    self._engines[name] = _Engine(PhaseEstimator(), reading)
+                    self._engines[name] = _Engine(PhaseEstimator(self._may_fit), reading)
                 continue
             before, engine.last = engine.last, reading
             # A server that restarted begins again at 0; what it did meanwhile is not known.

@@ -96,8 +96,8 @@ class _Layout:
     """Line number, everything before the value, and its length."""
     scalars: list[tuple[int, str, str]] = field(default_factory=list)
     """Index into `places`, engine and name."""
-    buckets: dict[tuple[str, str], list[tuple[float, list[int]]]] = field(default_factory=dict)
-    """By engine and name: upper bounds, ascending, with indices into `places`."""
+    buckets: list[tuple[str, str, list[float], list[int]]] = field(default_factory=list)
+    """Engine, name, upper bounds in ascending order, and for each of them an index into `places`."""
     model: str = ""
     block_size_tokens: int = 0
     kv_blocks: int = 0
@@ -108,13 +108,16 @@ class VllmParser:
 
     def __init__(self) -> None:
         self._layout = _Layout()
+        self._known: list[bytes] = []
+        self._numbers: list[float] = []
+        """The known lines of the last exposition, and their values. Many stay the same."""
 
     def parse(self, text: bytes, t_s: float) -> ServerSample:
         """Return the sample of an exposition; raise InvalidRequest if it is not one of vLLM's."""
         lines = text.split(b"\n")
         values = self._values(lines)
         if values is None:
-            self._layout = _learn(lines)
+            self._layout, self._known = _learn(lines), []
             values = self._values(lines)
             if values is None:
                 raise InvalidRequest("this is no Prometheus exposition: a value is no number")
@@ -122,26 +125,31 @@ class VllmParser:
 
     def _values(self, lines: Sequence[bytes]) -> list[float] | None:
         """Return the values of the known lines; None if they stand elsewhere than they did, or are no numbers."""
-        layout, values = self._layout, []
+        layout = self._layout
         if len(lines) != layout.lines:
             return None
+        if len(self._known) != len(layout.places):
+            self._known, self._numbers = [b""] * len(layout.places), [0.0] * len(layout.places)
+        known, numbers = self._known, self._numbers
         try:
-            for number, before, length in layout.places:
+            for place, (number, before, length) in enumerate(layout.places):
                 line = lines[number]
-                if line[:length] != before:
+                if line == known[place]:
+                    continue
+                if not line.startswith(before):
                     return None
                 value = float(line[length:])
                 if not 0.0 <= value < inf:
                     return None
-                values.append(value)
+                known[place], numbers[place] = line, value
         except ValueError:
             return None
-        return values
+        return numbers
 
 
 def _learn(lines: Sequence[bytes]) -> _Layout:
     layout = _Layout(lines=len(lines))
-    bounds: defaultdict[tuple[str, str], defaultdict[float, list[int]]] = defaultdict(lambda: defaultdict(list))
+    bounds: defaultdict[tuple[str, str], dict[float, int]] = defaultdict(dict)
     engines: set[str] = set()
     for number, line in enumerate(lines):
         if not line.startswith(PREFIX):
@@ -164,13 +172,13 @@ def _learn(lines: Sequence[bytes]) -> _Layout:
         if len(layout.places) >= MOST_LINES:
             raise InvalidRequest(f"this exposition has over {MOST_LINES} known lines")
         if histogram is not None:
-            bounds[engine, histogram][_bound(labels)].append(len(layout.places))
+            bounds[engine, histogram].setdefault(_bound(labels), len(layout.places))
         else:
             layout.scalars.append((len(layout.places), engine, name))
         layout.places.append((number, line[:length], length))
     if not layout.places:
         raise InvalidRequest("there is no metric of vLLM's (vllm:...) in this exposition")
-    layout.buckets = {key: sorted(found.items()) for key, found in bounds.items()}
+    layout.buckets = [(*key, sorted(found), [found[bound] for bound in sorted(found)]) for key, found in bounds.items()]
     return layout
 
 
@@ -207,8 +215,8 @@ def _sample(layout: _Layout, values: Sequence[float], t_s: float) -> ServerSampl
         own = scalars[engine]
         own[name] = own.get(name, 0.0) + values[place]
     histograms: defaultdict[str, dict[str, Buckets]] = defaultdict(dict)
-    for (engine, name), bounds in layout.buckets.items():
-        histograms[engine][name] = tuple((bound, sum(values[each] for each in places)) for bound, places in bounds)
+    for engine, name, bounds, places in layout.buckets:
+        histograms[engine][name] = tuple(zip(bounds, [values[each] for each in places], strict=True))
     engines = {
         engine: EngineSample(_reading(own, histograms[engine].get(STEP_TOKENS, ()), t_s), own, histograms[engine])
         for engine, own in scalars.items()

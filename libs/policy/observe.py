@@ -1,7 +1,7 @@
 """Busy and prefill shares of one engine, estimated from its counters and the cost of its steps."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, log2
 from typing import Final, Literal
@@ -246,20 +246,28 @@ def _prior(step_s: float) -> Array:
     return prior
 
 
-def _non_negative(rows: Array, took: Array, weights: Array, prior: Array) -> Array:
-    """Solve least squares with non-negative coefficients, dropping the most negative one in turn."""
-    weighted = rows * weights[:, None]
-    gram, moments = weighted.T @ rows + prior, weighted.T @ took
-    left = list(range(rows.shape[1]))
-    found = np.zeros(rows.shape[1])
-    while left:
-        part = gram[np.ix_(left, left)]
+def _non_negative(gram: Array, moments: Array) -> Array:
+    """Solve least squares [forms, 4, 4] with non-negative coefficients [forms, 4].
+
+    The most negative coefficient of each form is dropped in turn.
+    """
+    kept = np.ones(moments.shape, np.bool_)
+    found = np.zeros(moments.shape)
+    diagonal = np.arange(gram.shape[1])
+    left = np.arange(len(gram))
+    while len(left):
+        own = kept[left]
+        part = gram[left] * (own[:, :, None] & own[:, None, :])
         # A ridge far below any real coefficient: rows of one kind leave a coefficient free.
-        solved = np.linalg.solve(part + np.eye(len(left)) * max(1e-10 * float(part.trace()), 1e-300), moments[left])
-        if (solved >= 0).all():
-            found[left] = solved
-            return found
-        left.pop(int(solved.argmin()))
+        ridge = np.maximum(1e-10 * part[:, diagonal, diagonal].sum(axis=1), 1e-300)
+        part[:, diagonal, diagonal] += np.where(own, ridge[:, None], 1.0)
+        solved = np.linalg.solve(part, (moments[left] * own)[:, :, None])[:, :, 0]
+        solved[~own] = 0.0
+        worst = solved.argmin(axis=1)
+        negative = solved[np.arange(len(left)), worst] < 0
+        found[left[~negative]] = solved[~negative]
+        left, worst = left[negative], worst[negative]
+        kept[left, worst] = False
     return found
 
 
@@ -275,32 +283,43 @@ class _Rows:
         self.trust = np.array([sample.weight for sample in samples])
         self.prefill_steps = np.array([work.prefill_steps for work in works])
         self.rows = _columns(steps, prompt_tokens, decode_tokens)
+        self.products = (self.rows[:, :, None] * self.rows[:, None, :]).reshape(len(works), -1)
         self.prior = _prior(float((self.took / np.maximum(steps, 1.0)).min()))
         ones = np.ones(len(works))
         self.decoding = np.minimum(1.0, np.array([work.decoding for work in works]))
         chunks = np.array([work.chunk_tokens for work in works])
         self.mean_step = _columns(ones, chunks, np.array([work.decoding for work in works]))
 
-    def fit(self, floor_s: float, ride: float, start: Array) -> tuple[float, Array]:
-        """Return (mean relative error, coefficients) under a floor and a ride, robust against outliers."""
+    def fit(self, floors_s: Array, rides: Array, start: Array) -> tuple[Array, Array]:
+        """Return (mean relative errors [forms], coefficients [forms, 4]) of forms, robust against outliers.
+
+        A form is a floor and a ride, each [forms]. All are fitted at once, as one takes nearly as long as forty.
+        """
         weights = self.trust / np.maximum(self.took, 0.02) ** 2
-        found = start
+        found = np.repeat(start[None], len(floors_s), axis=0)
         for _ in range(ROUNDS):
-            extra = self._extra(found, floor_s, ride)
-            off = np.abs(self.took - extra - self.rows @ found) / self.took
+            extra = self._extra(found, floors_s, rides)
+            off = np.abs(self.took - extra - found @ self.rows.T) / self.took
             robust = weights / np.maximum(off, LEAST_RESIDUAL)
             # Half a step: what the floor adds depends on the coefficients that it is added to.
-            found = 0.5 * (found + _non_negative(self.rows, np.maximum(self.took - extra, 0.0), robust, self.prior))
-        off = np.abs(self.took - self._extra(found, floor_s, ride) - self.rows @ found) / self.took
-        return float(np.average(np.minimum(off, WORST_RESIDUAL), weights=self.trust)), found
+            found = 0.5 * (found + self._solve(robust, np.maximum(self.took - extra, 0.0)))
+        off = np.abs(self.took - self._extra(found, floors_s, rides) - found @ self.rows.T) / self.took
+        return np.minimum(off, WORST_RESIDUAL) @ self.trust / self.trust.sum(), found
 
     def start(self) -> Array:
-        return _non_negative(self.rows, self.took, self.trust / np.maximum(self.took, 0.02) ** 2, self.prior)
+        first: Array = self._solve((self.trust / np.maximum(self.took, 0.02) ** 2)[None], self.took[None])[0]
+        return first
 
-    def _extra(self, found: Array, floor_s: float, ride: float) -> Array:
-        """Return how much the floor adds to, and the ride takes from, each row's sum of coefficients."""
-        saved = ride * found[0] * self.decoding
-        extra: Array = self.prefill_steps * np.maximum(floor_s - self.mean_step @ found, -saved)
+    def _solve(self, weights: Array, took: Array) -> Array:
+        """Return coefficients [forms, 4] for weights and times [forms, rows]."""
+        size = self.rows.shape[1]
+        gram = (weights @ self.products).reshape(-1, size, size) + self.prior
+        return _non_negative(gram, (weights * took) @ self.rows)
+
+    def _extra(self, found: Array, floors_s: Array, rides: Array) -> Array:
+        """Return how much the floor adds to, and the ride takes from, each row's sum of coefficients [forms, rows]."""
+        saved = rides[:, None] * found[:, :1] * self.decoding
+        extra: Array = self.prefill_steps * np.maximum(floors_s[:, None] - found @ self.mean_step.T, -saved)
         return extra
 
 
@@ -317,15 +336,15 @@ def fit_step_cost(samples: Sequence[Sample], before: StepCost | None = None) -> 
     if not samples:
         return None
     rows = _Rows(samples)
-    start = rows.start()
-    best: tuple[float, Array, float, float] | None = None
-    for ride in RIDES if before is None else _near(RIDES, before.ride):
-        for floor_s in FLOORS_S if before is None else _near(FLOORS_S, before.floor_s):
-            residual, found = rows.fit(floor_s, ride, start)
-            if best is None or residual < BETTER * best[0]:
-                best = residual, found, floor_s, ride
-    assert best is not None
-    residual, found, floor_s, ride = best
+    rides = RIDES if before is None else _near(RIDES, before.ride)
+    floors_s = FLOORS_S if before is None else _near(FLOORS_S, before.floor_s)
+    forms = np.array([(ride, floor_s) for ride in rides for floor_s in floors_s])
+    residuals, coefficients = rows.fit(forms[:, 1], forms[:, 0], rows.start())
+    best = 0
+    for form in range(1, len(forms)):
+        if residuals[form] < BETTER * residuals[best]:
+            best = form
+    (ride, floor_s), residual, found = forms[best].tolist(), float(residuals[best]), coefficients[best]
     base_s, prompt_token_s, sequence_s, further_s = (float(each) for each in found)
     return StepCost(base_s, prompt_token_s, sequence_s, further_s, floor_s, ride, residual)
 
@@ -363,8 +382,10 @@ class PhaseEstimate:
 class PhaseEstimator:
     """An online estimator that learns the cost of an engine's steps and splits its time by it."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_fit: Callable[[bool], bool] = lambda first: True) -> None:
+        """`may_fit` returns whether a fit may run now, given whether it is the engine's first; a fit takes some ms."""
         self.cost: StepCost | None = None
+        self._may_fit = may_fit
         self._samples: dict[tuple[Kind, int, int], deque[Sample]] = {}
         self._kind: Kind | None = None
         self._work = CountedWork()
@@ -380,7 +401,8 @@ class PhaseEstimator:
         self._collect(interval)
         since_s = interval.t_s - self._fitted_s
         learning = self.cost is None or interval.t_s - self._began_s < LEARNING_S
-        if self._fresh and since_s >= (FIRST_FITS_EVERY_S if learning else FITS_EVERY_S):
+        due = self._fresh and since_s >= (FIRST_FITS_EVERY_S if learning else FITS_EVERY_S)
+        if due and self._may_fit(self.cost is None):
             kept = [sample for samples in self._samples.values() for sample in samples]
             # A kind of load not seen before may show another form of cost; known kinds move the constants alone.
             self.cost = fit_step_cost(kept, None if self._new_load else self.cost)

@@ -17,7 +17,7 @@ from libs.contracts.step_row import COLUMN_NAMES, ENTRY_BYTES, StepRow
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.steps import FULL_SHARE, SHARE_BITS
 
-LONGEST_NS: Final = 1_000_000_000
+LONGEST_NS: Final = 1_500_000_000
 """Longest cover of a batch that is gathered rather than entered by itself."""
 START, END, PREFILL_TOKENS, DECODE_SEQUENCES = map(
     COLUMN_NAMES.index, ("start_unix_ns", "end_unix_ns", "prefill_tokens", "decode_sequences")

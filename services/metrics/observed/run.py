@@ -1,9 +1,10 @@
 """The task that scrapes observed servers and publishes what it finds as telemetry."""
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +46,9 @@ LIVE_LAG_MS, LAG_MS = 200, 400
 FILE_EVERY_S: Final = 1.0
 QUEUES_EVERY_S: Final = 0.5
 GATEWAY: Final = "observed"
+FIT_SHARE: Final = 0.2
+"""The share of a core that fits of all servers may take."""
+MOST_FITS_AT_ONCE_S: Final = 0.2
 MAX_ARRIVED: Final = 2**48
 
 
@@ -67,6 +71,35 @@ def observe(settings: MetricsSettings, bus: Bus, clock: Clock) -> "ObservedFleet
     return ObservedFleet(targets, bus, clock, traffic, every_ms=every_ms)
 
 
+class FitBudget:
+    """The CPU time that fits of all servers may take together; first fits precede others."""
+
+    def __init__(self, thread_s: Callable[[], float] = time.thread_time, now_s: Callable[[], float] = time.monotonic):
+        self._thread_s = thread_s
+        self._now_s = now_s
+        self._left_s = MOST_FITS_AT_ONCE_S
+        self._filled_s = now_s()
+        self._fitting = False
+
+    def may_fit(self, first: bool) -> bool:
+        now_s = self._now_s()
+        self._left_s = min(self._left_s + FIT_SHARE * (now_s - self._filled_s), MOST_FITS_AT_ONCE_S)
+        self._filled_s = now_s
+        allowed = self._left_s > (0.0 if first else MOST_FITS_AT_ONCE_S / 2)
+        self._fitting |= allowed
+        return allowed
+
+    @contextmanager
+    def charging(self) -> Iterator[None]:
+        """Take what runs in the context from the budget, if a fit was part of it."""
+        self._fitting, began_s = False, self._thread_s()
+        try:
+            yield
+        finally:
+            if self._fitting:
+                self._left_s -= self._thread_s() - began_s
+
+
 class ObservedFleet(Collector):
     """The observed servers, each scraped by a task of its own."""
 
@@ -86,6 +119,7 @@ class ObservedFleet(Collector):
         self._computed: Counter[str] = Counter()
         self._arrived: dict[str, int] = {}
         self._failures: Counter[str] = Counter()
+        self._budget = FitBudget()
         self._done = 0
         self.trouble = ""
         """Why the file of servers is not followed; empty if it is, or if there is none."""
@@ -145,7 +179,7 @@ class ObservedFleet(Collector):
                 continue
             moved = known is not None and known.target.url != target.url
             if known is None or moved:
-                known = self._servers[name] = ServerTelemetry(target)
+                known = self._servers[name] = ServerTelemetry(target, self._budget.may_fit)
             known.target = target
             if (running := self._scraping.pop(name, None)) is not None:
                 running.cancel()
@@ -192,7 +226,8 @@ class ObservedFleet(Collector):
         try:
             exposition = await scraper.scrape(token_of(server.target))
             now_ns = self._clock.now_ns()
-            scraped = server.take(exposition, now_ns)
+            with self._budget.charging():
+                scraped = server.take(exposition, now_ns)
         except ScrapeFailed as error:
             self._failures[error.reason] += 1
             # A server that answers with an error is there.

@@ -1,5 +1,6 @@
 """One observed server: from its expositions to telemetry. Pure; time is passed in."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -64,7 +65,8 @@ class Scraped:
 class ServerTelemetry:
     """The telemetry of one server, under one name through all its restarts."""
 
-    def __init__(self, target: ObservedTarget) -> None:
+    def __init__(self, target: ObservedTarget, may_fit: Callable[[bool], bool] = lambda first: True) -> None:
+        """`may_fit` is that of `PhaseEstimator`."""
         self.target = target
         self.state = ServerState.UNKNOWN
         self.trouble = ""
@@ -73,7 +75,7 @@ class ServerTelemetry:
         """The time since which the state has been as it is."""
         self.restarts = 0
         self.model = target.model
-        self._server = ObservedServer()
+        self._server = ObservedServer(may_fit)
         self._parser = VllmParser()
         self._last: ServerSample | None = None
         self._covered_to_ns = 0
