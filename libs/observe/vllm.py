@@ -92,12 +92,15 @@ class _Layout:
     """Where known lines stood last time."""
 
     lines: int = 0
-    places: list[tuple[int, bytes, int]] = field(default_factory=list)
-    """Line number, everything before the value, and its length."""
+    numbers: list[int] = field(default_factory=list)
+    """Line numbers of the known lines."""
+    heads: list[bytes] = field(default_factory=list)
+    """What stands before their values."""
+    lengths: list[int] = field(default_factory=list)
     scalars: list[tuple[int, str, str]] = field(default_factory=list)
-    """Index into `places`, engine and name."""
+    """Index into `numbers`, engine and name."""
     buckets: list[tuple[str, str, list[float], list[int]]] = field(default_factory=list)
-    """Engine, name, upper bounds in ascending order, and for each of them an index into `places`."""
+    """Engine, name, upper bounds in ascending order, and for each of them an index into `numbers`."""
     model: str = ""
     block_size_tokens: int = 0
     kv_blocks: int = 0
@@ -108,16 +111,13 @@ class VllmParser:
 
     def __init__(self) -> None:
         self._layout = _Layout()
-        self._known: list[bytes] = []
-        self._numbers: list[float] = []
-        """The known lines of the last exposition, and their values. Many stay the same."""
 
     def parse(self, text: bytes, t_s: float) -> ServerSample:
         """Return the sample of an exposition; raise InvalidRequest if it is not one of vLLM's."""
         lines = text.split(b"\n")
         values = self._values(lines)
         if values is None:
-            self._layout, self._known = _learn(lines), []
+            self._layout = _shared(_learn(lines))
             values = self._values(lines)
             if values is None:
                 raise InvalidRequest("this is no Prometheus exposition: a value is no number")
@@ -128,23 +128,14 @@ class VllmParser:
         layout = self._layout
         if len(lines) != layout.lines:
             return None
-        if len(self._known) != len(layout.places):
-            self._known, self._numbers = [b""] * len(layout.places), [0.0] * len(layout.places)
-        known, numbers = self._known, self._numbers
+        found = [lines[number] for number in layout.numbers]
+        if not all(map(bytes.startswith, found, layout.heads)):
+            return None
         try:
-            for place, (number, before, length) in enumerate(layout.places):
-                line = lines[number]
-                if line == known[place]:
-                    continue
-                if not line.startswith(before):
-                    return None
-                value = float(line[length:])
-                if not 0.0 <= value < inf:
-                    return None
-                known[place], numbers[place] = line, value
+            values = [float(line[length:]) for line, length in zip(found, layout.lengths, strict=True)]
         except ValueError:
             return None
-        return numbers
+        return values if 0.0 <= min(values) and max(values) < inf else None
 
 
 def _learn(lines: Sequence[bytes]) -> _Layout:
@@ -169,16 +160,33 @@ def _learn(lines: Sequence[bytes]) -> _Layout:
             layout.kv_blocks += _count(labels.get("num_gpu_blocks", ""))
             continue
         engines.add(engine)
-        if len(layout.places) >= MOST_LINES:
+        if len(layout.numbers) >= MOST_LINES:
             raise InvalidRequest(f"this exposition has over {MOST_LINES} known lines")
         if histogram is not None:
-            bounds[engine, histogram].setdefault(_bound(labels), len(layout.places))
+            bounds[engine, histogram].setdefault(_bound(labels), len(layout.numbers))
         else:
-            layout.scalars.append((len(layout.places), engine, name))
-        layout.places.append((number, line[:length], length))
-    if not layout.places:
+            layout.scalars.append((len(layout.numbers), engine, name))
+        layout.numbers.append(number)
+        layout.heads.append(line[:length])
+        layout.lengths.append(length)
+    if not layout.numbers:
         raise InvalidRequest("there is no metric of vLLM's (vllm:...) in this exposition")
     layout.buckets = [(*key, sorted(found), [found[bound] for bound in sorted(found)]) for key, found in bounds.items()]
+    return layout
+
+
+MOST_LAYOUTS: Final = 64
+_LAYOUTS: Final[dict[tuple[object, ...], _Layout]] = {}
+"""Layouts by their content. Servers of one model have the same one, of 40 kB."""
+
+
+def _shared(layout: _Layout) -> _Layout:
+    key = (layout.lines, layout.kv_blocks, layout.block_size_tokens, *layout.numbers, *layout.heads)
+    if (known := _LAYOUTS.get(key)) is not None:
+        return known
+    if len(_LAYOUTS) >= MOST_LAYOUTS:
+        del _LAYOUTS[next(iter(_LAYOUTS))]
+    _LAYOUTS[key] = layout
     return layout
 
 

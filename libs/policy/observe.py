@@ -386,6 +386,7 @@ class PhaseEstimator:
         """`may_fit` returns whether a fit may run now, given whether it is the engine's first; a fit takes some ms."""
         self.cost: StepCost | None = None
         self._may_fit = may_fit
+        self._variants: Sequence[StepCost] = ()
         self._samples: dict[tuple[Kind, int, int], deque[Sample]] = {}
         self._kind: Kind | None = None
         self._work = CountedWork()
@@ -414,15 +415,13 @@ class PhaseEstimator:
 
     def _estimate(self, cost: StepCost, interval: CounterChange, least_margin: float) -> PhaseEstimate:
         work = interval.work
-        # Beyond the knee a step may wait for the host, which wall time includes, so half of that time is taken.
-        half = replace(cost, further_sequence_s=cost.further_sequence_s / 2)
-        none = replace(cost, further_sequence_s=0.0)
+        cost, half, *others = self._variants_of(cost)
         wall_s, mid_s = (sum(each.prefill_and_decode_s(work)) for each in (cost, half))
         if not wall_s:
             return PhaseEstimate(0.0, 0.0, 0.0, 0.0)
         total_s = work.wall_s if interval.busy_throughout else min(work.wall_s, wall_s)
         busy_s = total_s * mid_s / wall_s
-        shares = [_prefill_share(each, work) for each in (cost, half, none, *self._neighbours(half))]
+        shares = [_prefill_share(each, work) for each in (cost, half, *others)]
         share = shares[1]
         margin = max(least_margin, cost.residual * share)
         low = max(0.0, min(*shares, share - margin))
@@ -430,6 +429,15 @@ class PhaseEstimator:
         if work.decode_tokens == 0 or work.prompt_tokens == 0:
             low = high = share  # one phase alone: nothing to split
         return PhaseEstimate(busy_s, busy_s * share, busy_s * low, busy_s * high)
+
+    def _variants_of(self, cost: StepCost) -> Sequence[StepCost]:
+        """Return the cost, that without half of the further rate, and others within the error."""
+        if not self._variants or self._variants[0] is not cost:
+            # Beyond the knee a step may wait for the host, which wall time includes, so half of that time is taken.
+            half = replace(cost, further_sequence_s=cost.further_sequence_s / 2)
+            none = replace(cost, further_sequence_s=0.0)
+            self._variants = (cost, half, none, *self._neighbours(half))
+        return self._variants
 
     def _neighbours(self, cost: StepCost) -> tuple[StepCost, StepCost]:
         """Return costs whose prompt tokens are as much cheaper and dearer as the residual allows."""

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.telemetry.rollups import MAX_WORKERS
 
-MAX_KEPT: Final = 64
-"""Estimates kept of each worker: half a minute at two a second."""
+MAX_KEPT: Final = 32
+"""Estimates kept of each worker: a quarter of a minute at two a second."""
 
 
 class ShareBounds(NamedTuple):

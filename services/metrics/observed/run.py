@@ -46,7 +46,7 @@ LIVE_LAG_MS, LAG_MS = 200, 400
 FILE_EVERY_S: Final = 1.0
 QUEUES_EVERY_S: Final = 0.5
 GATEWAY: Final = "observed"
-FIT_SHARE: Final = 0.2
+FIT_SHARE: Final = 0.1
 """The share of a core that fits of all servers may take."""
 MOST_FITS_AT_ONCE_S: Final = 0.2
 MAX_ARRIVED: Final = 2**48
@@ -238,7 +238,8 @@ class ObservedFleet(Collector):
             server.failed(ServerState.FOREIGN, error.message, self._clock.now_ns())
         else:
             self._done += 1
-            self._bus.publish(STEPS, scraped.batch)
+            for batch in scraped.batches:
+                self._bus.publish(STEPS, batch)
             if scraped.before is not None:
                 self.traffic.enter(server.model, scraped.before, scraped.after, now_ns)
                 self._computed[server.model] += scraped.prompt_tokens

@@ -21,7 +21,7 @@ from libs.observe.fleet import ObservedTarget
 from libs.observe.server import EstimatedTime, ObservedServer
 from libs.observe.vllm import ServerSample, VllmParser
 from libs.policy.observe import LONGEST_INTERVAL_S, StepCost
-from libs.telemetry.columns import WINDOW_NS
+from libs.telemetry.columns import LONGEST_NS, WINDOW_NS
 
 ENGINE: Final = "vllm (observed)"
 SECOND_NS: Final = 1_000_000_000
@@ -48,7 +48,7 @@ class ServerState(StrEnum):
 class Scraped:
     """What one scrape gave."""
 
-    batch: StepBatch
+    batches: list[StepBatch]
     before: ServerSample | None
     """The sample that counters are compared with; None if there is none, as after a restart."""
     after: ServerSample
@@ -115,13 +115,13 @@ class ServerTelemetry:
         self.model = self.target.model or sample.model or "unknown"
         if before is not None:
             self._learn_prompts(before, sample)
-        return Scraped(self._batch(time, from_ns, now_ns, sample), before, sample)
+        return Scraped(self._batches(time, from_ns, now_ns, sample), before, sample)
 
     def farewell(self, now_ns: int) -> StepBatch | None:
         """Return the batch by which a server leaves that is not observed any more; None if it was never heard."""
         if self._last is None:
             return None
-        batch = self._batch(EstimatedTime(), now_ns, now_ns, self._last)
+        batch = self._batches(EstimatedTime(), now_ns, now_ns, self._last)[-1]
         batch.last = True
         return batch
 
@@ -139,12 +139,16 @@ class ServerTelemetry:
             weight = FORGET if self._prompt_tokens else 1.0
             self._prompt_tokens += weight * (tokens / prompts - self._prompt_tokens)
 
-    def _batch(self, time: EstimatedTime, from_ns: int, to_ns: int, sample: ServerSample) -> StepBatch:
+    def _batches(self, time: EstimatedTime, from_ns: int, to_ns: int, sample: ServerSample) -> list[StepBatch]:
+        """Return the batches of a stretch of time, each short enough to be entered along with many others."""
         # After a longer gap nobody knows when within it the counted work was done, so that time is not covered. Nor is
         # time of a server whose steps' cost is not known: it is unknown, never idle.
         known = bool(time.wall_s) and to_ns - from_ns <= LONGEST_INTERVAL_S * SECOND_NS
-        from_ns = from_ns if known else to_ns
-        busy = min(time.busy_s / time.wall_s, 1.0) if known else 0.0
+        edges = [*range(from_ns, to_ns, LONGEST_NS), to_ns] if known else [to_ns, to_ns]
+        return [self._batch(time if known else EstimatedTime(), *edge, sample) for edge in pairwise(edges)]
+
+    def _batch(self, time: EstimatedTime, from_ns: int, to_ns: int, sample: ServerSample) -> StepBatch:
+        busy = min(time.busy_s / time.wall_s, 1.0) if time.wall_s else 0.0
         target, cost = self.target, self._server.cost
         self._sequence += 1
         return StepBatch(
@@ -164,7 +168,7 @@ class ServerTelemetry:
             block_size_tokens=sample.block_size_tokens,
             max_sequences=target.max_sequences,
             chunk_tokens=target.chunk_tokens,
-            estimate=_estimate(time if known else EstimatedTime(), to_ns - from_ns),
+            estimate=_estimate(time, to_ns - from_ns),
         )
 
     def _assignment(self) -> Assignment:
