@@ -135,7 +135,7 @@ class VllmParser:
             values = [float(line[length:]) for line, length in zip(found, layout.lengths, strict=True)]
         except ValueError:
             return None
-        return values if 0.0 <= min(values) and max(values) < inf else None
+        return values if min(values) >= 0.0 and max(values) < inf else None
 
 
 def _learn(lines: Sequence[bytes]) -> _Layout:

@@ -110,19 +110,25 @@ class ObservedFleet(Collector):
         self._bus = bus
         self._clock = clock
         self._every_s = every_ms / 1000
+        self._budget = FitBudget()
         self._servers: dict[str, ServerTelemetry] = {}
         self._scraping: dict[str, asyncio.Task[None]] = {}
         self._targets = list(targets)
         self._tasks: TaskOwner | None = None
+        for target in targets:
+            self._servers[target.name] = ServerTelemetry(target, self._budget.may_fit)
         self._scrapes, self._retries = asyncio.Semaphore(MOST_SCRAPES), asyncio.Semaphore(MOST_RETRIES)
         self._began_ns = clock.now_ns()
         self._computed: Counter[str] = Counter()
         self._arrived: dict[str, int] = {}
         self._failures: Counter[str] = Counter()
-        self._budget = FitBudget()
         self._done = 0
         self.trouble = ""
         """Why the file of servers is not followed; empty if it is, or if there is none."""
+
+    def server(self, name: str) -> ServerTelemetry:
+        """Return what is known of a server in the list."""
+        return self._servers[name]
 
     def start(self, tasks: TaskOwner, file: Path | None = None) -> None:
         self._tasks = tasks
@@ -175,7 +181,7 @@ class ObservedFleet(Collector):
                 self._bus.publish(STEPS, farewell)
         for place, (name, target) in enumerate(wanted.items()):
             known = self._servers.get(name)
-            if known is not None and known.target == target:
+            if known is not None and known.target == target and name in self._scraping:
                 continue
             moved = known is not None and known.target.url != target.url
             if known is None or moved:
@@ -225,44 +231,57 @@ class ObservedFleet(Collector):
     async def _scrape(self, server: ServerTelemetry, scraper: Scraper) -> None:
         try:
             exposition = await scraper.scrape(token_of(server.target))
-            now_ns = self._clock.now_ns()
-            with self._budget.charging():
-                scraped = server.take(exposition, now_ns)
         except ScrapeFailed as error:
-            self._failures[error.reason] += 1
             # A server that answers with an error is there.
             state = ServerState.FOREIGN if error.reason in ("status", "garbage", "size") else ServerState.AWAY
-            server.failed(state, error.message, self._clock.now_ns())
+            self.failed(server, state, error.reason, error.message)
         except InvalidRequest as error:
-            self._failures["foreign"] += 1
-            server.failed(ServerState.FOREIGN, error.message, self._clock.now_ns())
+            self.failed(server, ServerState.FOREIGN, "token", error.message)
         else:
-            self._done += 1
-            for batch in scraped.batches:
-                self._bus.publish(STEPS, batch)
-            if scraped.before is not None:
-                self.traffic.enter(server.model, scraped.before, scraped.after, now_ns)
-                self._computed[server.model] += scraped.prompt_tokens
+            self.take(server, exposition)
+
+    def failed(self, server: ServerTelemetry, state: ServerState, reason: str, message: str) -> None:
+        """Record that a scrape gave nothing."""
+        self._failures[reason] += 1
+        server.failed(state, message, self._clock.now_ns())
+
+    def take(self, server: ServerTelemetry, exposition: bytes) -> None:
+        """Publish what an exposition that has just been read says."""
+        now_ns = self._clock.now_ns()
+        try:
+            with self._budget.charging():
+                scraped = server.take(exposition, now_ns)
+        except InvalidRequest as error:
+            self.failed(server, ServerState.FOREIGN, "foreign", error.message)
+            return
+        self._done += 1
+        for batch in scraped.batches:
+            self._bus.publish(STEPS, batch)
+        if scraped.before is not None:
+            self.traffic.enter(server.model, scraped.before, scraped.after, now_ns)
+            self._computed[server.model] += scraped.prompt_tokens
 
     async def _publish_queues(self) -> None:
-        """Publish the demand in the form of a gateway, which these servers' own clients do not pass."""
         while True:
             await asyncio.sleep(QUEUES_EVERY_S)
-            waiting: Counter[str] = Counter()
-            for each in self._servers.values():
-                waiting[each.model] += each.waiting_tokens
-            for model in waiting:
-                # Prompts are counted at their first token; those that wait have arrived as well.
-                arrived = min(self._computed[model] + waiting[model], MAX_ARRIVED)
-                self._arrived[model] = max(self._arrived.get(model, 0), arrived)
-            queues = [ModelQueue(model=model, arrived_tokens=count) for model, count in self._arrived.items() if model]
-            message = GatewayQueues(
-                gateway_id=GATEWAY,
-                incarnation=self._began_ns,
-                told_unix_ns=self._clock.now_ns(),
-                queues=queues,
-            )
-            self._bus.publish(QUEUES, message)
+            self.publish_queues()
+
+    def publish_queues(self) -> None:
+        """Publish the demand in the form of a gateway, which these servers' own clients do not pass."""
+        waiting: Counter[str] = Counter()
+        for each in self._servers.values():
+            waiting[each.model] += each.waiting_tokens
+        for model in waiting:
+            # Prompts are counted at their first token; those that wait have arrived as well.
+            arrived = min(self._computed[model] + waiting[model], MAX_ARRIVED)
+            self._arrived[model] = max(self._arrived.get(model, 0), arrived)
+        message = GatewayQueues(
+            gateway_id=GATEWAY,
+            incarnation=self._began_ns,
+            told_unix_ns=self._clock.now_ns(),
+            queues=[ModelQueue(model=model, arrived_tokens=count) for model, count in self._arrived.items() if model],
+        )
+        self._bus.publish(QUEUES, message)
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
