@@ -112,5 +112,6 @@ class _NothingHeld:
         return OffsetSpan(0, 0)
 
     async def between(self, topic: Topic, partition: int, start: int, end: int) -> AsyncIterator[Record]:
-        for record in ():
+        records: tuple[Record, ...] = ()
+        for record in records:
             yield record

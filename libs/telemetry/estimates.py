@@ -19,6 +19,18 @@ class ShareBounds(NamedTuple):
     high: float | None
 
 
+UNBOUNDED: Final = ShareBounds(None, None, None)
+
+
+class EstimatedNs(NamedTuple):
+    """Estimated time in ns: busy, and its prefill part with bounds."""
+
+    busy_ns: int
+    prefill_ns: int
+    low_ns: int
+    high_ns: int
+
+
 class _Estimate(NamedTuple):
     from_ns: int
     to_ns: int
@@ -77,21 +89,33 @@ class Estimates:
         The errors of servers of one kind go the same way, so bounds are summed and not narrowed. All None if a
         worker's estimates do not reach back to `low_ns`.
         """
+        return bounds_of(self.times(name, low_ns, high_ns) for name in worker_ids)
+
+    def times(self, worker_id: str, low_ns: int, high_ns: int) -> EstimatedNs | None:
+        """Return a worker's estimated time in [low, high); None if its estimates do not reach back to `low_ns`."""
+        kept = self._known.get(worker_id, ())
+        if len(kept) == MAX_KEPT and kept[0].from_ns > low_ns:
+            return None
         busy = prefill = least = most = 0
-        for name in worker_ids:
-            kept = self._known.get(name)
-            if not kept:
-                continue
-            if len(kept) == MAX_KEPT and kept[0].from_ns > low_ns:
-                return ShareBounds(None, None, None)
-            for each in reversed(kept):
-                if each.to_ns <= low_ns:
-                    break
-                if each.from_ns < high_ns:
-                    busy += each.busy_ns
-                    prefill += each.prefill_ns
-                    least += each.low_ns
-                    most += each.high_ns
-        if not busy:
-            return ShareBounds(None, None, None)
-        return ShareBounds(prefill / busy, least / busy, min(most / busy, 1.0))
+        for each in reversed(kept):
+            if each.to_ns <= low_ns:
+                break
+            if each.from_ns < high_ns:
+                busy += each.busy_ns
+                prefill += each.prefill_ns
+                least += each.low_ns
+                most += each.high_ns
+        return EstimatedNs(busy, prefill, least, most)
+
+
+def bounds_of(times: Iterable[EstimatedNs | None]) -> ShareBounds:
+    """Return the bounds of workers together; all None if one of them is not known, or if nothing ran."""
+    busy = prefill = least = most = 0
+    for each in times:
+        if each is None:
+            return UNBOUNDED
+        busy += each.busy_ns
+        prefill += each.prefill_ns
+        least += each.low_ns
+        most += each.high_ns
+    return ShareBounds(prefill / busy, least / busy, min(most / busy, 1.0)) if busy else UNBOUNDED

@@ -60,8 +60,7 @@ class FleetTelemetry:
         self.directory = WorkerDirectory()
         self._taken_over_ns: dict[str, int] = {}
         """Time from which this process reads a worker that another process read before, by id."""
-        self._followed: list[Followed] = []
-        """Batches that are gathered and not entered yet."""
+        self._followed: list[Followed] = []  # gathered and not entered yet
         self._nodes = NodeStats(self._incarnation_of)
         self.cpu_waits, self.estimates = self._nodes.cpu_waits, Estimates()
         self.on_change: Changes = lambda *_: None
@@ -69,8 +68,7 @@ class FleetTelemetry:
         self._newest = WindowAccumulator(MAX_WORKERS)
         self._max_steps = MAX_STEPS
         self._batches: Counter[BatchOutcome] = Counter()
-        self.latest_arrival_ns: int | None = None
-        """Arrival of the newest batch by the clock of this process."""
+        self.latest_arrival_ns: int | None = None  # of the newest batch, by the clock of this process
 
     def add(self, batch: StepBatch, now_ns: int) -> BatchOutcome:
         """Record a worker's batch received at `now_ns`."""

@@ -1,6 +1,6 @@
 """The answer of `/v1/status`, built from one evaluation, and its route."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -14,6 +14,7 @@ from libs.policy.verdict.causes import Cause, CauseCode
 from libs.policy.verdict.state import ModelState
 from libs.policy.verdict.watch import Verdict
 from libs.runtime.clock import Clock
+from libs.telemetry.estimates import bounds_of
 from services.metrics.state import MS_NS, MetricsState
 from services.metrics.status.evaluator import PoolTime, StatusLook, VerdictEvaluator
 from services.metrics.status.observed import ObservedFleetStatus, ObservedView
@@ -403,14 +404,15 @@ def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore
 
 def _with_estimates(status: ClusterStatus, state: MetricsState, observed: ObservedView, now_ns: int) -> ClusterStatus:
     """Return the status with how its times were estimated, and with servers of which nothing is known."""
-    estimates = state.fleet.estimates
+    from_ns = now_ns - ESTIMATED_NS
+    times = {each.id: state.fleet.estimates.times(each.id, from_ns, now_ns) for each in status.workers}
 
-    def share_of(workers: Sequence[WorkerStatus]) -> EstimatedShare:
-        return EstimatedShare(*estimates.bounds([each.id for each in workers], now_ns - ESTIMATED_NS, now_ns))
+    def share_of(worker_ids: Iterable[str]) -> EstimatedShare:
+        return EstimatedShare(*bounds_of(times[each] for each in worker_ids))
 
-    workers = [replace(each, estimate=share_of([each])) for each in status.workers]
+    workers = [replace(each, estimate=share_of([each.id])) for each in status.workers]
     models = [
-        replace(each, estimate=share_of([worker for worker in workers if worker.model == each.model]))
+        replace(each, estimate=share_of(worker.id for worker in workers if worker.model == each.model))
         for each in status.models
     ]
     verdict = status.verdict
@@ -421,7 +423,7 @@ def _with_estimates(status: ClusterStatus, state: MetricsState, observed: Observ
         verdict=verdict,
         workers=workers,
         models=models,
-        estimate=share_of(workers),
+        estimate=share_of(times),
         observed=observed.status(),
     )
 

@@ -59,7 +59,12 @@ class Engine:
             if chunk + decoding <= BOUNDS[bound]:
                 self.histogram[bound] += 1
                 break
-        changed = {"samples": 1, "prompt": chunk, "generated": decoding + bool(chunk), "first": bool(chunk)}
+        changed: dict[str, float] = {
+            "samples": 1,
+            "prompt": chunk,
+            "generated": decoding + bool(chunk),
+            "first": bool(chunk),
+        }
         changed |= {"gaps": decoding, "gaps_s": decoding * took_s}
         for name, by in changed.items():
             self.counts[name] += by
