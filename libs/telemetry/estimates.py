@@ -1,7 +1,7 @@
 """Bounds of prefill's share of workers whose times are estimated. Pure."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
@@ -81,7 +81,7 @@ class Estimates:
     def is_unknown(self, worker_id: str) -> bool:
         """Report whether a worker is estimated and nothing is known of its newest time."""
         kept = self._known.get(worker_id)
-        return bool(kept) and kept[-1].from_ns == kept[-1].to_ns
+        return kept is not None and kept[-1].from_ns == kept[-1].to_ns
 
     def bounds(self, worker_ids: Iterable[str], low_ns: int, high_ns: int) -> ShareBounds:
         """Return the bounds over [low, high) of these workers together.
@@ -93,7 +93,7 @@ class Estimates:
 
     def times(self, worker_id: str, low_ns: int, high_ns: int) -> EstimatedNs | None:
         """Return a worker's estimated time in [low, high); None if its estimates do not reach back to `low_ns`."""
-        kept = self._known.get(worker_id, ())
+        kept: Sequence[_Estimate] = self._known.get(worker_id, ())
         if len(kept) == MAX_KEPT and kept[0].from_ns > low_ns:
             return None
         busy = prefill = least = most = 0
