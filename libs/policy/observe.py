@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 # A longer interval spans failed readings, so the gauges at its ends say little about its middle.
 LONGEST_INTERVAL_S: Final = 3.0
+SERIAL_SHARE: Final = 0.6  # of an interval, up to which prefill times of several prompts hardly overlap
 BUSY_CONCURRENCY: Final = 5.0
 """Running requests from which an engine counts as busy throughout.
 
@@ -94,7 +95,7 @@ class CounterChange:
     work: CountedWork
     busy_throughout: bool
     lone_prefill_s: float | None
-    """Time from scheduling to the first token, if exactly one request began and ended here; else None."""
+    """Mean time from scheduling to the first token, if one request after the other began and ended here."""
 
 
 def interval(before: Reading, after: Reading) -> CounterChange:
@@ -109,12 +110,15 @@ def interval(before: Reading, after: Reading) -> CounterChange:
         token_gaps_s=after.token_gaps_s - before.token_gaps_s,
     )
     work.prefill_steps = _prefill_steps(before, after, work, first_tokens)
-    alone = first_tokens == 1 and after.prefills - before.prefills == 1
+    prefills_s = after.prefills_s - before.prefills_s
+    # Several count if they ran one after the other, as far as their times tell.
+    serial = first_tokens == 1 or (not work.token_gaps and prefills_s <= SERIAL_SHARE * work.wall_s)
+    alone = serial and 1 <= first_tokens == after.prefills - before.prefills
     return CounterChange(
         after.t_s,
         work,
         _busy_throughout(before, after, work),
-        after.prefills_s - before.prefills_s if alone and work.prompt_tokens > 0 else None,
+        prefills_s / first_tokens if alone and work.prompt_tokens > 0 else None,
     )
 
 
@@ -291,10 +295,8 @@ class _Rows:
         self.mean_step = _columns(ones, chunks, np.array([work.decoding for work in works]))
 
     def fit(self, floors_s: Array, rides: Array, start: Array) -> tuple[Array, Array]:
-        """Return (mean relative errors [forms], coefficients [forms, 4]) of forms, robust against outliers.
-
-        A form is a floor and a ride, each [forms]. All are fitted at once, as one takes nearly as long as forty.
-        """
+        """Return (mean relative errors [forms], coefficients [forms, 4]), robust against outliers."""
+        # All forms are fitted at once, as one takes nearly as long as forty.
         weights = self.trust / np.maximum(self.took, 0.02) ** 2
         found = np.repeat(start[None], len(floors_s), axis=0)
         for _ in range(ROUNDS):
@@ -365,8 +367,7 @@ LEARNING_S: Final = 60.0
 """The time after the first reading in which constants are fitted more often."""
 # The split of a mixed step is a convention, so the interval of prefill's share has at least this half width.
 LEAST_MARGIN: Final = 0.04
-LEARNING_MARGIN: Final = 0.08
-"""The least half width during the first minute."""
+LEARNING_MARGIN: Final = 0.08  # during the first minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,7 +458,7 @@ class PhaseEstimator:
         elif interval.lone_prefill_s:
             # The step that ran when the prompt was scheduled had to end first, so that two bases have passed. No
             # prefill step is named, since the host's part in that time must not pass for a floor.
-            lone = CountedWork(steps=2.0, prompt_tokens=work.prompt_tokens)
+            lone = CountedWork(steps=2.0, prompt_tokens=work.prompt_tokens / max(work.prefill_steps, 1.0))
             self._keep("lone", Sample(lone, interval.lone_prefill_s, WEIGHTS["lone"]))
         if self._kind is not None and kind != self._kind:
             self._flush()
