@@ -198,6 +198,9 @@ bench-lab-fidelity: setup-dev ## how near the lab is to the real code in virtual
 bench-lab-speed: setup-dev peer-dynamo ## how fast the lab is, plain and compiled, beside DynoSim; equal step times; slopes (minutes)
 	@$(BIN)/python -m load.lab.bench_lab_speed $(ARGS)
 
+bench-observe: setup-dev ## 1,000 servers observed by their /metrics once a second: CPU and memory; needs FULCRUM_DATA
+	@$(BIN)/python -m load.metrics.bench_observe $(ARGS)
+
 bench-occupancy: setup-dev ## live occupancy of 10 to 3,000 GPUs: CPU, freshness, memory, and the page over 1,000
 	@$(BIN)/python -m load.metrics.bench_occupancy $(ARGS)
 

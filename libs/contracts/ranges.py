@@ -171,7 +171,7 @@ RANGES: Final[Mapping[str, Mapping[str, Range | Length | Pattern]]] = {
 READ_RARELY: Final = {
     "telemetry.v1.StepBatch": (
         "assignment", "load", "steps", "kv_waits", "starved", "kv_transfers", "gpu_readings", "dummy_steps",
-        "step_time", "compute",
+        "step_time", "compute", "estimate",
     ),
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Busy and prefill shares of one engine, estimated from its counters and the cost of its steps."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, log2
 from typing import Final, Literal
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 # A longer interval spans failed readings, so the gauges at its ends say little about its middle.
 LONGEST_INTERVAL_S: Final = 3.0
+SERIAL_SHARE: Final = 0.6  # of an interval, up to which prefill times of several prompts hardly overlap
 BUSY_CONCURRENCY: Final = 5.0
 """Running requests from which an engine counts as busy throughout.
 
@@ -94,7 +95,7 @@ class CounterChange:
     work: CountedWork
     busy_throughout: bool
     lone_prefill_s: float | None
-    """Time from scheduling to the first token, if exactly one request began and ended here; else None."""
+    """Mean time from scheduling to the first token, if one request after the other began and ended here."""
 
 
 def interval(before: Reading, after: Reading) -> CounterChange:
@@ -109,12 +110,15 @@ def interval(before: Reading, after: Reading) -> CounterChange:
         token_gaps_s=after.token_gaps_s - before.token_gaps_s,
     )
     work.prefill_steps = _prefill_steps(before, after, work, first_tokens)
-    alone = first_tokens == 1 and after.prefills - before.prefills == 1
+    prefills_s = after.prefills_s - before.prefills_s
+    # Several count if they ran one after the other, as far as their times tell.
+    serial = first_tokens == 1 or (not work.token_gaps and prefills_s <= SERIAL_SHARE * work.wall_s)
+    alone = serial and 1 <= first_tokens == after.prefills - before.prefills
     return CounterChange(
         after.t_s,
         work,
         _busy_throughout(before, after, work),
-        after.prefills_s - before.prefills_s if alone and work.prompt_tokens > 0 else None,
+        prefills_s / first_tokens if alone and work.prompt_tokens > 0 else None,
     )
 
 
@@ -246,20 +250,28 @@ def _prior(step_s: float) -> Array:
     return prior
 
 
-def _non_negative(rows: Array, took: Array, weights: Array, prior: Array) -> Array:
-    """Solve least squares with non-negative coefficients, dropping the most negative one in turn."""
-    weighted = rows * weights[:, None]
-    gram, moments = weighted.T @ rows + prior, weighted.T @ took
-    left = list(range(rows.shape[1]))
-    found = np.zeros(rows.shape[1])
-    while left:
-        part = gram[np.ix_(left, left)]
+def _non_negative(gram: Array, moments: Array) -> Array:
+    """Solve least squares [forms, 4, 4] with non-negative coefficients [forms, 4].
+
+    The most negative coefficient of each form is dropped in turn.
+    """
+    kept = np.ones(moments.shape, np.bool_)
+    found = np.zeros(moments.shape)
+    diagonal = np.arange(gram.shape[1])
+    left = np.arange(len(gram))
+    while len(left):
+        own = kept[left]
+        part = gram[left] * (own[:, :, None] & own[:, None, :])
         # A ridge far below any real coefficient: rows of one kind leave a coefficient free.
-        solved = np.linalg.solve(part + np.eye(len(left)) * max(1e-10 * float(part.trace()), 1e-300), moments[left])
-        if (solved >= 0).all():
-            found[left] = solved
-            return found
-        left.pop(int(solved.argmin()))
+        ridge = np.maximum(1e-10 * part[:, diagonal, diagonal].sum(axis=1), 1e-300)
+        part[:, diagonal, diagonal] += np.where(own, ridge[:, None], 1.0)
+        solved = np.linalg.solve(part, (moments[left] * own)[:, :, None])[:, :, 0]
+        solved[~own] = 0.0
+        worst = solved.argmin(axis=1)
+        negative = solved[np.arange(len(left)), worst] < 0
+        found[left[~negative]] = solved[~negative]
+        left, worst = left[negative], worst[negative]
+        kept[left, worst] = False
     return found
 
 
@@ -275,32 +287,41 @@ class _Rows:
         self.trust = np.array([sample.weight for sample in samples])
         self.prefill_steps = np.array([work.prefill_steps for work in works])
         self.rows = _columns(steps, prompt_tokens, decode_tokens)
+        self.products = (self.rows[:, :, None] * self.rows[:, None, :]).reshape(len(works), -1)
         self.prior = _prior(float((self.took / np.maximum(steps, 1.0)).min()))
         ones = np.ones(len(works))
         self.decoding = np.minimum(1.0, np.array([work.decoding for work in works]))
         chunks = np.array([work.chunk_tokens for work in works])
         self.mean_step = _columns(ones, chunks, np.array([work.decoding for work in works]))
 
-    def fit(self, floor_s: float, ride: float, start: Array) -> tuple[float, Array]:
-        """Return (mean relative error, coefficients) under a floor and a ride, robust against outliers."""
+    def fit(self, floors_s: Array, rides: Array, start: Array) -> tuple[Array, Array]:
+        """Return (mean relative errors [forms], coefficients [forms, 4]), robust against outliers."""
+        # All forms are fitted at once, as one takes nearly as long as forty.
         weights = self.trust / np.maximum(self.took, 0.02) ** 2
-        found = start
+        found = np.repeat(start[None], len(floors_s), axis=0)
         for _ in range(ROUNDS):
-            extra = self._extra(found, floor_s, ride)
-            off = np.abs(self.took - extra - self.rows @ found) / self.took
+            extra = self._extra(found, floors_s, rides)
+            off = np.abs(self.took - extra - found @ self.rows.T) / self.took
             robust = weights / np.maximum(off, LEAST_RESIDUAL)
             # Half a step: what the floor adds depends on the coefficients that it is added to.
-            found = 0.5 * (found + _non_negative(self.rows, np.maximum(self.took - extra, 0.0), robust, self.prior))
-        off = np.abs(self.took - self._extra(found, floor_s, ride) - self.rows @ found) / self.took
-        return float(np.average(np.minimum(off, WORST_RESIDUAL), weights=self.trust)), found
+            found = 0.5 * (found + self._solve(robust, np.maximum(self.took - extra, 0.0)))
+        off = np.abs(self.took - self._extra(found, floors_s, rides) - found @ self.rows.T) / self.took
+        return np.minimum(off, WORST_RESIDUAL) @ self.trust / self.trust.sum(), found
 
     def start(self) -> Array:
-        return _non_negative(self.rows, self.took, self.trust / np.maximum(self.took, 0.02) ** 2, self.prior)
+        first: Array = self._solve((self.trust / np.maximum(self.took, 0.02) ** 2)[None], self.took[None])[0]
+        return first
 
-    def _extra(self, found: Array, floor_s: float, ride: float) -> Array:
-        """Return how much the floor adds to, and the ride takes from, each row's sum of coefficients."""
-        saved = ride * found[0] * self.decoding
-        extra: Array = self.prefill_steps * np.maximum(floor_s - self.mean_step @ found, -saved)
+    def _solve(self, weights: Array, took: Array) -> Array:
+        """Return coefficients [forms, 4] for weights and times [forms, rows]."""
+        size = self.rows.shape[1]
+        gram = (weights @ self.products).reshape(-1, size, size) + self.prior
+        return _non_negative(gram, (weights * took) @ self.rows)
+
+    def _extra(self, found: Array, floors_s: Array, rides: Array) -> Array:
+        """Return how much the floor adds to, and the ride takes from, each row's sum of coefficients [forms, rows]."""
+        saved = rides[:, None] * found[:, :1] * self.decoding
+        extra: Array = self.prefill_steps * np.maximum(floors_s[:, None] - found @ self.mean_step.T, -saved)
         return extra
 
 
@@ -317,15 +338,15 @@ def fit_step_cost(samples: Sequence[Sample], before: StepCost | None = None) -> 
     if not samples:
         return None
     rows = _Rows(samples)
-    start = rows.start()
-    best: tuple[float, Array, float, float] | None = None
-    for ride in RIDES if before is None else _near(RIDES, before.ride):
-        for floor_s in FLOORS_S if before is None else _near(FLOORS_S, before.floor_s):
-            residual, found = rows.fit(floor_s, ride, start)
-            if best is None or residual < BETTER * best[0]:
-                best = residual, found, floor_s, ride
-    assert best is not None
-    residual, found, floor_s, ride = best
+    rides = RIDES if before is None else _near(RIDES, before.ride)
+    floors_s = FLOORS_S if before is None else _near(FLOORS_S, before.floor_s)
+    forms = np.array([(ride, floor_s) for ride in rides for floor_s in floors_s])
+    residuals, coefficients = rows.fit(forms[:, 1], forms[:, 0], rows.start())
+    best = 0
+    for form in range(1, len(forms)):
+        if residuals[form] < BETTER * residuals[best]:
+            best = form
+    (ride, floor_s), residual, found = forms[best].tolist(), float(residuals[best]), coefficients[best]
     base_s, prompt_token_s, sequence_s, further_s = (float(each) for each in found)
     return StepCost(base_s, prompt_token_s, sequence_s, further_s, floor_s, ride, residual)
 
@@ -346,8 +367,7 @@ LEARNING_S: Final = 60.0
 """The time after the first reading in which constants are fitted more often."""
 # The split of a mixed step is a convention, so the interval of prefill's share has at least this half width.
 LEAST_MARGIN: Final = 0.04
-LEARNING_MARGIN: Final = 0.08
-"""The least half width during the first minute."""
+LEARNING_MARGIN: Final = 0.08  # during the first minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,8 +383,11 @@ class PhaseEstimate:
 class PhaseEstimator:
     """An online estimator that learns the cost of an engine's steps and splits its time by it."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_fit: Callable[[bool], bool] = lambda first: True) -> None:
+        """`may_fit` returns whether a fit may run now, given whether it is the engine's first; a fit takes some ms."""
         self.cost: StepCost | None = None
+        self._may_fit = may_fit
+        self._variants: Sequence[StepCost] = ()
         self._samples: dict[tuple[Kind, int, int], deque[Sample]] = {}
         self._kind: Kind | None = None
         self._work = CountedWork()
@@ -380,7 +403,8 @@ class PhaseEstimator:
         self._collect(interval)
         since_s = interval.t_s - self._fitted_s
         learning = self.cost is None or interval.t_s - self._began_s < LEARNING_S
-        if self._fresh and since_s >= (FIRST_FITS_EVERY_S if learning else FITS_EVERY_S):
+        due = self._fresh and since_s >= (FIRST_FITS_EVERY_S if learning else FITS_EVERY_S)
+        if due and self._may_fit(self.cost is None):
             kept = [sample for samples in self._samples.values() for sample in samples]
             # A kind of load not seen before may show another form of cost; known kinds move the constants alone.
             self.cost = fit_step_cost(kept, None if self._new_load else self.cost)
@@ -392,15 +416,13 @@ class PhaseEstimator:
 
     def _estimate(self, cost: StepCost, interval: CounterChange, least_margin: float) -> PhaseEstimate:
         work = interval.work
-        # Beyond the knee a step may wait for the host, which wall time includes, so half of that time is taken.
-        half = replace(cost, further_sequence_s=cost.further_sequence_s / 2)
-        none = replace(cost, further_sequence_s=0.0)
+        cost, half, *others = self._variants_of(cost)
         wall_s, mid_s = (sum(each.prefill_and_decode_s(work)) for each in (cost, half))
         if not wall_s:
             return PhaseEstimate(0.0, 0.0, 0.0, 0.0)
         total_s = work.wall_s if interval.busy_throughout else min(work.wall_s, wall_s)
         busy_s = total_s * mid_s / wall_s
-        shares = [_prefill_share(each, work) for each in (cost, half, none, *self._neighbours(half))]
+        shares = [_prefill_share(each, work) for each in (cost, half, *others)]
         share = shares[1]
         margin = max(least_margin, cost.residual * share)
         low = max(0.0, min(*shares, share - margin))
@@ -408,6 +430,15 @@ class PhaseEstimator:
         if work.decode_tokens == 0 or work.prompt_tokens == 0:
             low = high = share  # one phase alone: nothing to split
         return PhaseEstimate(busy_s, busy_s * share, busy_s * low, busy_s * high)
+
+    def _variants_of(self, cost: StepCost) -> Sequence[StepCost]:
+        """Return the cost, that without half of the further rate, and others within the error."""
+        if not self._variants or self._variants[0] is not cost:
+            # Beyond the knee a step may wait for the host, which wall time includes, so half of that time is taken.
+            half = replace(cost, further_sequence_s=cost.further_sequence_s / 2)
+            none = replace(cost, further_sequence_s=0.0)
+            self._variants = (cost, half, none, *self._neighbours(half))
+        return self._variants
 
     def _neighbours(self, cost: StepCost) -> tuple[StepCost, StepCost]:
         """Return costs whose prompt tokens are as much cheaper and dearer as the residual allows."""
@@ -427,7 +458,7 @@ class PhaseEstimator:
         elif interval.lone_prefill_s:
             # The step that ran when the prompt was scheduled had to end first, so that two bases have passed. No
             # prefill step is named, since the host's part in that time must not pass for a floor.
-            lone = CountedWork(steps=2.0, prompt_tokens=work.prompt_tokens)
+            lone = CountedWork(steps=2.0, prompt_tokens=work.prompt_tokens / max(work.prefill_steps, 1.0))
             self._keep("lone", Sample(lone, interval.lone_prefill_s, WEIGHTS["lone"]))
         if self._kind is not None and kind != self._kind:
             self._flush()

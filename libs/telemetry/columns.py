@@ -17,7 +17,7 @@ from libs.contracts.step_row import COLUMN_NAMES, ENTRY_BYTES, StepRow
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.steps import FULL_SHARE, SHARE_BITS
 
-LONGEST_NS: Final = 1_000_000_000
+LONGEST_NS: Final = 1_500_000_000
 """Longest cover of a batch that is gathered rather than entered by itself."""
 START, END, PREFILL_TOKENS, DECODE_SEQUENCES = map(
     COLUMN_NAMES.index, ("start_unix_ns", "end_unix_ns", "prefill_tokens", "decode_sequences")
@@ -96,7 +96,9 @@ def lay(gathered: StepBatchColumns, prefill_shares: Callable[[StepBatch], list[i
     plain = _apart(covers, steps, waits)
     has_prefill, has_decode = column(PREFILL_TOKENS) != 0, column(DECODE_SEQUENCES) != 0
     shares = np.where(has_prefill, FULL_SHARE, 0)
-    for place in np.unique(of[has_prefill & has_decode]).tolist():
+    mixed = {*np.unique(of[has_prefill & has_decode]).tolist()}
+    mixed.update(place for place, batch in enumerate(gathered.batches) if batch.HasField("estimate"))
+    for place in sorted(mixed):
         try:
             shares[edges[place] : edges[place + 1]] = prefill_shares(gathered.batches[place])
         except ValueError:

@@ -23,6 +23,7 @@ from libs.telemetry.columns import (
     lay,
 )
 from libs.telemetry.directory import Relayed, WorkerDirectory, relayed_of
+from libs.telemetry.estimates import Estimates
 from libs.telemetry.nodes import Clocks, NodeGpus, NodeStats, Peer
 from libs.telemetry.rollups import MAX_WORKERS, NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells, RollUps
 from libs.telemetry.steps import COUNTS, PhaseTime, RunningStep
@@ -59,17 +60,15 @@ class FleetTelemetry:
         self.directory = WorkerDirectory()
         self._taken_over_ns: dict[str, int] = {}
         """Time from which this process reads a worker that another process read before, by id."""
-        self._followed: list[Followed] = []
-        """Batches that are gathered and not entered yet."""
+        self._followed: list[Followed] = []  # gathered and not entered yet
         self._nodes = NodeStats(self._incarnation_of)
-        self.cpu_waits = self._nodes.cpu_waits
+        self.cpu_waits, self.estimates = self._nodes.cpu_waits, Estimates()
         self.on_change: Changes = lambda *_: None
         """The callback for each batch that counts; it runs before anybody reads the batch's content."""
         self._newest = WindowAccumulator(MAX_WORKERS)
         self._max_steps = MAX_STEPS
         self._batches: Counter[BatchOutcome] = Counter()
-        self.latest_arrival_ns: int | None = None
-        """Arrival of the newest batch by the clock of this process."""
+        self.latest_arrival_ns: int | None = None  # of the newest batch, by the clock of this process
 
     def add(self, batch: StepBatch, now_ns: int) -> BatchOutcome:
         """Record a worker's batch received at `now_ns`."""
@@ -286,6 +285,7 @@ class FleetTelemetry:
 
     def _note_asides(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
         self._nodes.note(batches, arrived_ns)
+        self.estimates.note(batches)
         if self.directory.relayed:  # the process that reads such a worker counts its transfers
             batches = [batch for batch in batches if batch.worker_id not in self.directory.relayed]
         self._nodes.note_transfers(batches)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import PhaseEstimate, StepBatch
 from libs.contracts.step_row import StepRow, step_count, step_rows
 from libs.perfmodel.profiles import prior_step_time
 from libs.perfmodel.utilisation import Compute, Effort, effort_of
@@ -338,6 +338,8 @@ def prefill_shares(batch: StepBatch) -> list[int]:
     columns differ in length.
     """
     steps = batch.steps
+    if batch.HasField("estimate"):
+        return [_estimated_share(batch.estimate)] * step_count(steps)
     if not steps.prefill_tokens:
         return [0] * step_count(steps)
     if not steps.decode_sequences:
@@ -347,6 +349,10 @@ def prefill_shares(batch: StepBatch) -> list[int]:
     mixed = any(row.prefill_tokens and row.decode_sequences for row in rows)
     model = _model(batch) if mixed else None
     return [_share(model, row) for row in rows]
+
+
+def _estimated_share(estimate: PhaseEstimate) -> int:
+    return min(estimate.prefill_ns * FULL_SHARE // max(estimate.busy_ns, 1), FULL_SHARE)
 
 
 def _share(model: StepTimeModel | None, row: StepRow) -> int:

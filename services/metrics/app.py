@@ -7,6 +7,8 @@ import httpx
 
 from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaLiveBus
+from libs.bus.local import LocalBus
+from libs.bus.port import LiveBus
 from libs.keys.gate import follow_keys, start_keys
 from libs.keys.store import open_keys
 from libs.runtime import status
@@ -15,6 +17,7 @@ from libs.runtime.service import Service
 from libs.telemetry.rollups import TIERS
 from services.metrics.demand.keeping import DemandFile
 from services.metrics.history import HistoryFile
+from services.metrics.observed.run import observe
 from services.metrics.run import MetricsPorts, open_metrics
 from services.metrics.settings import MetricsSettings
 
@@ -24,24 +27,33 @@ async def main(service: Service[MetricsSettings]) -> None:
     async with AsyncExitStack() as stack:
         sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")
         stack.callback(sock.close)
-        bus = KafkaLiveBus(
-            brokers_of(settings),
-            settings.cluster,
-            "metrics",
-            on_failure=tasks.fail,
-            buffer_records=settings.kafka_buffer_records,
-        )
+        bus = _open_bus(service)
         stack.push_async_callback(bus.close)
         store = open_keys(settings.keys, redis=settings.redis, cluster=settings.cluster)
         stack.push_async_callback(store.close)
         table = await start_keys(settings, store, service.clock)
         tasks.spawn("keys", follow_keys(store, table, service.clock))
         history, demand = _open_history(settings), _open_demand(settings)
-        ports = MetricsPorts(bus, history, demand, httpx.AsyncClient, table)
+        observed = observe(settings, bus, service.clock) if settings.observes else None
+        ports = MetricsPorts(bus, history, demand, httpx.AsyncClient, table, observed)
         opening = open_metrics(settings=settings, ports=ports, sock=sock, clock=service.clock, tasks=tasks)
         metrics = await stack.enter_async_context(opening)
         status.emit("ready", http=metrics.url)
         await service.stopping.wait()
+
+
+def _open_bus(service: Service[MetricsSettings]) -> LiveBus:
+    """Return the suite's bus; one within this process where servers are observed, which have none."""
+    settings = service.settings
+    if settings.observes:
+        return LocalBus()
+    return KafkaLiveBus(
+        brokers_of(settings),
+        settings.cluster,
+        "metrics",
+        on_failure=service.tasks.fail,
+        buffer_records=settings.kafka_buffer_records,
+    )
 
 
 def _open_history(settings: MetricsSettings) -> HistoryFile | None:

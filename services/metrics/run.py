@@ -34,6 +34,7 @@ from services.metrics.http.audit import open_audit
 from services.metrics.http.login import AccessControl
 from services.metrics.http.planner_routes import PlannerRoutes
 from services.metrics.http.routes import make_api
+from services.metrics.observed.run import ObservedFleet
 from services.metrics.prometheus import (
     GapCollector,
     LiveCollector,
@@ -75,6 +76,8 @@ class MetricsPorts:
     """Constructor of clients for webhooks and traces; None disables both, whatever the settings say."""
     keys: KeyTable | None = None
     """Keys of callers; None admits everybody, whatever they send."""
+    observed: ObservedFleet | None = None
+    """Observed servers, which take the place of a suite."""
     thread_s: Callable[[], float] = time.thread_time
     """CPU time of the event loop's thread, which paces the filling of gaps. In virtual time it stands still."""
 
@@ -105,10 +108,11 @@ async def open_metrics(
     registry = CollectorRegistry()
     access = AccessControl(ports.keys, settings, clock, token=settings.token.get_secret_value())
     transport = transport or guarded_transport(settings, registry)
-    state = MetricsState(prefill_shares, RequestMetrics(registry), _sharing(settings, bus, began_ns))
+    sharing, observed = _sharing(settings, bus, began_ns), ports.observed
+    state = MetricsState(prefill_shares, RequestMetrics(registry), sharing, observes=observed is not None)
     gaps: Gaps[Partition] = Gaps()
     hub, desk = Hub(), AlertEvaluator(state, settings.alert_limits(), lag_ns=live_lag_ns)
-    verdicts = _verdicts(settings, state, desk)
+    verdicts = _verdicts(settings, state, desk, observed)
     refill = Refill(state, gaps, prefill_shares, clock, ports.thread_s)
     alerts = open_alerts(
         settings, bus, desk, clock, began_ns=began_ns, make_client=ports.make_client, guard=access.guard
@@ -123,6 +127,7 @@ async def open_metrics(
         alerts.collector,
         VerdictCollector(verdicts),
         *demand.collectors,
+        *(() if observed is None else (observed,)),
     ):
         registry.register(collector)
     exporter = _trace_exporter(settings, ports, clock)
@@ -145,6 +150,7 @@ async def open_metrics(
         live = tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns, loads=loads, verdicts=verdicts)
         tasks.spawn("live", live)
         await bus.start()
+        _start_observing(observed, settings, tasks)
         more = (alerts.router, *demand.routers(), _planner_routes(settings, ports), *access.routers(), audit.router())
         make_app = partial(make_api, lag_ns=lag_ns, live_lag_ns=live_lag_ns, verdicts=verdicts, recorder=recorder)
         served = make_app(state, hub, desk.book, clock, registry, more=more)
@@ -159,6 +165,11 @@ async def open_metrics(
         await demand.close()
         if keeper is not None:
             await keeper.close()
+
+
+def _start_observing(observed: ObservedFleet | None, settings: MetricsSettings, tasks: TaskOwner) -> None:
+    if observed is not None:
+        observed.start(tasks, settings.observed_file())
 
 
 async def _resume(keeper: HistoryKeeper, registry: CollectorRegistry, tasks: TaskOwner) -> int | None:
@@ -188,13 +199,16 @@ def _planner_routes(settings: MetricsSettings, ports: MetricsPorts) -> APIRouter
     ).router()
 
 
-def _verdicts(settings: MetricsSettings, state: MetricsState, desk: AlertEvaluator) -> VerdictEvaluator:
+def _verdicts(
+    settings: MetricsSettings, state: MetricsState, desk: AlertEvaluator, observed: ObservedFleet | None
+) -> VerdictEvaluator:
     found = VerdictEvaluator(
         state,
         VerdictLimits(),
         ttft_limit_ns=settings.ttft_deadline_ms * MS_NS,
         tpot_ns=round(settings.tpot_target_ms * MS_NS),
         lag_ns=settings.live_lag_ms * MS_NS,
+        observed=observed,
     )
     desk.judged = found.judged
     return found

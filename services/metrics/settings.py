@@ -1,5 +1,6 @@
 """Settings of the metrics service: FULCRUM_METRICS_* and the common ones."""
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Final, Self
 
 import httpx
@@ -63,6 +64,13 @@ class MetricsSettings(HttpSettings):
     """Probability with which those plans are to suffice for future demand."""
     worker_start_s: float = Field(0.0, ge=0, le=86_400)
     """How long a worker takes to start, for the text of capacity alerts; 0: unknown."""
+    observe: Addresses = ""
+    """Addresses of vLLM servers to observe from their own /metrics, separated by commas, in place of a suite: neither
+    Kafka nor Redis is used then, and all times are estimates."""
+    observe_file: str = ""
+    """TOML file of such servers, which is read again when it changes."""
+    observe_every_ms: int = Field(0, ge=0, le=1_000)
+    """How often each is scraped; 0: twice a second, or once a second where there are over a hundred."""
     traces_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
     """Where traces of requests go: the OTLP/HTTP address of an OpenTelemetry collector, say
     http://collector:4318/v1/traces. Empty: no traces."""
@@ -129,6 +137,24 @@ class MetricsSettings(HttpSettings):
                 variable = f"FULCRUM_METRICS_ALERT_{name.upper()}"
                 raise ValueError(f"{variable}_CLEAR={clear} must be below {variable}={fire}")
         return self
+
+    @property
+    def observes(self) -> bool:
+        return bool(self.observe or self.observe_file)
+
+    @model_validator(mode="after")
+    def _observes_one_list(self) -> Self:
+        if self.observe and self.observe_file:
+            raise ValueError("FULCRUM_METRICS_OBSERVE and FULCRUM_METRICS_OBSERVE_FILE exclude each other")
+        if self.observes and self.shared:
+            raise ValueError("FULCRUM_METRICS_SHARED is for suites: each process observes servers by itself")
+        return self
+
+    def observed_addresses(self) -> list[str]:
+        return _split(self.observe)
+
+    def observed_file(self) -> Path | None:
+        return Path(self.observe_file).expanduser() if self.observe_file else None
 
     def webhooks(self) -> list[str]:
         return _split(self.alert_webhooks)

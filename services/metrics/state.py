@@ -34,9 +34,18 @@ class MetricsState:
     """Workers' time with its history, finished requests, decisions and events."""
 
     def __init__(
-        self, prefill_shares: PrefillShares, request_metrics: RequestMetrics, sharing: Sharing | None = None
+        self,
+        prefill_shares: PrefillShares,
+        request_metrics: RequestMetrics,
+        sharing: Sharing | None = None,
+        *,
+        observes: bool = False,
     ) -> None:
-        """Create an empty state; without `sharing` this instance reads all telemetry itself."""
+        """Create an empty state; without `sharing` this instance reads all telemetry itself.
+
+        With `observes` it comes from servers' own metrics, without a broker.
+        """
+        self._observes = observes
         self.sharing = sharing
         self.rollups = RollUps()
         self.fleet = FleetTelemetry(prefill_shares, self.rollups.phases)
@@ -104,6 +113,8 @@ class MetricsState:
         """Return why figures are not live, in words; None when they are."""
         # Telemetry read by others counts by its arrival there; an instance's record alone proves nothing.
         latest_ns = max(self._latest_ns or 0, self.fleet.latest_arrival_ns or 0)
+        if self._observes and (not latest_ns or now_ns - latest_ns > STALE_NS):
+            return "no observed server answers" + ("; figures are the last known" if latest_ns else "")
         if not latest_ns:
             return "nothing has come from the broker yet: no worker and no planner sends, or the broker is away"
         silent_ns = now_ns - latest_ns

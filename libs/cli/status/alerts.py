@@ -15,7 +15,7 @@ from rich.text import Text
 from libs.cli.console import make_console, plain_table
 from libs.cli.find import ask_json, find_one_suite, find_suite, get_json, local_user
 from libs.cli.status.answer import STATUS_PATH, ActionAnswer, Status, parse_status
-from libs.cli.status.show import commands, span
+from libs.cli.status.show import commands, instructions, span
 from libs.contracts.errors import InvalidRequest, StartupError, quoted
 from libs.launch.ready import Ready
 from libs.runtime.settings import CommonSettings, load_settings
@@ -197,9 +197,11 @@ def show_advice(ready_file: Path | None, *, apply: bool, yes: bool, as_json: boo
         if verdict.action is not None and (promise := promise_line(verdict.action)):
             # Standard output has commands alone, to be piped to a shell.
             print(promise, file=sys.stderr)
+    elif by_hand := instructions(verdict):
+        print("\n".join(by_hand), file=sys.stderr)  # standard output has commands alone
     else:
         print(f"Nothing to run: {verdict.sentence}", file=sys.stderr)
-    if apply and verdict.action is not None:
+    if apply and verdict.action is not None and verdict.action.command:
         _apply(status, verdict.action, ready_file, yes=yes, as_json=as_json)
 
 

@@ -28,6 +28,8 @@ class ActionAnswer(msgspec.Struct, frozen=True):
     ttft_p95_most_ms: float | None = None
     tpot_p95_least_ms: float | None = None
     tpot_p95_most_ms: float | None = None
+    instruction: str = ""
+    """What to do by hand where the workers are observed servers, for which there is no command."""
 
 
 class CauseAnswer(msgspec.Struct, frozen=True):
@@ -161,6 +163,29 @@ class TrafficAnswer(msgspec.Struct, frozen=True):
     refused: tuple[RefusedAnswer, ...] = ()
 
 
+class EstimateAnswer(msgspec.Struct, frozen=True):
+    """Estimated share of prefill in busy time with its bounds; null where nothing ran."""
+
+    prefill: float | None
+    low: float | None
+    high: float | None
+
+
+class ObservedServerAnswer(msgspec.Struct, frozen=True):
+    """An observed server, whose state is one of unknown, learning, observed, away and foreign."""
+
+    name: str
+    url: str
+    state: str
+    trouble: str = ""
+    since_unix_ms: int = 0
+
+
+class ObservedAnswer(msgspec.Struct, frozen=True):
+    servers: list[ObservedServerAnswer]
+    trouble: str = ""
+
+
 class WorkerLifeAnswer(msgspec.Struct, frozen=True):
     """A worker's state, one of starting, running, silent, restarting, gone and back."""
 
@@ -182,6 +207,9 @@ class Status(msgspec.Struct, frozen=True):
     not_live_because: str | None = None
     alerts_firing: int = 0
     workers: list[WorkerLifeAnswer] = []
+    estimate: EstimateAnswer | None = None
+    observed: ObservedAnswer | None = None
+    """Servers that are not ours, which take the place of a suite."""
 
 
 Phase = Literal["prefill", "decode"]

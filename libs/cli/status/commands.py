@@ -246,14 +246,34 @@ def observe(
     lines: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Stop after N lines of each server. Default: at Ctrl-C.")
     ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="TOML file of servers with their roles, re-read on change."),
+    ] = None,
+    *,
+    page: Annotated[
+        bool, typer.Option("--page", metavar="", help="Serve page, status, verdict and alerts instead of lines.")
+    ] = False,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="With --page: where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="With --page; 0 picks one.")] = 8002,
+    ready: Annotated[
+        Path | None,
+        typer.Option("--json-ready", metavar="FILE", help="With --page: ready file for other commands' --ready."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Estimate how servers spend GPU time, from their /metrics alone: nothing is replaced, no request is touched."""
-    from libs.cli.status.observe import replay_file, watch_servers  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.status.observe import fleet_urls, replay_file, watch_servers  # noqa: PLC0415 (its own imports)
 
-    if (replay is None) == (not vllm):
-        raise typer.BadParameter("give servers by --vllm, or a recording by --replay")
+    if sum((replay is not None, bool(vllm), file is not None)) != 1:
+        raise typer.BadParameter("give servers by --vllm or --file, or a recording by --replay")
+    if page and (replay is not None or lines is not None):
+        raise typer.BadParameter("--page goes with neither --replay nor --lines")
+    if page:
+        from libs.cli.status.observe_page import show_page  # noqa: PLC0415 (what only this option needs)
+
+        raise typer.Exit(show_page(vllm or [], file, host=host, port=port, ready_file=ready, as_json=json))
     if replay is not None:
         replay_file(replay, as_json=json)
     else:
-        watch_servers(vllm or [], lines, as_json=json)
+        watch_servers(vllm or fleet_urls(file), lines, as_json=json)

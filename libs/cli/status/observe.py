@@ -14,7 +14,8 @@ import httpx
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.foreign_text import plain
-from libs.observe import ObservedServer, ObservedShares
+from libs.observe.fleet import read_fleet
+from libs.observe.server import ObservedServer, ObservedShares
 
 SCRAPES_A_SECOND: Final = 2
 TIMEOUT_S: Final = 0.4
@@ -53,6 +54,11 @@ def _recorded(file: Path) -> Iterator[tuple[float, str]]:
                     raise InvalidRequest(f"{file}, line {number}: no recorded scrape ({error})") from None
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{file} cannot be read: {error}") from None
+
+
+def fleet_urls(file: Path | None) -> list[str]:
+    """Return the addresses in a file of servers. Raises InvalidRequest."""
+    return [] if file is None else [each.url for each in read_fleet(file)]
 
 
 def watch_servers(urls: Sequence[str], lines: int | None, *, as_json: bool) -> None:

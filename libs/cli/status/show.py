@@ -19,7 +19,9 @@ from libs.cli.status.answer import (
     CALM_CODES,
     STATUS_PATH,
     UNKNOWN_CODE,
+    ActionAnswer,
     CauseAnswer,
+    EstimateAnswer,
     ModelStatusAnswer,
     SplitAnswer,
     Status,
@@ -157,7 +159,9 @@ def lines(status: Status) -> Iterator[Text]:
     if away := [each for each in status.workers if each.life not in UNREMARKABLE]:
         yield workers_line(away, now_ms)
     yield from traffic_lines(status.traffic)
-    yield from _planner(status)
+    yield from _planner(status) if status.observed is None else observed_lines(status)
+    for instruction in instructions(verdict):
+        yield Text.assemble(("Do: ", "bold"), (instruction, "bold cyan"))
     for command in commands(verdict):
         yield Text.assemble(("Do: ", "bold"), (command, "bold cyan"), ("   (fulcrum advice --apply)", "dim"))
     if status.alerts_firing:
@@ -185,8 +189,47 @@ def other_causes(verdict: VerdictAnswer) -> list[CauseAnswer]:
 
 def commands(verdict: VerdictAnswer) -> list[str]:
     """Return the advised commands without repetition, the verdict's own first."""
+    return list(dict.fromkeys(action.command for action in _actions(verdict) if action.command))
+
+
+def instructions(verdict: VerdictAnswer) -> list[str]:
+    """Return what to do by hand with observed servers, for which there are no commands."""
+    return list(dict.fromkeys(action.instruction for action in _actions(verdict) if action.instruction))
+
+
+def _actions(verdict: VerdictAnswer) -> list[ActionAnswer]:
     actions = (verdict.action, *(cause.action for cause in verdict.causes))
-    return list(dict.fromkeys(action.command for action in actions if action is not None))
+    return [action for action in actions if action is not None]
+
+
+SERVER_STATES: Final = {
+    "unknown": "not asked yet", "learning": "learning", "observed": "observed", "away": "away", "foreign": "not vLLM",
+}  # fmt: skip
+
+
+def observed_lines(status: Status) -> Iterator[Text]:
+    """Yield that times are estimates with their bounds, how many servers are in which state, and what is wrong."""
+    if status.observed is None:
+        return
+    yield Text(f"All GPU time is estimated from the servers' own metrics{estimate_text(status.estimate)}.")
+    servers = status.observed.servers
+    counts = {state: sum(each.state == state for each in servers) for state in SERVER_STATES}
+    yield Text("Servers: " + ", ".join(f"{count} {SERVER_STATES[state]}" for state, count in counts.items() if count))
+    wrong = [each for each in servers if each.state in ("away", "foreign")]
+    for each in wrong[:MAX_AWAY]:
+        lasting = span(status.as_of_unix_ms - each.since_unix_ms)
+        yield Text(f"  {each.name} ({each.url}) for {lasting}: {each.trouble}", "yellow")
+    if len(wrong) > MAX_AWAY:
+        yield Text(f"  and {len(wrong) - MAX_AWAY} more", "yellow")
+    if status.observed.trouble:
+        yield Text(f"The file of servers is not followed: {status.observed.trouble}", "yellow")
+
+
+def estimate_text(estimate: EstimateAnswer | None) -> str:
+    """Return ": prefill 62% of busy time, 58% to 66%"; empty where nothing ran."""
+    if estimate is None or estimate.prefill is None or estimate.low is None or estimate.high is None:
+        return ""
+    return f": prefill {estimate.prefill:.0%} of busy time, {estimate.low:.0%} to {estimate.high:.0%}"
 
 
 def age_line(status: Status) -> Text:

@@ -96,7 +96,22 @@ def show_occupancy_of(found: dict[str, Any]) -> None:
     for name, figures in _rows(found):
         table.add_row(name, *_cells(figures, dummies=dummies))
     legend = Text(" ").join(Text(f"{cell} {_title(phase)}", style=style) for phase, (cell, style) in PHASES.items())
-    make_console().print(Group(table, Text(), legend, *_age(found["age_ms"])))
+    make_console().print(Group(table, Text(), legend, *_estimated(found), *_age(found["age_ms"])))
+
+
+def _estimated(found: dict[str, Any]) -> Iterator[Text]:
+    """Yield that the shares are estimates, with the bounds of each worker's; nothing where they are measured."""
+    if not found.get("estimate"):
+        return
+    yield Text("Estimated from the servers' own metrics. Prefill of busy time, and its bounds:", style="yellow")
+    known = [
+        (each["id"], each["estimate"])
+        for each in found["workers"]
+        if (each.get("estimate") or {}).get("low") is not None
+    ]
+    for name, share in [("all", found["estimate"]), *known]:
+        if share["low"] is not None:
+            yield Text(f"  {name}: {share['prefill']:.0%} ({share['low']:.0%} to {share['high']:.0%})", style="dim")
 
 
 def _rows(found: dict[str, Any]) -> Iterator[tuple[Text, dict[str, Any]]]:

@@ -9,7 +9,16 @@ from rich.text import Text
 from textual.binding import BindingType
 from textual.widgets import DataTable
 
-from libs.cli.status.show import commands, other_causes, pressure_bar, pressure_text, span, verdict_style
+from libs.cli.status.show import (
+    commands,
+    estimate_text,
+    instructions,
+    other_causes,
+    pressure_bar,
+    pressure_text,
+    span,
+    verdict_style,
+)
 from libs.cli.status.tables import BEHIND_MS
 from libs.cli.top import draw
 from libs.cli.top.model import FIGURE, WINDOW_NS, Row, TopModel
@@ -52,7 +61,7 @@ def verdict(model: TopModel, wide: int) -> Text:
     )
     for cause in other_causes(said)[:MAX_CAUSES]:
         text.append("\n").append_text(_fitted(Text(f"also: {cause.sentence}", "yellow"), wide))
-    for command in commands(said)[:MAX_COMMANDS]:
+    for command in [*commands(said), *instructions(said)][:MAX_COMMANDS]:
         text.append("\n→ ", "dim").append(command, "bold cyan")
     return text
 
@@ -95,6 +104,10 @@ def _planner(model: TopModel) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     if model.status is None:
         return text
+    if model.status.observed is not None:
+        away = sum(each.state in ("away", "foreign") for each in model.status.observed.servers)
+        text.append("estimated", "bold yellow").append(estimate_text(model.status.estimate))
+        return text.append(f"; {_count(away, 'server')} away", "yellow") if away else text
     planner = model.status.planner
     if not planner.heard:
         return text.append("the planner is not heard: roles stay as they are", "yellow")

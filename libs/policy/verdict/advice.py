@@ -44,12 +44,29 @@ class Action:
     """The time since which the command has stood."""
     replaces: str = ""
     """The command that stood before it for the same cause; empty for the first."""
+    foreign: bool = False
+    """Whether the workers are servers of somebody else, so that `instruction` takes the place of `command`."""
 
     @property
     def command(self) -> str:
-        """The command line that performs the action, quoted for a shell: a worker chooses its own id."""
+        """The command line that performs the action, quoted for a shell: a worker chooses its own id.
+
+        Empty for servers of somebody else.
+        """
+        if self.foreign:
+            return ""
         role = f"mixed:{self.budget_tokens}" if self.role == "mixed" else self.role
         return shlex.join(("fulcrum", "role", *self.workers, role))
+
+    @property
+    def instruction(self) -> str:
+        """What to do by hand with servers of somebody else; empty where `command` does it."""
+        if not self.foreign:
+            return ""
+        servers = ", ".join(self.workers)
+        if self.role == "mixed":
+            return f"Have the router send prompts to {servers} too."
+        return f"Have the router use {servers} for {self.role}; a server started as kv_both takes either role."
 
     @property
     def promises(self) -> Mapping[PromisedFigure, Promise]:
@@ -82,6 +99,8 @@ def advice(state: ModelState, standing: Action | None = None) -> Action | None:
     `standing` is the one advised so far. It stays, with the figures of now, unless another leaves clearly less: a
     command that changes while somebody types it helps nobody.
     """
+    if state.roles_fixed:
+        return None
     best, still = _best(state), None if standing is None else stands(state, standing)
     if still is None:
         return best
@@ -91,7 +110,7 @@ def advice(state: ModelState, standing: Action | None = None) -> Action | None:
 
 def stands(state: ModelState, standing: Action) -> Action | None:
     """Return the action with the figures of now; None if it would not help or its workers have moved."""
-    again = _again(state, standing)
+    again = None if state.roles_fixed else _again(state, standing)
     if again is None or again.pressure_then >= _split(state, role_counts(state.workers)).pressure:
         return None
     return replace(again, id=standing.id, since_ns=standing.since_ns, replaces=standing.replaces)
@@ -223,6 +242,7 @@ def _action(state: ModelState, chosen: Sequence[WorkerState], then: Split, role:
         widened.get(PromisedFigure.BACKLOG),
         widened.get(PromisedFigure.TTFT),
         widened.get(PromisedFigure.TPOT),
+        foreign=state.foreign,
     )
 
 

@@ -324,9 +324,16 @@ def _said(cause: Cause, state: ModelState) -> str:
     # Below its threshold a cause is named for a little longer, lest it flicker.
     easing = "" if cause.grade is Grade.FIRE else ", easing"
     on_prefill, on_decode = workers(state.prefill, "prefill"), workers(state.mixed, "decode")
+    if state.roles_fixed:
+        on_prefill = on_decode = workers(state.mixed, "mixed")
     then = "" if action is None else _then(action, state)
     if code is CauseCode.TOO_SMALL:
         more = f"; {workers(cause.missing_workers, 'more')} would do" if cause.missing_workers else ""
+        if state.roles_fixed:
+            return (
+                f"Too small{easing}: prompts press {figure(found.prefill)} and decodes {figure(found.decode)} on "
+                f"{on_decode}, {backlog(state)}{more}."
+            )
         return (
             f"Too small{easing}: prompts press {figure(found.prefill)} on {on_prefill}, decodes "
             f"{figure(found.decode)} on {on_decode}, {backlog(state)}, and no other roles of them leave less than "

@@ -373,6 +373,10 @@ class ModelState:
     output_tokens: float = 0.0
     """The mean length of recent answers; 0 if unknown."""
     margins: Margins = field(default_factory=dict)
+    foreign: bool = False
+    """Whether the workers are servers of somebody else, which take no command of ours."""
+    roles_fixed: bool = False
+    """Whether nothing could give a worker another role, as where all servers do both phases."""
     silent: Sequence[SilentWorker] = ()
     by_role: Mapping[str, int] = field(default_factory=dict)
     """Workers that take work, by role, the silent ones included."""

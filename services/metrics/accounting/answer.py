@@ -30,6 +30,18 @@ class GpuTime:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class EstimatedPrefill:
+    """Prefill's share of busy time and its bounds, estimated from servers' own counters.
+
+    Null where nothing ran, and for windows that reach further back than bounds are kept.
+    """
+
+    prefill: float | None
+    low: float | None
+    high: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
     """Fractions of covered time, null when nothing is covered."""
@@ -48,6 +60,8 @@ class Occupancy:
     gpu_ns: GpuTime
     due_gpu_ns: int
     """GPU-nanoseconds that telemetry should cover; `coverage` is the share that it does."""
+    estimate: EstimatedPrefill | None = None
+    """Null where times are measured, and for sums by node and group."""
 
     @classmethod
     def of(cls, spent: WorkerTime | Total, **own: Any) -> Self:

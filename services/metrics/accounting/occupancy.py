@@ -4,7 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import reduce
+from functools import partial, reduce
 from statistics import mean
 from typing import Final, NamedTuple
 
@@ -15,6 +15,7 @@ from libs.telemetry.steps import PhaseTime
 from libs.telemetry.workers import Members, WorkerFacts, group_name
 from services.metrics.accounting.answer import (
     ClusterOccupancy,
+    EstimatedPrefill,
     GpuTime,
     GroupOccupancy,
     HardwareGpu,
@@ -144,8 +145,10 @@ def _cluster(
     pools, idle = _pools(span.workers), _idle_by_role(span.workers, known)
     whole, everywhere = total(span.workers), _sum(idle.values())
     here = {each.id: _sum(parts) for each, parts in zip(workers, known, strict=True) if parts is not None}
+    estimate = partial(_estimate, fleet, span)
     return ClusterOccupancy.of(
         whole,
+        estimate=estimate([each.id for each in workers]),
         starved=share(everywhere.starved_ns, whole.time.covered_ns),
         dummy=share(everywhere.dummy_ns, whole.time.covered_ns),
         dummy_gpu_ns=everywhere.dummy_ns,
@@ -155,13 +158,16 @@ def _cluster(
         workers=workers,
         groups=groups_of(span.workers, workers, here),
         models=[
-            ModelOccupancy.of(part, model=model)
+            ModelOccupancy.of(
+                part, model=model, estimate=estimate([each.id for each in workers if each.model == model])
+            )
             for model, part in _parts(span.workers, lambda facts: facts.assignment.model)
         ],
         pools=[
             PoolOccupancy.of(
                 part,
                 role=role,
+                estimate=estimate([each.id for each in workers if each.role == role]),
                 starved=share(idle[role].starved_ns, part.time.covered_ns),
                 dummy=share(idle[role].dummy_ns, part.time.covered_ns),
                 dummy_gpu_ns=idle[role].dummy_ns,
@@ -178,6 +184,12 @@ def _cluster(
     )
 
 
+def _estimate(fleet: FleetTelemetry, span: WindowSpan, worker_ids: Sequence[str]) -> EstimatedPrefill | None:
+    """Return the bounds of these workers' estimated time; None if it is measured."""
+    estimated = [each for each in worker_ids if each in fleet.estimates] if len(fleet.estimates) else []
+    return EstimatedPrefill(*fleet.estimates.bounds(estimated, span.low_ns, span.high_ns)) if estimated else None
+
+
 def since_step_ns(facts: WorkerFacts, last_step_end_ns: int) -> int:
     """Return the time from the end of the last finished step to the end of the worker's telemetry."""
     return max(facts.covered_to_unix_ns - last_step_end_ns, 0)
@@ -189,6 +201,7 @@ def _worker(fleet: FleetTelemetry, spent: WorkerTime, known: PartsIdle | None, s
     return WorkerOccupancy.of(
         spent,
         id=facts.worker_id,
+        estimate=_estimate(fleet, span, [facts.worker_id]),
         node=facts.node,
         model=facts.assignment.model,
         group=facts.group,

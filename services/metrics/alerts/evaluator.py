@@ -129,7 +129,8 @@ def _workers(fleet: FleetTelemetry, loads: Loads, offsets_ns: dict[str, int], no
             model=worker.model,
             silent_ns=silent_ns[place],
             left=worker.left,
-            at_hand=at_hand[place],
+            # An observed server may have worked all the while.
+            at_hand=0 if fleet.estimates.is_unknown(worker.worker_id) else at_hand[place],
             since_step_ns=since_step_ns[place],
             reader=worker.reader,
             kv_used=kv_used(free[place], worker.kv_blocks) if heard[place] else None,

@@ -35,6 +35,7 @@ KEPT_REQUESTS: Final = (
 )
 
 Awaited = Callable[[int], Mapping[str, AwaitedTokens]]
+Report = Callable[[int, int, Mapping[str, AwaitedTokens]], RequestsReport]
 StageName = Literal["queue", "prefill", "hand_off", "decode"]
 
 
@@ -155,8 +156,14 @@ UNKNOWN: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-def requests_router(log: RequestLog, clock: Clock, awaited: Awaited = lambda now_ns: {}) -> APIRouter:
-    """Serve finished requests; `awaited` returns how long others have waited for a first token, by model."""
+def requests_router(
+    log: RequestLog, clock: Clock, awaited: Awaited = lambda now_ns: {}, report: Report | None = None
+) -> APIRouter:
+    """Serve finished requests; `awaited` returns how long others have waited for a first token, by model.
+
+    `report` summarises them in place of the log's own.
+    """
+    report = report or log.report
     router = APIRouter(prefix="/v1")
 
     @router.get("/requests/summary", responses=BAD_WINDOW)
@@ -166,7 +173,7 @@ def requests_router(log: RequestLog, clock: Clock, awaited: Awaited = lambda now
         """
         now_ns = clock.now_ns()
         end_ns = asked_end_ns(end_unix_ms, now_ns)
-        return log.report(end_ns, parse_window_ns(window), awaited(now_ns) if end_ns == now_ns else {})
+        return report(end_ns, parse_window_ns(window), awaited(now_ns) if end_ns == now_ns else {})
 
     @router.get("/requests")
     async def requests(

@@ -344,7 +344,9 @@ def make_api(
         end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns)
         return efficiency(await recent.as_of(end_ns), parse_scope(scope))
 
-    app.include_router(requests_router(state.requests, clock, state.gateways.awaited))
+    observed = None if verdicts is None else verdicts.observed
+    report = state.requests.report if observed is None else observed.traffic.report
+    app.include_router(requests_router(state.requests, clock, state.gateways.awaited, report))
     app.include_router(steps_router(state, clock, live_lag_ns=live_lag_ns))
     app.include_router(HistoryApi(state, hub, clock, lag_ns=live_lag_ns).router())
     if verdicts is not None:

@@ -36,6 +36,7 @@ from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.steps import FinishedSteps, StepCounts
 from services.metrics.state import MetricsState
 from services.metrics.status.observe import TAKES_WORK, ObservedStatus, SeenDemand, engine_of, observe
+from services.metrics.status.observed import ObservedView, TrafficSource
 from services.metrics.status.traffic import PlannerNews, TrafficLog
 
 WINDOW_NS: Final = 2_000_000_000
@@ -170,11 +171,19 @@ class VerdictEvaluator:
     """The verdict's evaluator, which collects records and evaluates them in `look`."""
 
     def __init__(
-        self, state: MetricsState, limits: VerdictLimits, *, ttft_limit_ns: int, tpot_ns: int, lag_ns: int
+        self,
+        state: MetricsState,
+        limits: VerdictLimits,
+        *,
+        ttft_limit_ns: int,
+        tpot_ns: int,
+        lag_ns: int,
+        observed: ObservedView | None = None,
     ) -> None:
         """Create an evaluator over windows that end `lag_ns` before now.
 
-        `ttft_limit_ns` and `tpot_ns` apply where requests name no targets.
+        `ttft_limit_ns` and `tpot_ns` apply where requests name no targets. `observed` are servers that take the place
+        of a suite.
         """
         self._state = state
         self._defaults = ttft_limit_ns, tpot_ns
@@ -191,7 +200,8 @@ class VerdictEvaluator:
         self._looked_ns = 0
         self._since_ns = 0
         """Time between the last two evaluations in ns."""
-        self.traffic = TrafficLog()
+        self.observed = observed
+        self.traffic: TrafficSource = TrafficLog() if observed is None else observed.traffic
         self.planner = PlannerNews()
         self.seen: StatusLook | None = None
 
@@ -309,6 +319,8 @@ class VerdictEvaluator:
             demand = None if waiting is None else self._demand(model, waiting.get(model, ModelBacklog()), now_ns)
             found = observe(model, engines[model], observed, len(own) - len(heard), demand)
             models.append(replace(found, silent=self._silent(own, now_ns), by_role=_by_role(own)))
+        if self.observed is not None:
+            models = _of_others(models, self.observed)
         if state.sharing is not None and state.fleet.directory.relayed:
             why = "other instances read some of its workers"
             models = [UnknownState(each.model, why, each.at_rest) for each in models]
@@ -319,7 +331,11 @@ class VerdictEvaluator:
             at_ns=now_ns,
             verdict=self._watch.look(models, now_ns, others, acts=self.planner.status(now_ns).acts),
             models=models,
-            tpot_ms=tuple((model, tpot) for model, own in by_model.items() if (tpot := self._tpot_ms(own)) is not None),
+            tpot_ms=tuple(
+                (model, tpot)
+                for model, own in by_model.items()
+                if (tpot := self._tpot_ms(model, own, now_ns)) is not None
+            ),
             pools=tuple(((model, p), _pool(own, shares)) for model, each in phases.items() for p, own in each.items()),
             tpot_target_ms=tuple((model, self._targets(model, now_ns)[1] / 1e6) for model in by_model),
             places=tuple((model, sum(e.max_sequences for e in each["decode"])) for model, each in phases.items()),
@@ -347,7 +363,9 @@ class VerdictEvaluator:
                 silent.append(SilentWorker(each.worker_id, role_name(each.assignment), silent_s))
         return silent
 
-    def _tpot_ms(self, batches: Sequence[StepBatch]) -> float | None:
+    def _tpot_ms(self, model: str, batches: Sequence[StepBatch], now_ns: int) -> float | None:
+        if self.observed is not None:
+            return self.observed.traffic.tpot_ms(model, now_ns)
         paces = [self._paces[each.worker_id][1] for each in batches if each.worker_id in self._paces]
         tokens = sum(each.tokens for each in paces)
         return sum(each.token_ns for each in paces) / tokens / 1e6 if tokens else None
@@ -412,6 +430,15 @@ class VerdictEvaluator:
                 starved = fleet.starved_ns(name, end_ns - WINDOW_NS, end_ns) / WINDOW_NS
                 found[name] = _Shares((row[PREFILL] + row[DECODE]) / covered, row[KV_WAIT] / covered, starved)
         return found
+
+
+def _of_others(models: Sequence[Subject], observed: ObservedView) -> list[Subject]:
+    """Return the models as those of servers whose roles their own router gives."""
+    differ = observed.roles_differ([each.model for each in models])
+    return [
+        replace(each, foreign=True, roles_fixed=each.model not in differ) if isinstance(each, ModelState) else each
+        for each in models
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class StoodVerdict(msgspec.Struct, frozen=True):
     code: str
     sentence: str
     command: str
-    """The advised command; empty if there was none."""
+    """The advised command, or what to do by hand where there is none; empty if nothing was advised."""
 
 
 class StatusHistory(msgspec.Struct):
@@ -194,13 +194,12 @@ async def record_status(recorder: StatusRecorder, look: Callable[[int], ClusterS
 
 def enter(recorder: StatusRecorder, status: ClusterStatus, now_ns: int) -> None:
     verdict, traffic = status.verdict, status.traffic
+    advised = "" if verdict.action is None else verdict.action.command or verdict.action.instruction
     recorder.add(
         now_ns,
         {each.model: _point(each) for each in status.models if each.known},
         TrafficPoint(**{field.name: getattr(traffic, field.name) for field in fields(TrafficPoint)}),
-        StoodVerdict(
-            now_ns // 1_000_000, verdict.code, verdict.sentence, verdict.action.command if verdict.action else ""
-        ),
+        StoodVerdict(now_ns // 1_000_000, verdict.code, verdict.sentence, advised),
     )
 
 

@@ -1,6 +1,6 @@
 """The answer of `/v1/status`, built from one evaluation, and its route."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -14,13 +14,16 @@ from libs.policy.verdict.causes import Cause, CauseCode
 from libs.policy.verdict.state import ModelState
 from libs.policy.verdict.watch import Verdict
 from libs.runtime.clock import Clock
+from libs.telemetry.estimates import bounds_of
 from services.metrics.state import MS_NS, MetricsState
 from services.metrics.status.evaluator import PoolTime, StatusLook, VerdictEvaluator
+from services.metrics.status.observed import ObservedFleetStatus, ObservedView
 from services.metrics.status.score import FigureScore, Outcomes, PromiseScore, figure_scores, promise_score
 from services.metrics.status.traffic import PlannerStatus, Traffic, with_refusals
 
 BEHIND_MS = 2_000
 """The age from which figures no longer count as present."""
+ESTIMATED_NS = 2_000_000_000
 MOVED_MS = 30_000
 """The time for which a move by the planner is shown with the verdict."""
 
@@ -52,6 +55,8 @@ class ReportedAction:
     since_unix_ms: int
     replaces: str
     """The command advised before it for the same cause; empty for the first."""
+    instruction: str = ""
+    """What to do by hand where the workers are observed servers, for which there is no command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,18 @@ class MixedStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class EstimatedShare:
+    """Prefill's share of busy time over the last two seconds with its bounds, estimated from servers' own counters.
+
+    Null where nothing ran.
+    """
+
+    prefill: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelStatus:
     model: str
     known: bool
@@ -160,6 +177,8 @@ class ModelStatus:
     prefill: PrefillStatus
     decode: DecodeStatus
     mixed: MixedStatus
+    estimate: EstimatedShare | None = None
+    """Null where times are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +191,8 @@ class WorkerStatus:
     life: str
     """One of starting, running, silent, restarting, gone and back."""
     life_since_unix_ms: int
+    estimate: EstimatedShare | None = None
+    """Null where times are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +211,10 @@ class ClusterStatus:
     """The workers whose telemetry this service reads, by id."""
     advice_kept: list[FigureScore]
     """How many promises of followed commands were kept, by figure; figures without any are left out."""
+    estimate: EstimatedShare | None = None
+    """Of all workers whose times are estimated; null where all times are measured."""
+    observed: ObservedFleetStatus | None = None
+    """Observed servers, which take the place of a suite; null for a suite."""
 
 
 def cluster_status(
@@ -276,6 +301,7 @@ def _action(action: Action | None) -> ReportedAction | None:
         id=action.id,
         since_unix_ms=action.since_ns // MS_NS,
         replaces=action.replaces,
+        instruction=action.instruction,
     )
 
 
@@ -362,7 +388,7 @@ def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore
             batch_at_workers=sum(each.batch_bound for each in heard.values()),
         )
     traffic = with_refusals(traffic, verdicts.refused.recent(now_ns), verdicts.refusals.total_per_s(now_ns))
-    return cluster_status(
+    status = cluster_status(
         verdicts.seen,
         verdicts.planner.status(now_ns),
         traffic,
@@ -372,6 +398,33 @@ def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore
         waiting={model: max(each.prefill_requests, 0) for model, each in waiting.items()},
         alerts_firing=len(book.firing()),
         outcomes=verdicts.promises,
+    )
+    return status if verdicts.observed is None else _with_estimates(status, state, verdicts.observed, now_ns)
+
+
+def _with_estimates(status: ClusterStatus, state: MetricsState, observed: ObservedView, now_ns: int) -> ClusterStatus:
+    """Return the status with how its times were estimated, and with servers of which nothing is known."""
+    from_ns = now_ns - ESTIMATED_NS
+    times = {each.id: state.fleet.estimates.times(each.id, from_ns, now_ns) for each in status.workers}
+
+    def share_of(worker_ids: Iterable[str]) -> EstimatedShare:
+        return EstimatedShare(*bounds_of(times[each] for each in worker_ids))
+
+    workers = [replace(each, estimate=share_of([each.id])) for each in status.workers]
+    models = [
+        replace(each, estimate=share_of(worker.id for worker in workers if worker.model == each.model))
+        for each in status.models
+    ]
+    verdict = status.verdict
+    if status.age_ms is None and status.not_live_because is not None:  # otherwise it would pass for idle
+        verdict = replace(verdict, code=CauseCode.UNKNOWN, sentence=f"Not known: {status.not_live_because}.")
+    return replace(
+        status,
+        verdict=verdict,
+        workers=workers,
+        models=models,
+        estimate=share_of(times),
+        observed=observed.status(),
     )
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from libs.contracts.errors import InvalidRequest
-from libs.observe import ObservedServer, read_vllm
+from libs.observe.server import ObservedServer
+from libs.observe.vllm import VllmParser
 from libs.policy.observe import PhaseEstimator, Reading, StepCost, interval
 
 BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, float("inf"))
@@ -58,7 +59,12 @@ class Engine:
             if chunk + decoding <= BOUNDS[bound]:
                 self.histogram[bound] += 1
                 break
-        changed = {"samples": 1, "prompt": chunk, "generated": decoding + bool(chunk), "first": bool(chunk)}
+        changed: dict[str, float] = {
+            "samples": 1,
+            "prompt": chunk,
+            "generated": decoding + bool(chunk),
+            "first": bool(chunk),
+        }
         changed |= {"gaps": decoding, "gaps_s": decoding * took_s}
         for name, by in changed.items():
             self.counts[name] += by
@@ -181,16 +187,20 @@ def exposition(change: Callable[[str], str] = str) -> str:
     )
 
 
+def read_vllm(text: str) -> dict[str, Reading]:
+    return VllmParser().parse(text.encode(), 1.0).readings
+
+
 def test_computed_prompt_tokens_are_taken_where_vllm_tells_them_apart() -> None:
-    assert read_vllm(exposition(), 1.0)["0"].prompt_tokens == 300
+    assert read_vllm(exposition())["0"].prompt_tokens == 300
     apart = '\nvllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="%s"} %d'
     told = exposition() + apart % ("local_compute", 100) + apart % ("local_cache_hit", 200)
-    assert read_vllm(told, 1.0)["0"].prompt_tokens == 100
+    assert read_vllm(told)["0"].prompt_tokens == 100
 
 
 def test_engines_of_one_server_are_read_apart_and_their_shares_add_up() -> None:
     text = exposition() + "\n" + exposition(lambda one: one.replace('engine="0"', 'engine="1"'))
-    assert set(read_vllm(text, 1.0)) == {"0", "1"}
+    assert set(read_vllm(text)) == {"0", "1"}
 
 
 @pytest.mark.parametrize(
@@ -204,7 +214,7 @@ def test_engines_of_one_server_are_read_apart_and_their_shares_add_up() -> None:
 )
 def test_what_is_no_exposition_of_vllm_is_refused_by_name(text: str, names: str) -> None:
     with pytest.raises(InvalidRequest, match=names):
-        read_vllm(text, 1.0)
+        read_vllm(text)
 
 
 def test_a_restart_is_no_spike() -> None:

@@ -22,6 +22,7 @@ import { Steps } from "./steps.js";
 import { makePressureChart, makeTrafficCharts } from "./status/charts.js";
 import { StatusFeed } from "./status/feed.js";
 import { Gauges } from "./status/gauges.js";
+import { drawObserved } from "./status/observed.js";
 import { VerdictPanel } from "./status/verdict.js";
 import { span as spanText } from "./status/words.js";
 import { figuresOf, Replay } from "./replay.js";
@@ -219,6 +220,7 @@ function drawWhatStands(now) {
   if (now - trafficAt < TRAFFIC_MS) return;
   trafficAt = now;
   traffic.draw(times, rows);
+  drawObserved(status.now);
   const past = view.endMs === null ? null : status.at(view.endMs);
   if (view.endMs === null) verdict.draw(status.now, status.problem);
   else verdict.drawPast(past?.verdict ?? null, view.endMs);

@@ -68,6 +68,7 @@ const CHARTS = [
 export function makeTrafficCharts(host, shared) {
   const charts = CHARTS.map(([title, write, lines]) => {
     const section = host.appendChild(document.createElement("section"));
+    section.dataset.chart = title;
     const head = section.appendChild(document.createElement("h3"));
     head.textContent = title;
     const reported = lines.map(([name, color]) => {

@@ -32,7 +32,8 @@ export class VerdictPanel {
       action: verdict.action,
       causes: verdict.causes.slice(1),
     });
-    drawPlanner(status.planner, nowMs);
+    if (status.observed) $("planner-line").hidden = true;
+    else drawPlanner(status.planner, nowMs);
     drawKept(status.advice_kept);
   }
 
@@ -56,9 +57,10 @@ export class VerdictPanel {
     setText($("verdict-sentence"), sentence);
     setText($("verdict-facts"), facts);
     $("verdict-action").hidden = !action;
-    setText($("verdict-command"), action?.command ?? "");
+    setText($("verdict-command"), action?.command || action?.instruction || "");
+    $("verdict-copy").hidden = !action?.command;
     setText($("verdict-then"), past ? "advised then" : promised(action));
-    const shown = JSON.stringify(causes.map((cause) => [cause.sentence, cause.action?.command]));
+    const shown = JSON.stringify(causes.map((cause) => [cause.sentence, cause.action?.command, cause.action?.instruction]));
     if (shown === this.#shown) return;
     this.#shown = shown;
     $("verdict-causes").replaceChildren(...causes.map(entryOf));
@@ -84,7 +86,7 @@ function drawKept(kept) {
 function entryOf(cause) {
   const entry = document.createElement("li");
   entry.textContent = `Also: ${cause.sentence} `;
-  if (cause.action) entry.appendChild(document.createElement("code")).textContent = cause.action.command;
+  if (cause.action) entry.appendChild(document.createElement("code")).textContent = cause.action.command || cause.action.instruction;
   return entry;
 }
 

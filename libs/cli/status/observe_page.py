@@ -1,0 +1,92 @@
+"""`fulcrum observe --page`: the metrics service alone, over servers that are not ours."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from libs.contracts.foreign_text import plain
+from libs.launch.ready import Ready, default_ready_file, write_ready
+from libs.observe.fleet import read_fleet, targets_of
+
+STOP_S: Final = 10.0
+MAX_LINE_CHARS: Final = 65_536
+
+
+def show_page(
+    urls: Sequence[str], file: Path | None, *, host: str, port: int, ready_file: Path | None, as_json: bool
+) -> int:
+    """Serve until a signal, and return the exit code. Raises InvalidRequest and StartupError."""
+    servers = targets_of(urls) if file is None else read_fleet(file)  # mistakes are told before anything is started
+    token = os.environ.get("FULCRUM_TOKEN", "") or secrets.token_urlsafe(32)
+    own = {
+        "FULCRUM_METRICS_OBSERVE": ",".join(urls),
+        "FULCRUM_METRICS_OBSERVE_FILE": "" if file is None else str(file.resolve()),
+        "FULCRUM_METRICS_PORT": str(port),
+        "FULCRUM_HOST": host,
+        "FULCRUM_TOKEN": token,
+    }
+    defaults = {"FULCRUM_LOG_LEVEL": "warning", "FULCRUM_LOG_FORMAT": "console"}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "services.metrics"],
+        env={**defaults, **os.environ, **own},
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # Ctrl-C reaches it once, from here
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: child.terminate())
+    written: Path | None = None
+    assert child.stdout is not None
+    try:
+        while line := child.stdout.readline(MAX_LINE_CHARS):
+            url = _ready_url(line)
+            if url:
+                written = _write_ready(url, token, ready_file)
+                _tell(url, written, len(servers), as_json=as_json)
+        return child.wait()
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            child.wait(STOP_S)
+        if written is not None:
+            written.unlink(missing_ok=True)
+
+
+def _ready_url(line: str) -> str:
+    try:
+        event = json.loads(line)
+        return str(event["http"]) if event["event"] == "ready" else ""
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _write_ready(url: str, token: str, ready_file: Path | None) -> Path:
+    port = int(url.rpartition(":")[2])
+    path = ready_file or default_ready_file(port).with_name(f"observe-{port}.json")
+    ready = Ready(
+        gateway="", gateways=(), planner=url, metrics=url, pid=os.getpid(), token=token,
+        kafka="", redis="", cluster="", model="", engine="",
+    )  # fmt: skip
+    write_ready(path, ready)
+    return path
+
+
+def _tell(url: str, ready: Path, servers: int, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"page": url, "ready": str(ready), "servers": servers}), flush=True)
+        return
+    several = "server" if servers == 1 else "servers"
+    print(
+        f"Page:    {url}  ({servers} {several}; all GPU time is estimated)\n"
+        f"Screen:  fulcrum top --metrics {url}\n"
+        f"Status:  fulcrum status --ready {plain(str(ready))}\n"
+        "Stop with Ctrl-C.",
+        flush=True,
+    )

@@ -1,0 +1,1 @@
+"""Servers that are not ours, observed from their own /metrics."""

@@ -1,0 +1,291 @@
+"""The task that scrapes observed servers and publishes what it finds as telemetry."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from libs.bus.port import Bus
+from libs.contracts import metric_names as names
+from libs.contracts.errors import InvalidRequest, StartupError
+from libs.contracts.foreign_text import plain
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
+from libs.contracts.topics import QUEUES, STEPS
+from libs.observe.fleet import ObservedTarget, read_fleet, targets_of, token_of
+from libs.observe.scrape import ScrapeFailed, Scraper
+from libs.runtime.clock import Clock
+from libs.runtime.tasks import TaskOwner
+from services.metrics.observed.server import ServerState, ServerTelemetry
+from services.metrics.observed.traffic import ObservedTraffic
+from services.metrics.settings import MetricsSettings
+from services.metrics.status.observed import ObservedFleetStatus, ObservedServerStatus
+
+log = structlog.get_logger()
+
+FEW_SERVERS: Final = 100
+"""Up to this many servers are scraped twice a second, more of them once."""
+FEW_EVERY_MS, MANY_EVERY_MS = 500, 1_000
+TIMEOUT_SHARE: Final = 0.8
+"""The part of the interval that a scrape may take."""
+# Servers that answer and those that last did not have scrapes of their own, so that many that hang delay nobody else.
+MOST_SCRAPES: Final = 64
+MOST_RETRIES: Final = 32
+RETRY_S: Final = 2.0
+"""The time between two scrapes of a server that does not answer."""
+FIRST_RETRY_S: Final = 0.1
+LIVE_LAG_MS, LAG_MS = 200, 400
+"""Milliseconds beside the interval after which windows are written, and read."""
+FILE_EVERY_S: Final = 1.0
+QUEUES_EVERY_S: Final = 0.5
+GATEWAY: Final = "observed"
+FIT_SHARE: Final = 0.1
+"""The share of a core that fits of all servers may take."""
+MOST_FITS_AT_ONCE_S: Final = 0.2
+MAX_ARRIVED: Final = 2**48
+
+
+def every_ms_of(servers: int, wanted_ms: int) -> int:
+    """Return the interval between scrapes of one server; `wanted_ms` is 0 where it is not set."""
+    return wanted_ms or (FEW_EVERY_MS if servers <= FEW_SERVERS else MANY_EVERY_MS)
+
+
+def observe(settings: MetricsSettings, bus: Bus, clock: Clock) -> "ObservedFleet":
+    """Return the fleet of the settings, and set the lags of windows to what scrapes need. Raises StartupError."""
+    file = settings.observed_file()
+    try:
+        targets = targets_of(settings.observed_addresses()) if file is None else read_fleet(file)
+    except InvalidRequest as error:
+        raise StartupError(error.message) from None
+    every_ms = every_ms_of(len(targets), settings.observe_every_ms)
+    # A scrape covers the time since the one before it, so that windows are whole only after an interval and a scrape.
+    settings.live_lag_ms, settings.lag_ms = every_ms + LIVE_LAG_MS, every_ms + LAG_MS
+    traffic = ObservedTraffic(ttft_limit_ns=settings.ttft_deadline_ms * 1_000_000)
+    return ObservedFleet(targets, bus, clock, traffic, every_ms=every_ms)
+
+
+class FitBudget:
+    """The CPU time that fits of all servers may take together; first fits precede others."""
+
+    def __init__(self, thread_s: Callable[[], float] = time.thread_time, now_s: Callable[[], float] = time.monotonic):
+        self._thread_s = thread_s
+        self._now_s = now_s
+        self._left_s = MOST_FITS_AT_ONCE_S
+        self._filled_s = now_s()
+        self._fitting = False
+
+    def may_fit(self, first: bool) -> bool:
+        now_s = self._now_s()
+        self._left_s = min(self._left_s + FIT_SHARE * (now_s - self._filled_s), MOST_FITS_AT_ONCE_S)
+        self._filled_s = now_s
+        allowed = self._left_s > (0.0 if first else MOST_FITS_AT_ONCE_S / 2)
+        self._fitting |= allowed
+        return allowed
+
+    @contextmanager
+    def charging(self) -> Iterator[None]:
+        """Take what runs in the context from the budget, if a fit was part of it."""
+        self._fitting, began_s = False, self._thread_s()
+        try:
+            yield
+        finally:
+            if self._fitting:
+                self._left_s -= self._thread_s() - began_s
+
+
+class ObservedFleet(Collector):
+    """The observed servers, each scraped by a task of its own."""
+
+    def __init__(
+        self, targets: Sequence[ObservedTarget], bus: Bus, clock: Clock, traffic: ObservedTraffic, *, every_ms: int
+    ) -> None:
+        self.traffic = traffic
+        self._bus = bus
+        self._clock = clock
+        self._every_s = every_ms / 1000
+        self._budget = FitBudget()
+        self._servers: dict[str, ServerTelemetry] = {}
+        self._scraping: dict[str, asyncio.Task[None]] = {}
+        self._targets = list(targets)
+        self._tasks: TaskOwner | None = None
+        for target in targets:
+            self._servers[target.name] = ServerTelemetry(target, self._budget.may_fit)
+        self._scrapes, self._retries = asyncio.Semaphore(MOST_SCRAPES), asyncio.Semaphore(MOST_RETRIES)
+        self._began_ns = clock.now_ns()
+        self._computed: Counter[str] = Counter()
+        self._arrived: dict[str, int] = {}
+        self._failures: Counter[str] = Counter()
+        self._done = 0
+        self.trouble = ""
+        """Why the file of servers is not followed; empty if it is, or if there is none."""
+
+    def server(self, name: str) -> ServerTelemetry:
+        """Return what is known of a server in the list."""
+        return self._servers[name]
+
+    def start(self, tasks: TaskOwner, file: Path | None = None) -> None:
+        self._tasks = tasks
+        self._follow(self._targets)
+        tasks.spawn("observed queues", self._publish_queues())
+        if file is not None:
+            tasks.spawn("observed file", self._watch(file))
+
+    def status(self) -> ObservedFleetStatus:
+        """Return all servers in the order of their list."""
+        found = (self._servers[each.name] for each in self._targets)
+        servers = [
+            ObservedServerStatus(
+                each.target.name, each.target.url, each.target.role, each.model, each.state, plain(each.trouble),
+                each.since_ns // 1_000_000, each.restarts,
+            )
+            for each in found
+        ]  # fmt: skip
+        return ObservedFleetStatus(servers, plain(self.trouble))
+
+    def roles_differ(self, models: Sequence[str]) -> frozenset[str]:
+        """Return those of the models whose servers do not all do both phases, so that roles can be changed."""
+        return frozenset(
+            each.model for each in self._servers.values() if each.target.role != "mixed" and each.model in models
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(names.OBSERVED_SCRAPES_TOTAL, "Scrapes that gave a server's metrics.", self._done)
+        failures = CounterMetricFamily(
+            names.OBSERVED_SCRAPE_FAILURES_TOTAL, "Scrapes that gave nothing.", labels=["reason"]
+        )
+        for reason, count in sorted(self._failures.items()):
+            failures.add_metric([reason], count)
+        yield failures
+        states = Counter(each.state for each in self._servers.values())
+        servers = GaugeMetricFamily(names.OBSERVED_SERVERS, "Observed servers by state.", labels=["state"])
+        for state in ServerState:
+            servers.add_metric([state], states[state])
+        yield servers
+
+    # ------------------------------------------------------------ the list
+
+    def _follow(self, targets: Sequence[ObservedTarget]) -> None:
+        """Scrape these servers from now on; one that stays keeps its identity, its history and what was learned."""
+        assert self._tasks is not None
+        wanted = {each.name: each for each in targets}
+        for name in self._servers.keys() - wanted.keys():
+            self._scraping.pop(name).cancel()
+            if (farewell := self._servers.pop(name).farewell(self._clock.now_ns())) is not None:
+                self._bus.publish(STEPS, farewell)
+        for place, (name, target) in enumerate(wanted.items()):
+            known = self._servers.get(name)
+            if known is not None and known.target == target and name in self._scraping:
+                continue
+            moved = known is not None and known.target.url != target.url
+            if known is None or moved:
+                known = self._servers[name] = ServerTelemetry(target, self._budget.may_fit)
+            known.target = target
+            if (running := self._scraping.pop(name, None)) is not None:
+                running.cancel()
+            first_s = self._every_s * place / len(wanted)  # spread over the interval
+            self._scraping[name] = self._tasks.spawn(f"observe {name}", self._scrape_forever(known, first_s))
+        self._targets = list(targets)
+
+    async def _watch(self, file: Path) -> None:
+        known = _stamp(file)
+        while True:
+            await asyncio.sleep(FILE_EVERY_S)
+            stamp = _stamp(file)
+            if stamp == known:
+                continue
+            known = stamp
+            try:
+                self._follow(read_fleet(file))
+                self.trouble = ""
+            except InvalidRequest as error:
+                self.trouble = error.message
+                log.warning("the file of observed servers is not followed", error=plain(error.message))
+
+    # ------------------------------------------------------------ scraping
+
+    async def _scrape_forever(self, server: ServerTelemetry, first_s: float) -> None:
+        scraper = Scraper(server.target.url, TIMEOUT_SHARE * self._every_s)
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + first_s
+        try:
+            while True:
+                await asyncio.sleep(due_s - loop.time())
+                before = server.state
+                answers = before in (ServerState.OBSERVED, ServerState.LEARNING)
+                async with self._scrapes if answers else self._retries:
+                    await self._scrape(server, scraper)
+                if server.state is ServerState.AWAY:
+                    due_s = loop.time() + (FIRST_RETRY_S if answers else RETRY_S)
+                else:
+                    due_s = max(due_s + self._every_s, loop.time())
+        finally:
+            scraper.close()
+
+    async def _scrape(self, server: ServerTelemetry, scraper: Scraper) -> None:
+        try:
+            exposition = await scraper.scrape(token_of(server.target))
+        except ScrapeFailed as error:
+            # A server that answers with an error is there.
+            state = ServerState.FOREIGN if error.reason in ("status", "garbage", "size") else ServerState.AWAY
+            self.failed(server, state, error.reason, error.message)
+        except InvalidRequest as error:
+            self.failed(server, ServerState.FOREIGN, "token", error.message)
+        else:
+            self.take(server, exposition)
+
+    def failed(self, server: ServerTelemetry, state: ServerState, reason: str, message: str) -> None:
+        """Record that a scrape gave nothing."""
+        self._failures[reason] += 1
+        server.failed(state, message, self._clock.now_ns())
+
+    def take(self, server: ServerTelemetry, exposition: bytes) -> None:
+        """Publish what an exposition that has just been read says."""
+        now_ns = self._clock.now_ns()
+        try:
+            with self._budget.charging():
+                scraped = server.take(exposition, now_ns)
+        except InvalidRequest as error:
+            self.failed(server, ServerState.FOREIGN, "foreign", error.message)
+            return
+        self._done += 1
+        for batch in scraped.batches:
+            self._bus.publish(STEPS, batch)
+        if scraped.before is not None:
+            self.traffic.enter(server.model, scraped.before, scraped.after, now_ns)
+            self._computed[server.model] += scraped.prompt_tokens
+
+    async def _publish_queues(self) -> None:
+        while True:
+            await asyncio.sleep(QUEUES_EVERY_S)
+            self.publish_queues()
+
+    def publish_queues(self) -> None:
+        """Publish the demand in the form of a gateway, which these servers' own clients do not pass."""
+        waiting: Counter[str] = Counter()
+        for each in self._servers.values():
+            waiting[each.model] += each.waiting_tokens
+        for model in waiting:
+            # Prompts are counted at their first token; those that wait have arrived as well.
+            arrived = min(self._computed[model] + waiting[model], MAX_ARRIVED)
+            self._arrived[model] = max(self._arrived.get(model, 0), arrived)
+        message = GatewayQueues(
+            gateway_id=GATEWAY,
+            incarnation=self._began_ns,
+            told_unix_ns=self._clock.now_ns(),
+            queues=[ModelQueue(model=model, arrived_tokens=count) for model, count in self._arrived.items() if model],
+        )
+        self._bus.publish(QUEUES, message)
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    with suppress(OSError):
+        found = file.stat()
+        return found.st_mtime_ns, found.st_size, found.st_ino
+    return None

@@ -1,0 +1,223 @@
+"""One observed server: from its expositions to telemetry. Pure; time is passed in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final
+
+from libs.contracts.errors import InvalidRequest
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
+    ROLE_MIXED,
+    ROLE_PREFILL,
+    Assignment,
+    Load,
+    StepKindFit,
+    StepTime,
+)
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import PhaseEstimate, StepBatch
+from libs.contracts.step_row import StepRow, step_columns
+from libs.observe.fleet import ObservedTarget
+from libs.observe.server import EstimatedTime, ObservedServer
+from libs.observe.vllm import ServerSample, VllmParser
+from libs.policy.observe import LONGEST_INTERVAL_S, StepCost
+from libs.telemetry.columns import LONGEST_NS, WINDOW_NS
+
+ENGINE: Final = "vllm (observed)"
+SECOND_NS: Final = 1_000_000_000
+FULL: Final = 0.999
+"""The busy share from which a stretch is drawn as one piece."""
+LEAST_PROMPT_TOKENS: Final = 64.0
+"""The prompt length assumed of requests that wait before any has been computed."""
+FORGET: Final = 0.05
+"""The weight of a scrape's prompts in the running mean of prompt lengths."""
+
+
+class ServerState(StrEnum):
+    UNKNOWN = "unknown"
+    """It has not been scraped yet."""
+    LEARNING = "learning"
+    """It answers, and what its steps cost is not known yet."""
+    OBSERVED = "observed"
+    AWAY = "away"
+    FOREIGN = "foreign"
+    """It answers with something else than vLLM's metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    """What one scrape gave."""
+
+    batches: list[StepBatch]
+    before: ServerSample | None
+    """The sample that counters are compared with; None if there is none, as after a restart."""
+    after: ServerSample
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens computed between the samples."""
+        old = {} if self.before is None else self.before.readings
+        return round(
+            sum(new.prompt_tokens - old[name].prompt_tokens for name, new in self.after.readings.items() if name in old)
+        )
+
+
+class ServerTelemetry:
+    """The telemetry of one server, under one name through all its restarts."""
+
+    def __init__(self, target: ObservedTarget, may_fit: Callable[[bool], bool] = lambda first: True) -> None:
+        """`may_fit` is that of `PhaseEstimator`."""
+        self.target = target
+        self.state = ServerState.UNKNOWN
+        self.trouble = ""
+        """Why nothing is known of the server now; empty if something is."""
+        self.since_ns = 0
+        """The time since which the state has been as it is."""
+        self.restarts = 0
+        self.model = target.model
+        self._server = ObservedServer(may_fit)
+        self._parser = VllmParser()
+        self._last: ServerSample | None = None
+        self._covered_to_ns = 0
+        self._incarnation = self._sequence = 0
+        self._prompt_tokens = 0.0
+        """The running mean of computed tokens a prompt."""
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Estimated prompt tokens that wait at the server."""
+        if self._last is None or self.target.role == "decode" or self.state is ServerState.AWAY:
+            return 0
+        waiting = sum(each.reading.waiting for each in self._last.engines.values())
+        return round(waiting * max(self._prompt_tokens, LEAST_PROMPT_TOKENS))
+
+    def failed(self, state: ServerState, trouble: str, now_ns: int) -> None:
+        """Record that a scrape failed."""
+        self._enter(state, now_ns)
+        self.trouble = trouble
+
+    def take(self, exposition: bytes, now_ns: int) -> Scraped:
+        """Process an exposition read at `now_ns`. Raises InvalidRequest, and then knows what it did before."""
+        try:
+            sample = self._parser.parse(exposition, now_ns / SECOND_NS)
+        except InvalidRequest as error:
+            self.failed(ServerState.FOREIGN, error.message, now_ns)
+            raise
+        before, self._last = self._last, sample
+        time = self._server.take(sample.readings)
+        from_ns, self._covered_to_ns = self._covered_to_ns, now_ns
+        if before is None or time.restarted:
+            self.restarts += before is not None
+            self._incarnation, self._sequence = now_ns, 0
+            before, time = None, EstimatedTime()
+        self._enter(ServerState.OBSERVED if self._server.cost is not None else ServerState.LEARNING, now_ns)
+        self.trouble = ""
+        self.model = self.target.model or sample.model or "unknown"
+        if before is not None:
+            self._learn_prompts(before, sample)
+        return Scraped(self._batches(time, from_ns, now_ns, sample), before, sample)
+
+    def farewell(self, now_ns: int) -> StepBatch | None:
+        """Return the batch by which a server leaves that is not observed any more; None if it was never heard."""
+        if self._last is None:
+            return None
+        batch = self._batches(EstimatedTime(), now_ns, now_ns, self._last)[-1]
+        batch.last = True
+        return batch
+
+    def _enter(self, state: ServerState, now_ns: int) -> None:
+        if state is not self.state:
+            self.state, self.since_ns = state, now_ns
+
+    def _learn_prompts(self, before: ServerSample, after: ServerSample) -> None:
+        prompts = tokens = 0.0
+        for name, engine in after.engines.items():
+            if name in before.engines:
+                prompts += engine.reading.first_tokens - before.engines[name].reading.first_tokens
+                tokens += engine.reading.prompt_tokens - before.engines[name].reading.prompt_tokens
+        if prompts >= 1:
+            weight = FORGET if self._prompt_tokens else 1.0
+            self._prompt_tokens += weight * (tokens / prompts - self._prompt_tokens)
+
+    def _batches(self, time: EstimatedTime, from_ns: int, to_ns: int, sample: ServerSample) -> list[StepBatch]:
+        """Return the batches of a stretch of time, each short enough to be entered along with many others."""
+        # After a longer gap nobody knows when within it the counted work was done, so that time is not covered. Nor is
+        # time of a server whose steps' cost is not known: it is unknown, never idle.
+        known = bool(time.wall_s) and to_ns - from_ns <= LONGEST_INTERVAL_S * SECOND_NS
+        edges = [*range(from_ns, to_ns, LONGEST_NS), to_ns] if known else [to_ns, to_ns]
+        return [self._batch(time if known else EstimatedTime(), *edge, sample) for edge in pairwise(edges)]
+
+    def _batch(self, time: EstimatedTime, from_ns: int, to_ns: int, sample: ServerSample) -> StepBatch:
+        busy = min(time.busy_s / time.wall_s, 1.0) if time.wall_s else 0.0
+        target, cost = self.target, self._server.cost
+        self._sequence += 1
+        return StepBatch(
+            worker_id=target.name,
+            incarnation=self._incarnation,
+            sequence=self._sequence,
+            node=target.node,
+            gpus=target.gpus,
+            engine=ENGINE,
+            assignment=self._assignment(),
+            covered_from_unix_ns=from_ns,
+            covered_to_unix_ns=to_ns,
+            steps=step_columns(StepRow(*each) for each in _stretches(from_ns, to_ns, busy)),
+            load=self._load(sample),
+            step_time=None if cost is None else _step_time(cost),
+            kv_blocks=sample.kv_blocks,
+            block_size_tokens=sample.block_size_tokens,
+            max_sequences=target.max_sequences,
+            chunk_tokens=target.chunk_tokens,
+            estimate=_estimate(time, to_ns - from_ns),
+        )
+
+    def _assignment(self) -> Assignment:
+        role = ROLE_PREFILL if self.target.role == "prefill" else ROLE_MIXED
+        budget = self.target.chunk_tokens if self.target.role == "mixed" else 0
+        return Assignment(model=self.model, role=role, budget_tokens=budget)
+
+    def _load(self, sample: ServerSample) -> Load:
+        engines = sample.engines.values()
+        used = [each.kv_used for each in engines if each.kv_used is not None]
+        free = 1.0 - min(sum(used) / len(used), 1.0) if used else 1.0
+        return Load(
+            running=round(sum(each.reading.running for each in engines)),
+            waiting=round(sum(each.reading.waiting for each in engines)),
+            waiting_prefill_tokens=self.waiting_tokens,
+            free_kv_blocks=round(free * sample.kv_blocks),
+            preemptions=round(sum(each.scalars.get("num_preemptions_total", 0.0) for each in engines)),
+        )
+
+
+def _stretches(from_ns: int, to_ns: int, busy: float) -> list[tuple[int, int]]:
+    """Spread busy time evenly over windows, as nothing is known of where in the interval it was."""
+    if busy <= 0:
+        return []
+    if busy >= FULL:
+        return [(from_ns, to_ns)] if to_ns > from_ns else []
+    edges = [from_ns, *range((from_ns // WINDOW_NS + 1) * WINDOW_NS, to_ns, WINDOW_NS), to_ns]
+    found = ((low, low + round((high - low) * busy)) for low, high in pairwise(edges))
+    return [(low, high) for low, high in found if low < high]
+
+
+def _estimate(time: EstimatedTime, length_ns: int) -> PhaseEstimate:
+    scale = length_ns / time.wall_s if time.wall_s else 0.0
+    busy_s, prefill_s, low_s, high_s = (
+        round(scale * each) for each in (time.busy_s, time.prefill_s, time.low_s, time.high_s)
+    )
+    return PhaseEstimate(busy_ns=busy_s, prefill_ns=prefill_s, prefill_low_ns=low_s, prefill_high_ns=high_s)
+
+
+def _step_time(cost: StepCost) -> StepTime:
+    """Return what steps were found to cost, in the form of a worker's own model."""
+    return StepTime(
+        prefill_floor_ns=cost.floor_s * SECOND_NS,
+        prefill_fixed_ns=cost.base_s * SECOND_NS,
+        prefill_token_ns=max(cost.prompt_token_s * SECOND_NS, 1.0),
+        decode_fixed_ns=max(cost.base_s * SECOND_NS, 1.0),
+        decode_sequence_ns=(cost.sequence_s + cost.further_sequence_s / 2) * SECOND_NS,
+        interference=min(max(1.0 - cost.ride, 0.0), 1.0),
+        prefill=StepKindFit(steps=1, error_p50=cost.residual, error_p90=2 * cost.residual),
+        decode=StepKindFit(steps=1, error_p50=cost.residual, error_p90=2 * cost.residual),
+        mixed=StepKindFit(steps=1, error_p50=cost.residual, error_p90=2 * cost.residual),
+    )

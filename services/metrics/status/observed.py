@@ -1,0 +1,86 @@
+"""What status and verdict know of observed servers beside their telemetry."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
+from libs.telemetry.gateways import AwaitedTokens
+from services.metrics.requests import RequestsReport
+from services.metrics.status.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedServerStatus:
+    """An observed server; texts are empty where nothing is known."""
+
+    name: str
+    url: str
+    role: str
+    model: str
+    state: str
+    """One of unknown, learning, observed, away and foreign."""
+    trouble: str
+    """Why nothing is known of it; empty if something is."""
+    since_unix_ms: int
+    restarts: int
+    """How often its counters have begun anew since it is observed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedFleetStatus:
+    servers: list[ObservedServerStatus]
+    trouble: str
+    """Why the file of servers is not followed; empty if it is, or if there is none."""
+
+
+class TrafficSource(Protocol):
+    """Recent traffic: the log of finished requests, or the counters of observed servers."""
+
+    def take(self, event: RequestEvent, now_ns: int) -> None: ...
+
+    def traffic(self, now_ns: int, awaited: Iterable[tuple[int, int]] = ()) -> Traffic: ...
+
+    def cache_hit(self, model: str, now_ns: int) -> float: ...
+
+    def late(self, model: str, now_ns: int, span_ns: int) -> tuple[int, int]:
+        """Return how many first tokens came in a span, and how many of them too late."""
+        ...
+
+    def mean_prompt_tokens(self, model: str, now_ns: int) -> float: ...
+
+    def mean_output_tokens(self, model: str, now_ns: int) -> float: ...
+
+    def refused_tokens_per_s(self, model: str, now_ns: int, span_ns: int) -> float: ...
+
+    def targets_ns(self, model: str) -> tuple[int, int]:
+        """Return the usual TTFT limit and TPOT target; 0 where there is none."""
+        ...
+
+    def asked_tpot_ns(self) -> dict[str, int]: ...
+
+
+class ObservedTrafficSource(TrafficSource, Protocol):
+    def tpot_ms(self, model: str, now_ns: int) -> float | None:
+        """Return the mean time between tokens over the last two seconds; None without any."""
+        ...
+
+    def report(
+        self, end_ns: int, window_ns: int, awaited: Mapping[str, AwaitedTokens] = MappingProxyType({})
+    ) -> RequestsReport:
+        """Summarise the requests that ended in a window."""
+        ...
+
+
+class ObservedView(Protocol):
+    """Observed servers, which take the place of a suite."""
+
+    @property
+    def traffic(self) -> ObservedTrafficSource: ...
+
+    def status(self) -> ObservedFleetStatus: ...
+
+    def roles_differ(self, models: Sequence[str]) -> frozenset[str]:
+        """Return those of the models whose servers do not all do both phases, so that roles can be changed."""
+        ...

@@ -1,0 +1,108 @@
+"""`fulcrum observe --page` beside servers that are not ours: page, status, verdict and a changing list."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from libs.runtime.net.ports import held_port
+from tests.observe_rig import FakeVllm, Load, serving
+
+pytestmark = pytest.mark.suite
+
+PATIENCE_S = 60.0
+COMMAND = [sys.executable, "-m", "libs.cli.main", "observe", "--page", "--port", "0", "--json"]
+
+
+@contextmanager
+def observing(folder: Path, *arguments: str, **env: str) -> Iterator[dict[str, Any]]:
+    """What the command says once it serves."""
+    own = {"FULCRUM_KEYS": str(folder / "keys"), "XDG_CACHE_HOME": str(folder), **env}
+    with subprocess.Popen([*COMMAND, *arguments], env={**os.environ, **own}, stdout=subprocess.PIPE, text=True) as run:
+        try:
+            assert run.stdout is not None
+            told = json.loads(run.stdout.readline())
+            yield told
+        finally:
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(PATIENCE_S) == 0
+    assert not Path(told["ready"]).exists()
+
+
+def get(url: str) -> Any:
+    with urlopen(url, timeout=10) as answer:
+        return json.load(answer)
+
+
+def until(url: str, holds: Callable[[Any], bool]) -> Any:
+    """The first answer of a URL for which something holds."""
+    last_s = time.monotonic() + PATIENCE_S
+    while not holds(found := get(url)):
+        assert time.monotonic() < last_s, found
+        time.sleep(0.2)
+    return found
+
+
+def states(status: Any) -> dict[str, str]:
+    return {each["name"]: each["state"] for each in status["observed"]["servers"]}
+
+
+def table(url: str, name: str, role: str, more: str = "") -> str:
+    return f'[[server]]\nurl = "{url}"\nname = "{name}"\nrole = "{role}"\n{more}'
+
+
+def test_two_servers_show_on_the_page_with_estimates_and_the_list_is_followed(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    prefill, decode = FakeVllm(Load(decoding=4, prompts_per_s=4)), FakeVllm(Load(decoding=24))
+    with ExitStack() as stack:
+        first = table(stack.enter_context(serving(prefill, "t0")), "p0", "prefill", 'token_env = "TOKEN_OF_P0"\n')
+        second = table(stack.enter_context(serving(decode)), "d0", "decode")
+        closed = table(f"http://127.0.0.1:{stack.enter_context(held_port())}", "d1", "decode")
+        file.write_text(first + second)
+        told = stack.enter_context(observing(tmp_path, "--file", str(file), TOKEN_OF_P0="t0"))
+        page = told["page"]
+
+        status = until(f"{page}/v1/status", lambda found: states(found) == {"p0": "observed", "d0": "observed"})
+        assert status["verdict"]["code"] in ("balanced", "idle", "unknown")
+        status = until(f"{page}/v1/status", lambda found: found["verdict"]["code"] == "balanced")
+        assert status["estimate"]["low"] <= status["estimate"]["prefill"] <= status["estimate"]["high"]
+
+        occupancy = until(f"{page}/v1/occupancy", lambda found: found["coverage"] > 0.9 and len(found["workers"]) == 2)
+        assert {each["id"] for each in occupancy["workers"] if each["estimate"]} == {"p0", "d0"}
+        assert occupancy["estimate"]["low"] is not None
+        windows = until(f"{page}/v1/occupancy/history", lambda found: sum(found["gpu_ns"]["decode"]) > 0)
+        assert windows["scope"] == "cluster"
+        with urlopen(page) as answer:
+            assert b"servers-table" in answer.read()
+
+        file.write_text(first + second + closed)
+        status = until(f"{page}/v1/status", lambda found: states(found).get("d1") == "away")
+        assert states(status)["d0"] == "observed"
+        file.write_text("[[server]]\n")
+        status = until(f"{page}/v1/status", lambda found: bool(found["observed"]["trouble"]))
+        assert set(states(status)) == {"p0", "d0", "d1"}
+        file.write_text(second)
+        until(
+            f"{page}/v1/status",
+            lambda found: states(found) == {"d0": "observed"} and found["observed"]["trouble"] == "",
+        )
+
+        screen = subprocess.run(
+            [sys.executable, "-m", "libs.cli.main", "status", "--ready", told["ready"]],
+            capture_output=True, text=True, check=True, timeout=PATIENCE_S,
+        )  # fmt: skip
+        assert "All GPU time is estimated" in screen.stdout
+        once = subprocess.run(
+            [sys.executable, "-m", "libs.cli.main", "top", "--once", "--metrics", page],
+            capture_output=True, text=True, check=True, timeout=PATIENCE_S,
+        )  # fmt: skip
+        assert "Estimated from the servers' own metrics" in once.stdout
