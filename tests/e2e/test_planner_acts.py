@@ -75,7 +75,8 @@ async def test_under_many_prompts_decode_workers_are_given_some_and_no_request_f
                 ended.set()
         metrics = (await http.get(f"{suite.ready['planner']}/metrics")).text
     assert decision["mode"] == "auto"
-    assert "press" in decision["reason"]
+    # Whichever the planner sees first: prompts that press, or the queue that they begin.
+    assert re.search("press|a queue of prompts begins", decision["reason"]), decision["reason"]
     assert len(decision["candidates"]) >= 2
     assert decision["predicted"]["served"] > 0
     assert set(answers) == {200}
