@@ -31,7 +31,7 @@ class ObservedTarget:
     name: str = ""
     """Its name in figures; host and port if empty."""
     role: str = "mixed"
-    """What its router uses it for: prefill, decode or mixed."""
+    """The role that its router gives it: prefill, decode or mixed."""
     model: str = ""
     """Name of its model; that of its own metrics if empty."""
     gpus: int = 1

@@ -31,7 +31,7 @@ class EstimatedTime:
     low_s: float = 0.0
     high_s: float = 0.0
     restarted: bool = False
-    """Whether a counter went back, as the server was started again."""
+    """True if a counter went back, which means that the server was restarted."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class ObservedServer:
 
     @property
     def cost(self) -> StepCost | None:
-        """What the steps of the first engine that is known cost."""
+        """The step cost of the first engine whose cost is known; None while there is none."""
         return next((each.estimator.cost for each in self._engines.values() if each.estimator.cost is not None), None)
 
     def scraped(self, text: str, t_s: float) -> None:

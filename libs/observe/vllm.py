@@ -76,7 +76,7 @@ class ServerSample:
 
     t_s: float
     engines: Mapping[str, EngineSample]
-    """By the engine's label, "0" where there is none."""
+    """Samples by the label `engine`; "0" stands for a missing label."""
     model: str
     block_size_tokens: int
     kv_blocks: int
@@ -89,13 +89,13 @@ class ServerSample:
 
 @dataclass(slots=True)
 class _Layout:
-    """Where known lines stood last time."""
+    """The places of known lines in the last exposition."""
 
     lines: int = 0
     numbers: list[int] = field(default_factory=list)
     """Line numbers of the known lines."""
     heads: list[bytes] = field(default_factory=list)
-    """What stands before their values."""
+    """The bytes of each of these lines before its value."""
     lengths: list[int] = field(default_factory=list)
     scalars: list[tuple[int, str, str]] = field(default_factory=list)
     """Index into `numbers`, engine and name."""

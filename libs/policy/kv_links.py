@@ -42,7 +42,7 @@ class MovedKv(NamedTuple):
     short_of_cpu: bool = False
     """Whether a process at either end waited for a CPU, which may be what the transfer waited for."""
     awaited_prompt: bool = False
-    """Whether its prompt was being computed, chunk by chunk, for most of the time."""
+    """True if the sender was still computing the prompt for most of the time."""
 
 
 def way(*, shared_memory: bool) -> str:
@@ -66,7 +66,7 @@ class KvLink:
     gb_per_s: float | None = None
     """The speed of the fastest recent transfers; None if none was conclusive."""
     is_floor: bool = False
-    """Whether something else may have limited the speed: the receiver's steps, a lack of CPUs or the prompt."""
+    """True if the receiver's steps, a lack of CPUs or the prompt may have limited the speed: the link may be faster."""
     one_node: bool = False
     """Whether both ends are on one node."""
     moved_unix_ns: int = 0

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
@@ -31,13 +32,17 @@ class EstimatedNs(NamedTuple):
     high_ns: int
 
 
+NOTHING: Final = EstimatedNs(0, 0, 0, 0)
+
+
 class _Estimate(NamedTuple):
     from_ns: int
     to_ns: int
-    busy_ns: int
-    prefill_ns: int
-    low_ns: int
-    high_ns: int
+    time: EstimatedNs
+
+
+def _sum(times: Iterable[EstimatedNs]) -> EstimatedNs:
+    return EstimatedNs(*map(sum, zip(NOTHING, *times, strict=True)))
 
 
 class Estimates:
@@ -67,16 +72,8 @@ class Estimates:
                 del self._known[next(iter(self._known))]
             kept = self._known[batch.worker_id] = deque(maxlen=MAX_KEPT)
         found = batch.estimate
-        kept.append(
-            _Estimate(
-                batch.covered_from_unix_ns,
-                batch.covered_to_unix_ns,
-                found.busy_ns,
-                found.prefill_ns,
-                found.prefill_low_ns,
-                found.prefill_high_ns,
-            )
-        )
+        time = EstimatedNs(found.busy_ns, found.prefill_ns, found.prefill_low_ns, found.prefill_high_ns)
+        kept.append(_Estimate(batch.covered_from_unix_ns, batch.covered_to_unix_ns, time))
 
     def is_unknown(self, worker_id: str) -> bool:
         """Report whether a worker is estimated and nothing is known of its newest time."""
@@ -96,26 +93,16 @@ class Estimates:
         kept: Sequence[_Estimate] = self._known.get(worker_id, ())
         if len(kept) == MAX_KEPT and kept[0].from_ns > low_ns:
             return None
-        busy = prefill = least = most = 0
-        for each in reversed(kept):
-            if each.to_ns <= low_ns:
-                break
-            if each.from_ns < high_ns:
-                busy += each.busy_ns
-                prefill += each.prefill_ns
-                least += each.low_ns
-                most += each.high_ns
-        return EstimatedNs(busy, prefill, least, most)
+        recent = takewhile(lambda each: each.to_ns > low_ns, reversed(kept))
+        return _sum(each.time for each in recent if each.from_ns < high_ns)
 
 
 def bounds_of(times: Iterable[EstimatedNs | None]) -> ShareBounds:
     """Return the bounds of workers together; all None if one of them is not known, or if nothing ran."""
-    busy = prefill = least = most = 0
+    known: list[EstimatedNs] = []
     for each in times:
         if each is None:
             return UNBOUNDED
-        busy += each.busy_ns
-        prefill += each.prefill_ns
-        least += each.low_ns
-        most += each.high_ns
-    return ShareBounds(prefill / busy, least / busy, min(most / busy, 1.0)) if busy else UNBOUNDED
+        known.append(each)
+    busy, prefill, low, high = _sum(known)
+    return ShareBounds(prefill / busy, low / busy, min(high / busy, 1.0)) if busy else UNBOUNDED

@@ -1,4 +1,4 @@
-"""What it costs to observe many vLLM servers by their /metrics, once a second each.
+"""The cost of observing many vLLM servers by their /metrics, once a second each.
 
 One process answers for all servers: each plays a recording of vLLM 0.32 from a moment of its own (FULCRUM_DATA, see
 docs/data.md), with the HELP and TYPE lines that the recording leaves out. The metrics service observes them in a
@@ -32,7 +32,7 @@ MOST_RSS_MB: Final = 200.0
 RECORDING: Final = "vllm_h200/default.scrapes.jsonl.gz"
 SCRAPES_A_SECOND: Final = 2
 LEAST_LEFT_S: Final = 20
-"""How much of the recording a server plays at least before it begins again."""
+"""The least part of the recording that a server plays before it begins again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Measured:
     seconds: float
     cpu_share: float
     rss_mb: float
-    """At the end of the stretch."""
+    """Resident memory at the end of the stretch."""
     scrapes_per_s: float
     failures: int
     known: int

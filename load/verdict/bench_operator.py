@@ -61,7 +61,7 @@ class SceneResult:
     role_changes: int = 0
     """Changes of a worker's role; lending a decode worker to prompts is one."""
     back_and_forth: int = 0
-    """Those that came within ten seconds of a change of the same worker the other way."""
+    """Role changes within ten seconds of a change of the same worker the other way."""
     alerts: dict[str, float] = field(default_factory=dict)
     """Time from the cause until each alert fired, by name."""
     false_alerts: list[str] = field(default_factory=list)

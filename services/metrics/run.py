@@ -121,13 +121,12 @@ async def open_metrics(
         ports.demand, settings, state, desk, clock, guard=access.guard, publish=partial(bus.publish, CAPACITY)
     )
     for collector in (
-        *_state_collectors(settings, state, hub, clock),
+        *_state_collectors(settings, state, hub, clock, observed),
         BusCollector(bus),
         GapCollector(gaps),
         alerts.collector,
         VerdictCollector(verdicts),
         *demand.collectors,
-        *(() if observed is None else (observed,)),
     ):
         registry.register(collector)
     exporter = _trace_exporter(settings, ports, clock)
@@ -251,7 +250,9 @@ def _gather_ms(hub: Hub, loads: LoadPublisher) -> int:
     return GATHER_MS if hub.readers or loads.works else UNREAD_GATHER_MS
 
 
-def _state_collectors(settings: MetricsSettings, state: MetricsState, hub: Hub, clock: Clock) -> list[Collector]:
+def _state_collectors(
+    settings: MetricsSettings, state: MetricsState, hub: Hub, clock: Clock, observed: ObservedFleet | None
+) -> list[Collector]:
     occupancy = OccupancyCollector(
         state.fleet,
         state.rollups,
@@ -262,7 +263,8 @@ def _state_collectors(settings: MetricsSettings, state: MetricsState, hub: Hub, 
     )
     live = LiveCollector(hub, state.history, lambda: state.age_ns(clock.now_ns()))
     sharing = [] if state.sharing is None else [SharingCollector(state.sharing)]
-    return [occupancy, QueueCollector(state, clock), live, *sharing]
+    servers = [] if observed is None else [observed]
+    return [occupancy, QueueCollector(state, clock), live, *sharing, *servers]
 
 
 def _sharing(settings: MetricsSettings, bus: Bus, began_ns: int) -> Sharing | None:

@@ -29,7 +29,7 @@ class ActionAnswer(msgspec.Struct, frozen=True):
     tpot_p95_least_ms: float | None = None
     tpot_p95_most_ms: float | None = None
     instruction: str = ""
-    """What to do by hand where the workers are observed servers, for which there is no command."""
+    """The change to make by hand at observed servers, for which there is no command."""
 
 
 class CauseAnswer(msgspec.Struct, frozen=True):

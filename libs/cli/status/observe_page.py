@@ -22,7 +22,9 @@ def show_page(
     urls: Sequence[str], file: Path | None, *, host: str, port: int, ready_file: Path | None, as_json: bool
 ) -> int:
     """Serve until a signal, and return the exit code. Raises InvalidRequest and StartupError."""
-    servers = targets_of(urls) if file is None else read_fleet(file)  # mistakes are told before anything is started
+    servers = (
+        targets_of(urls) if file is None else read_fleet(file)
+    )  # a mistake ends the command before anything starts
     token = os.environ.get("FULCRUM_TOKEN", "") or secrets.token_urlsafe(32)
     own = {
         "FULCRUM_METRICS_OBSERVE": ",".join(urls),

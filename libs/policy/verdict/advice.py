@@ -45,13 +45,13 @@ class Action:
     replaces: str = ""
     """The command that stood before it for the same cause; empty for the first."""
     foreign: bool = False
-    """Whether the workers are servers of somebody else, so that `instruction` takes the place of `command`."""
+    """True for observed servers, which have an `instruction` in place of a `command`."""
 
     @property
     def command(self) -> str:
         """The command line that performs the action, quoted for a shell: a worker chooses its own id.
 
-        Empty for servers of somebody else.
+        Empty for observed servers.
         """
         if self.foreign:
             return ""
@@ -60,7 +60,7 @@ class Action:
 
     @property
     def instruction(self) -> str:
-        """What to do by hand with servers of somebody else; empty where `command` does it."""
+        """The sentence that tells an operator what to change at the router of observed servers; empty for others."""
         if not self.foreign:
             return ""
         servers = ", ".join(self.workers)
@@ -220,15 +220,17 @@ def _action(state: ModelState, chosen: Sequence[WorkerState], then: Split, role:
     """Return the action with what it is predicted to leave, as ranges."""
     now, share = role_counts(state.workers), max(ERRORS * state.prompts_error, LEAST_ERROR)
     counts = replace(now, lending=now.mixed) if role == "mixed" else _moved(now, chosen)
-    decodes = decodes_to_come(state, _work_then(state, counts), counts)
-    later = split(state.engine, decodes, counts.prefill, counts.mixed, lending=counts.lending)
+    work = _work_then(state, counts)
+    later = split(
+        state.engine, decodes_to_come(state, work, counts), counts.prefill, counts.mixed, lending=counts.lending
+    )
     least = max(then.prompt_pressure * max(1 - share, 0.0), then.decode_pressure * (1 - DECODE_ERROR))
     # Prompts that are computed sooner decode sooner: the promise covers them.
     most_decode = max(then.decode_pressure, later.decode_pressure)
     most = max(then.prompt_pressure * (1 + share), most_decode * (1 + DECODE_ERROR))
     ids = tuple(sorted(each.id for each in chosen))
     found = {PromisedFigure.PRESSURE: Promise(then.pressure, least, most)}
-    found |= aftermath(state, _work_then(state, counts), counts, then)
+    found |= aftermath(state, work, counts, then)
     widened = {
         figure: promise.widened(state.margins.get((role, figure), NO_MARGIN)) for figure, promise in found.items()
     }

@@ -374,9 +374,9 @@ class ModelState:
     """The mean length of recent answers; 0 if unknown."""
     margins: Margins = field(default_factory=dict)
     foreign: bool = False
-    """Whether the workers are servers of somebody else, which take no command of ours."""
+    """True for observed servers, which take no commands."""
     roles_fixed: bool = False
-    """Whether nothing could give a worker another role, as where all servers do both phases."""
+    """True if no worker can change its role, as where all servers do both phases."""
     silent: Sequence[SilentWorker] = ()
     by_role: Mapping[str, int] = field(default_factory=dict)
     """Workers that take work, by role, the silent ones included."""

@@ -398,7 +398,7 @@ class FormatNames:
     templates: Mapping[str, str] = field(default_factory=dict)
     """The files of chat templates that replace the models' own."""
     as_text: bool = True
-    """Whether tools are given as text to models whose chat template takes none."""
+    """True if models whose chat template takes no tools get them as text."""
 
     def template(self, model: str) -> str:
         """Return the file of a model's chat template; empty for its own."""

@@ -362,7 +362,7 @@ class Choice:
     generation: Generation
     text: ChoiceText
     tools_as_text: bool = False
-    """Whether tools, calls or results stand in the prompt as text, which answers say."""
+    """True if the prompt holds tools, calls or results as text; the answer then reports it."""
 
 
 def first_error(choices: Iterable[Choice]) -> FulcrumError | None:

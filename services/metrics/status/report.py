@@ -15,6 +15,7 @@ from libs.policy.verdict.state import ModelState
 from libs.policy.verdict.watch import Verdict
 from libs.runtime.clock import Clock
 from libs.telemetry.estimates import bounds_of
+from services.metrics.accounting.answer import EstimatedPrefill
 from services.metrics.state import MS_NS, MetricsState
 from services.metrics.status.evaluator import PoolTime, StatusLook, VerdictEvaluator
 from services.metrics.status.observed import ObservedFleetStatus, ObservedView
@@ -56,7 +57,7 @@ class ReportedAction:
     replaces: str
     """The command advised before it for the same cause; empty for the first."""
     instruction: str = ""
-    """What to do by hand where the workers are observed servers, for which there is no command."""
+    """The change to make by hand at observed servers, for which there is no command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,18 +154,6 @@ class MixedStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class EstimatedShare:
-    """Prefill's share of busy time over the last two seconds with its bounds, estimated from servers' own counters.
-
-    Null where nothing ran.
-    """
-
-    prefill: float | None
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class ModelStatus:
     model: str
     known: bool
@@ -177,7 +166,7 @@ class ModelStatus:
     prefill: PrefillStatus
     decode: DecodeStatus
     mixed: MixedStatus
-    estimate: EstimatedShare | None = None
+    estimate: EstimatedPrefill | None = None
     """Null where times are measured."""
 
 
@@ -191,7 +180,7 @@ class WorkerStatus:
     life: str
     """One of starting, running, silent, restarting, gone and back."""
     life_since_unix_ms: int
-    estimate: EstimatedShare | None = None
+    estimate: EstimatedPrefill | None = None
     """Null where times are measured."""
 
 
@@ -211,7 +200,7 @@ class ClusterStatus:
     """The workers whose telemetry this service reads, by id."""
     advice_kept: list[FigureScore]
     """How many promises of followed commands were kept, by figure; figures without any are left out."""
-    estimate: EstimatedShare | None = None
+    estimate: EstimatedPrefill | None = None
     """Of all workers whose times are estimated; null where all times are measured."""
     observed: ObservedFleetStatus | None = None
     """Observed servers, which take the place of a suite; null for a suite."""
@@ -407,8 +396,8 @@ def _with_estimates(status: ClusterStatus, state: MetricsState, observed: Observ
     from_ns = now_ns - ESTIMATED_NS
     times = {each.id: state.fleet.estimates.times(each.id, from_ns, now_ns) for each in status.workers}
 
-    def share_of(worker_ids: Iterable[str]) -> EstimatedShare:
-        return EstimatedShare(*bounds_of(times[each] for each in worker_ids))
+    def share_of(worker_ids: Iterable[str]) -> EstimatedPrefill:
+        return EstimatedPrefill(*bounds_of(times[each] for each in worker_ids))
 
     workers = [replace(each, estimate=share_of([each.id])) for each in status.workers]
     models = [
