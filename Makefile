@@ -230,6 +230,12 @@ settings-page: setup-dev ## write docs/settings.md anew from the settings classe
 chart: setup-dev ## write the Helm chart's schema and profiles anew from settings classes and launch profiles
 	@$(BIN)/python -m deploy.chart
 
+dist: setup-dev ## wheels and source archive of a release in dist/, installed and tried by `make test-dist` (needs Go)
+	@$(BIN)/python -m deploy.dist
+
+test-dist: dist ## install the built wheels in a fresh environment, start a suite from them, ask, stop (5 GB the first time)
+	@bash deploy/try_dist.sh
+
 locks: setup-dev ## resolve pyproject.toml anew into locks/
 	$(LOCK) --universal locks/setup.in -o locks/setup.txt
 	$(LOCK) --universal --no-deps locks/model.in -o locks/model.txt

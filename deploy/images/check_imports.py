@@ -25,7 +25,7 @@ PARTS = {
     ),
     "nvcc": "import flashinfer.jit.cpp_ext as cpp; print(cpp.get_cuda_version())",
     "default model's weights": (
-        "import accelerate, gguf, transformers, libs.engine.torch.convert as convert; convert.find_gguf()"
+        "import accelerate, gguf, transformers, libs.engine.torch.convert as convert; assert convert.find_gguf()"
     ),
     "nixl": "import nixl._api",
     "ucx of nixl": "import nixl_cu13._bindings",

@@ -45,9 +45,10 @@ def complete_log(incomplete: str) -> list[str]:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415 (only when asked)
+        from libs.runtime.release import commit, release  # noqa: PLC0415 (only when asked)
 
-        print(version("fulcrum"))
+        built = commit()
+        print(f"fulcrum {release()} ({built})" if built else f"fulcrum {release()}")
         raise typer.Exit
 
 

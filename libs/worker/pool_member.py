@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Final
 
 import structlog
@@ -22,6 +21,7 @@ from libs.engine.port import DeviceMemory, Engine
 from libs.model.info import ModelInfo, load_model_info
 from libs.policy.worker.assignment import Leaving, leave, too_many
 from libs.runtime.clock import Clock
+from libs.runtime.release import release
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
 from libs.stores.registry import Registry, RegistryDown
@@ -124,7 +124,7 @@ class PoolMember:
             gpu_share=self._settings.gpu_share,
             nodes=1,
             state=self._state,
-            version=version("fulcrum"),
+            version=release(),
             pool=self._pool(),
         )
         role = common.ROLE_MIXED if self._goal.model else common.ROLE_STANDBY

