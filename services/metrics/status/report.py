@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from libs.policy.alerts.store import AlertStore
+from libs.policy.roles import Role
 from libs.policy.verdict.advice import Action
 from libs.policy.verdict.assessment import bounded
 from libs.policy.verdict.causes import Cause, CauseCode
@@ -335,8 +336,8 @@ def _prefill(state: ModelState | None, time: PoolTime, waiting_requests: int | N
 
 def _decode(model: str, state: ModelState | None, time: PoolTime, seen: StatusLook) -> DecodeStatus:
     found = state.pressures if state else None
-    whole = state.engine.kv_tokens * state.standing.mixed if state else 0
-    kv_tokens = sum(each.kv_tokens for each in state.workers) if state else 0
+    decode = [each for each in state.workers if each.role is Role.MIXED] if state else []
+    whole = state.engine.kv_tokens * len(decode) if state else 0
     return DecodeStatus(
         pressure=bounded(found.decode) if found else None,
         batch_pressure=bounded(found.batch) if found else None,
@@ -351,7 +352,7 @@ def _decode(model: str, state: ModelState | None, time: PoolTime, seen: StatusLo
         held=state.held if state else None,
         slots=dict(seen.places).get(model, 0),
         largest_batch=found.largest_batch if found else None,
-        kv_used=kv_tokens / whole if whole else None,
+        kv_used=sum(each.kv_tokens for each in decode) / whole if whole else None,
         kv_tokens=found.kv_tokens if found else None,
         kv_tokens_room=found.kv_room_tokens if found else None,
         context_tokens=found.kv_tokens // found.sequences if found and found.sequences else None,

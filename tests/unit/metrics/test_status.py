@@ -244,6 +244,11 @@ async def test_decodes_are_judged_by_the_target_of_the_planner_that_is_heard_so_
     assert cluster.status().models[0].decode.tpot_target_ms == own, "it is not heard any more"
 
 
+async def test_kv_of_prefill_workers_fills_no_decode_worker(cluster):
+    await cluster.run(10)  # each of the six workers holds 100 of its 1,000 blocks
+    assert cluster.status().models[0].decode.kv_used == pytest.approx(0.1)
+
+
 async def test_lines_of_a_batch_job_press_on_nobody(cluster):
     await cluster.run(30, running=60, batch=240)
     status = cluster.status()
