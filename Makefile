@@ -230,6 +230,10 @@ settings-page: setup-dev ## write docs/settings.md anew from the settings classe
 chart: setup-dev ## write the Helm chart's schema and profiles anew from settings classes and launch profiles
 	@$(BIN)/python -m deploy.chart
 
+docs: setup-dev ## the documentation as a site in build/docs, which opens from disk; a broken link fails
+	@$(BIN)/uvx --from mkdocs --with-requirements locks/docs.txt mkdocs build --quiet --strict -f deploy/docs/mkdocs.yml
+	@echo "build/docs/index.html"
+
 dist: setup-dev ## wheels and source archive of a release in dist/, installed and tried by `make test-dist` (needs Go)
 	@$(BIN)/python -m deploy.dist
 
@@ -241,6 +245,7 @@ locks: setup-dev ## resolve pyproject.toml anew into locks/
 	$(LOCK) --universal --no-deps locks/model.in -o locks/model.txt
 	$(LOCK) --universal --no-deps locks/go.in -o locks/go.txt
 	$(LOCK) --universal locks/clients.in -o locks/clients.txt
+	$(LOCK) --universal locks/docs.in -o locks/docs.txt
 	$(UNIVERSAL) --extra embedded --extra torch --extra gpu --extra plots --extra dev -o locks/dev.txt
 	$(UNIVERSAL) --constraints locks/dev.txt --extra docker --extra kubernetes --extra s3 -o locks/control.txt
 	$(UNIVERSAL) --constraints locks/dev.txt --extra embedded --extra torch --extra gpu -o locks/torch.txt
