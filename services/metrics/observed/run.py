@@ -67,7 +67,9 @@ def observe(settings: MetricsSettings, bus: Bus, clock: Clock) -> "ObservedFleet
     every_ms = every_ms_of(len(targets), settings.observe_every_ms)
     # A scrape covers the time since the one before it, so that windows are whole only after an interval and a scrape.
     settings.live_lag_ms, settings.lag_ms = every_ms + LIVE_LAG_MS, every_ms + LAG_MS
-    traffic = ObservedTraffic(ttft_limit_ns=settings.ttft_deadline_ms * 1_000_000)
+    traffic = ObservedTraffic(
+        ttft_limit_ns=settings.ttft_deadline_ms * 1_000_000, tpot_ns=round(settings.tpot_target_ms * 1e6)
+    )
     return ObservedFleet(targets, bus, clock, traffic, every_ms=every_ms)
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.observe.vllm import QUEUE_TIME, TPOT, TTFT, Buckets, EngineSample, ServerSample
+from libs.policy.verdict.late import Punctuality
 from libs.telemetry.gateways import AwaitedTokens
 from services.metrics.requests import ModelRequests, Percentiles, RequestsReport, RequestSummary, ServiceLevel
 from services.metrics.status.traffic import SPAN_NS, Traffic
@@ -39,9 +40,10 @@ class ObservedTraffic:
     Percentiles are interpolated within a server's buckets, so they are as coarse as those.
     """
 
-    def __init__(self, *, ttft_limit_ns: int) -> None:
-        """`ttft_limit_ns` is the target by which first tokens are late."""
+    def __init__(self, *, ttft_limit_ns: int, tpot_ns: int) -> None:
+        """Both are the targets over which answers are late."""
         self._ttft_limit_s = ttft_limit_ns / SECOND_NS
+        self._tpot_s = tpot_ns / SECOND_NS
         self._seconds: dict[str, deque[_Second]] = {}
 
     def enter(self, model: str, before: ServerSample, after: ServerSample, now_ns: int) -> None:
@@ -88,12 +90,18 @@ class ObservedTraffic:
         """Return 0, as the arrivals that are reported hold computed tokens alone."""
         return 0.0
 
-    def late(self, model: str, now_ns: int, span_ns: int) -> tuple[int, int]:
+    def late(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
         """Return how many first tokens came in a span, and how many of them certainly too late."""
-        found = self._sum([model], now_ns, span_ns).histograms.get(TTFT, Counter())
-        return round(found.total()), round(
-            sum(count for (low_s, _), count in found.items() if low_s >= self._ttft_limit_s)
-        )
+        return self._over(TTFT, self._ttft_limit_s, model, now_ns, span_ns)
+
+    def slow(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
+        """Return how many answers ended in a span, and how many of them were certainly over the TPOT."""
+        return self._over(TPOT, self._tpot_s, model, now_ns, span_ns)
+
+    def _over(self, name: str, limit_s: float, model: str, now_ns: int, span_ns: int) -> Punctuality:
+        found = self._sum([model], now_ns, span_ns).histograms.get(name, Counter())
+        over = sum(count for (low_s, _), count in found.items() if low_s >= limit_s)
+        return Punctuality(round(found.total()), round(over))
 
     def mean_prompt_tokens(self, model: str, now_ns: int) -> float:
         counts = self._sum([model], now_ns, SPAN_NS).counts

@@ -22,7 +22,7 @@ from libs.policy.pressure import WorkerProfile
 from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.assessment import Assessment, assessment_of
 from libs.policy.verdict.causes import Cause
-from libs.policy.verdict.late import late_causes
+from libs.policy.verdict.late import Punctuality, late_causes
 from libs.policy.verdict.promises import PromiseOutcome
 from libs.policy.verdict.refused import refused_causes
 from libs.policy.verdict.state import ModelState, PromisedFigure, SilentWorker, UnknownState, VerdictLimits
@@ -350,9 +350,11 @@ class VerdictEvaluator:
         awaited = self._state.gateways.awaited(now_ns)
         for each in models:
             if isinstance(each, ModelState):
-                answered, late = self.traffic.late(each.model, now_ns, LATE_NS)
+                seen = self.traffic.late(each.model, now_ns, LATE_NS)
                 own = awaited.get(each.model, AwaitedTokens())
-                yield from late_causes(each, answered + sum(count for _, count in own.ages), late + own.overdue)
+                waiting = sum(count for _, count in own.ages)
+                first = Punctuality(seen.requests + waiting, seen.late + own.overdue)
+                yield from late_causes(each, first, self.traffic.slow(each.model, now_ns, LATE_NS))
 
     def _silent(self, batches: Sequence[StepBatch], now_ns: int) -> list[SilentWorker]:
         silent = []

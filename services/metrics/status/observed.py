@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
+from libs.policy.verdict.late import Punctuality
 from libs.telemetry.gateways import AwaitedTokens
 from services.metrics.requests import RequestsReport
 from services.metrics.status.traffic import Traffic
@@ -44,8 +45,12 @@ class TrafficSource(Protocol):
 
     def cache_hit(self, model: str, now_ns: int) -> float: ...
 
-    def late(self, model: str, now_ns: int, span_ns: int) -> tuple[int, int]:
+    def late(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
         """Return how many first tokens came in a span, and how many of them too late."""
+        ...
+
+    def slow(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
+        """Return how many answers ended in a span, and how many of them were over their TPOT."""
         ...
 
     def mean_prompt_tokens(self, model: str, now_ns: int) -> float: ...

@@ -24,6 +24,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     RequestEvent,
 )
 from libs.contracts.roles import role_name
+from libs.policy.verdict.late import Punctuality
 from libs.telemetry.refusals import RefusedTraffic
 from libs.telemetry.rollups import MAX_WORKERS
 from services.metrics.requests import is_computed
@@ -184,14 +185,21 @@ class TrafficLog:
         prompt = sum(each.prompt_tokens for each in own)
         return sum(each.cached_tokens for each in own) / prompt if prompt else 0.0
 
-    def late(self, model: str, now_ns: int, span_ns: int) -> tuple[int, int]:
+    def late(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
         """Return how many of people's requests had their first token in a span, and how many of them too late."""
         self._forget(now_ns)
         since_ns = now_ns - span_ns
         recent = takewhile(lambda each: each.heard_ns > since_ns, reversed(self._requests))  # the only candidates
         own = [each for each in recent if each.model == model and not each.batch]
         timed = [each for each in own if each.ttft_ns and each.ttft_limit_ns and each.first_token_ns > since_ns]
-        return len(timed), sum(each.ttft_ns > each.ttft_limit_ns for each in timed)
+        return Punctuality(len(timed), sum(each.ttft_ns > each.ttft_limit_ns for each in timed))
+
+    def slow(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
+        """Return how many of people's answers ended in a span, and how many of them were over their TPOT."""
+        self._forget(now_ns)
+        recent = takewhile(lambda each: each.heard_ns > now_ns - span_ns, reversed(self._requests))
+        timed = [e for e in recent if e.model == model and not e.batch and e.tpot_ns and e.tpot_target_ns]
+        return Punctuality(len(timed), sum(each.tpot_ns > each.tpot_target_ns for each in timed))
 
     def mean_prompt_tokens(self, model: str, now_ns: int) -> float:
         """Return the mean prompt length of a model's requests without batch jobs; 0 if there were none."""

@@ -1,16 +1,18 @@
-"""Requests that miss their TTFT although no phase is short: green only where clients are served in time."""
+"""Requests that miss their TTFT or TPOT although no phase is short: green only where clients are served in time."""
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent
 from libs.policy.verdict.causes import CauseCode
-from libs.policy.verdict.late import late_causes
+from libs.policy.verdict.late import Punctuality, late_causes
 from libs.policy.verdict.state import Grade
 from libs.policy.verdict.watch import VerdictWatch
 from services.metrics.status.traffic import TrafficLog
 from tests.unit.verdict.test_verdicts import LIMITS, S, state
 
+NONE = Punctuality(0, 0)
+
 
 def judged(requests, late):
-    return next(late_causes(state(), requests, late), None)
+    return next(late_causes(state(), Punctuality(requests, late), NONE), None)
 
 
 def test_more_than_one_late_request_in_twenty_is_a_cause_and_chance_is_none():
@@ -20,6 +22,16 @@ def test_more_than_one_late_request_in_twenty_is_a_cause_and_chance_is_none():
     assert judged(100, 6).grade is Grade.FIRE
     assert judged(10, 2).grade is Grade.HOLD
     assert "6 of 100 requests are over their TTFT of" in judged(100, 6).sentence
+
+
+def test_answers_over_their_tpot_are_late_too_and_ttft_comes_first():
+    slow = next(late_causes(state(), Punctuality(100, 0), Punctuality(80, 9)))
+    assert slow.grade is Grade.FIRE
+    assert "9 of 80 answers are over their TPOT of" in slow.sentence
+    both = next(late_causes(state(), Punctuality(100, 50), Punctuality(80, 9)))
+    assert "50 of 100 requests are over their TTFT" in both.sentence
+    held = next(late_causes(state(), Punctuality(100, 4), Punctuality(80, 9)))
+    assert "over their TPOT" in held.sentence
 
 
 def test_what_is_late_is_named_only_where_nothing_explains_it():
@@ -52,11 +64,25 @@ def test_answers_count_by_the_time_of_their_first_token_and_by_their_own_limit()
     end(1.0, 5.0, at_s=108)
     end(6.0, 0.0, at_s=108)  # it named no limit
     end(6.0, 5.0, at_s=108, decode_s=5)  # its first token came at 103
-    assert log.late("m", 109 * S, 3 * S) == (2, 1)
-    assert log.late("m", 112 * S, 3 * S) == (0, 0)
-    assert log.late("other", 109 * S, 3 * S) == (0, 0)
+    assert log.late("m", 109 * S, 3 * S) == Punctuality(2, 1)
+    assert log.late("m", 112 * S, 3 * S) == NONE
+    assert log.late("other", 109 * S, 3 * S) == NONE
 
 
 def test_a_single_late_request_keeps_the_cause_alive_only_where_it_is_one_in_twenty():
     assert judged(15, 1).grade is Grade.HOLD
     assert judged(21, 1) is None
+
+
+def test_tpot_is_held_against_each_answers_own_target_and_one_token_has_none():
+    log = TrafficLog()
+    for tokens, decode_s, target_ms in ((11, 2.0, 100), (11, 0.5, 100), (11, 2.0, 300), (1, 2.0, 100), (11, 2.0, 0)):
+        log.take(
+            RequestEvent(
+                model="m", outcome=OUTCOME_OK, ttft_ns=S, output_tokens=tokens, decode_ns=round(decode_s * S),
+                tpot_target_us=target_ms * 1_000,
+            ),
+            100 * S,
+        )  # fmt: skip
+    assert log.slow("m", 101 * S, 3 * S) == Punctuality(3, 1)
+    assert log.slow("m", 104 * S, 3 * S) == NONE

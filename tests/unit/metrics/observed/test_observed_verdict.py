@@ -55,7 +55,7 @@ class Observed:
         self.bus = _Bus()
         self.fakes = {name: FakeVllm(now_s=lambda: self.bus.now_ns / 1e9) for name in roles}
         targets = [ObservedTarget(f"http://{name}:1", name, role) for name, role in roles.items()]
-        traffic = ObservedTraffic(ttft_limit_ns=5 * SECOND_NS)
+        traffic = ObservedTraffic(ttft_limit_ns=5 * SECOND_NS, tpot_ns=round(tpot_ms * 1e6))
         self.fleet = ObservedFleet(targets, self.bus, self, traffic, every_ms=500)  # type: ignore[arg-type]
         self.state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()), observes=True)
         self.verdicts = VerdictEvaluator(
