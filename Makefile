@@ -231,7 +231,7 @@ chart: setup-dev ## write the Helm chart's schema and profiles anew from setting
 	@$(BIN)/python -m deploy.chart
 
 docs: setup-dev ## the documentation as a site in build/docs, which opens from disk; a broken link fails
-	@$(BIN)/uvx --from mkdocs --with-requirements locks/docs.txt mkdocs build --quiet --strict -f deploy/docs/mkdocs.yml
+	@$(BIN)/uvx --from mkdocs --with-requirements locks/docs.txt mkdocs build --strict -f deploy/docs/mkdocs.yml
 	@echo "build/docs/index.html"
 
 dist: setup-dev ## wheels and source archive of a release in dist/, installed and tried by `make test-dist` (needs Go)

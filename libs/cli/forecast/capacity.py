@@ -167,7 +167,7 @@ def show_plan(row: dict[str, Any], *, relative: bool) -> None:
     hours, cost = row["gpu_hours"], row["cost"]
     price = f", at a cost of {cost['hourly']:,.0f} and {cost['fixed']:,.0f}" if cost else ""
     console.print(
-        f"GPU-hours: {hours['hourly']:,.0f} by the stretch, {hours['fixed']:,.0f} with the most all along{price}"
+        f"GPU-hours: {_hours(hours['hourly'])} by the stretch, {_hours(hours['fixed'])} with the most all along{price}"
     )
     check = row["check"]
     if check:
@@ -180,6 +180,10 @@ def show_plan(row: dict[str, Any], *, relative: bool) -> None:
         )
     for note in row["notes"]:
         console.print(note, style="dim")
+
+
+def _hours(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _table(row: dict[str, Any], moment: Any) -> Table:
