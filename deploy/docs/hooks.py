@@ -1,16 +1,22 @@
 """What MkDocs does to pages that are read elsewhere too: on the metrics service's /runbook, and in the repository."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # [text](target), as far as target is no address and no anchor of the same page.
+# Search in a page opened from disk needs this script, which the theme would fetch from the network.
+SHIM_URL = re.compile(r'https://[^"]+/iframe-worker/shim')
+SHIM = Path(__file__).with_name("iframe-worker.js")
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Name runbooks by file, and show links to what lies outside the site as text."""
+    """Name runbooks by file, show links to what lies outside the site as text, and keep records out of search."""
+    if page.file.src_path.startswith(("adr/", "results/")):
+        page.meta["search"] = {"exclude": True}
     folder = (DOCS / page.file.src_path).parent
 
     def rewritten(found: re.Match[str]) -> str:
@@ -21,3 +27,20 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return found[0] if inside else text
 
     return LINK.sub(rewritten, markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Load the script of search from the site itself."""
+    up = "../" * page.url.count("/")
+    return SHIM_URL.sub(f"{up}assets/{SHIM.name}", output)
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Do the same for the page of what is not found, which may be served at any depth."""
+    return SHIM_URL.sub(f"/assets/{SHIM.name}", output_content)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Put the script of search, and its licence, into the site."""
+    for file in (SHIM, SHIM.with_suffix(".LICENSE")):
+        shutil.copy(file, Path(config.site_dir) / "assets")
