@@ -63,10 +63,10 @@ def test_alerts_have_one_name_wherever_they_are_told_and_a_page_in_the_runbook()
 
 
 @pytest.mark.parametrize("page", sorted(RUNBOOK.glob("*.md")), ids=lambda path: path.stem)
-def test_a_runbook_page_says_what_it_means_how_to_see_it_and_what_to_do(page: Path) -> None:
+def test_a_runbook_page_says_what_it_means_how_to_see_it_what_to_do_and_when_it_is_over(page: Path) -> None:
     text = page.read_text()
     assert text.startswith(f"# {page.stem}\n")
-    for part in ("**What it means.**", "**How to see it.**", "**What to do.**"):
+    for part in ("**What it means.**", "**How to see it.**", "**What to do.**", "**When it is over.**"):
         assert part in text
     for link in re.findall(r"\]\((Fulcrum\w+)\)", text):
         assert (RUNBOOK / f"{link}.md").exists()
