@@ -93,20 +93,20 @@ class WorkerLives:
 def _new(facts: WorkerFacts, now_ns: int) -> tuple[LifeChange, str] | None:
     # An incarnation is the Unix time in ns at which a worker started.
     young = 0 <= now_ns - facts.incarnation < YOUNG_NS
-    return (LifeChange.STARTED, "it is heard for the first time") if young and not facts.left else None
+    return (LifeChange.STARTED, "first telemetry of this process") if young and not facts.left else None
 
 
 def _changed(known: _Known, facts: WorkerFacts, *, silent: bool) -> tuple[LifeChange, str] | None:
     if facts.incarnation > known.incarnation:
         away_s = max(facts.covered_to_unix_ns - known.covered_to_ns, 0) / 1e9
-        how = "it had left in good order" if known.left else "it had gone without a word"
+        how = "it had drained before" if known.left else "it had not drained before"
         return LifeChange.RESTARTED, f"back after {away_s:.1f} s; {how}"
     if facts.left and not known.left:
-        return LifeChange.LEFT, "it has drained, and leaves in good order"
+        return LifeChange.LEFT, "drained and left"
     if silent and not known.silent:
-        return LifeChange.LOST, f"no telemetry for {SILENT_AFTER_NS / 1e9:g} s, while others are heard"
+        return LifeChange.LOST, f"no telemetry for {SILENT_AFTER_NS / 1e9:g} s, while other workers report"
     if known.silent and not silent and not facts.left:
-        return LifeChange.BACK, "its telemetry comes again"
+        return LifeChange.BACK, "telemetry is back"
     return None
 
 

@@ -167,7 +167,8 @@ def show_plan(row: dict[str, Any], *, relative: bool) -> None:
     hours, cost = row["gpu_hours"], row["cost"]
     price = f", at a cost of {cost['hourly']:,.0f} and {cost['fixed']:,.0f}" if cost else ""
     console.print(
-        f"GPU-hours: {_hours(hours['hourly'])} by the stretch, {_hours(hours['fixed'])} with the most all along{price}"
+        f"GPU-hours: {_hours(hours['hourly'])} if GPUs follow demand,"
+        f" {_hours(hours['fixed'])} if the peak's are kept throughout{price}"
     )
     check = row["check"]
     if check:

@@ -274,7 +274,8 @@ def prefill_facts(model: ModelStatusAnswer) -> list[str]:
             f"{requests}{pool.waiting_prompt_tokens:,} prompt tokens to do{work}" if waits else "nothing waits"
         )
     if model.mixed.workers:
-        facts.append(f"{model.mixed.workers} decode workers help")
+        count = model.mixed.workers
+        facts.append(f"{count} decode worker{'s' * (count != 1)} may compute prompts too")
     return facts
 
 

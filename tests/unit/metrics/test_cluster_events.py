@@ -58,7 +58,7 @@ def test_workers_that_are_there_at_the_first_look_are_no_news() -> None:
 
 
 def test_a_worker_that_comes_back_under_its_name_says_how_it_went() -> None:
-    for left, how in ((False, "without a word"), (True, "in good order")):
+    for left, how in ((False, "had not drained"), (True, "had drained")):
         lives = WorkerLives()
         look(lives, BEGIN_NS, facts("a", BEGIN_NS, left=left))
         again = facts("a", BEGIN_NS + 2 * S_NS, incarnation=BEGIN_NS + S_NS)

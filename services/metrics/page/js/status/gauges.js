@@ -76,7 +76,7 @@ function prefillFacts({ prefill, mixed }) {
   const { waiting_requests: requests, waiting_prompt_tokens: tokens, waiting_s: seconds } = prefill;
   const work = seconds ? `: ${millis(1000 * seconds)} of work` : "";
   const waits = tokens == null ? "" : requests || tokens ? `${requests ? `${plural(requests, "request")} wait, ` : ""}${short(tokens)} tokens${work}` : "nothing waits";
-  return [waits, `busy ${share(prefill.busy)}`, prefill.starved > 0.005 && `starved ${share(prefill.starved)}`, mixed?.workers && `${plural(mixed.workers, "decode worker")} help`];
+  return [waits, `busy ${share(prefill.busy)}`, prefill.starved > 0.005 && `starved ${share(prefill.starved)}`, mixed?.workers && `${plural(mixed.workers, "decode worker")} may compute prompts too`];
 }
 
 function decodeFacts({ decode }) {
