@@ -33,9 +33,10 @@ from services.gateway.messages.schema import (
 )
 from services.gateway.request.choice import AnswerRun, Choice, Piece
 from services.gateway.request.endpoint import Answer
-from services.gateway.request.exchange import News, OneChoiceExchange, error_reply, sse_event
-from services.gateway.request.formats import notes, usage
+from services.gateway.request.exchange import News, error_reply, sse_event
+from services.gateway.request.formats import end_notes, notes, usage
 from services.gateway.request.intake import Arrival
+from services.gateway.request.one_choice import OneChoiceExchange
 from services.gateway.request.parse import ParsedRequest
 from services.gateway.request.prompt import ServedModel
 
@@ -135,7 +136,9 @@ class MessageExchange(OneChoiceExchange):
 
     async def _closing(self, piece: Piece) -> bytes:
         stop = StopDelta(*self._stop(piece))
-        return _encoded([*self._output.end(), MessageDelta(stop, self._usage()), MessageStop()])
+        return _encoded(
+            [*self._output.end(), MessageDelta(stop, self._usage(), end_notes(self._choice)), MessageStop()]
+        )
 
     def _stop(self, piece: Piece) -> tuple[StopReason | None, str | None]:
         matched, finish = self._choice.text.stop_string, piece.finish

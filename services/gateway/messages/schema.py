@@ -267,6 +267,7 @@ class BlockStop(Struct, tag="content_block_stop"):
 class MessageDelta(Struct, tag="message_delta"):
     delta: StopDelta
     usage: MessageUsage
+    x_fulcrum: Notes | UnsetType = UNSET
 
 
 class MessageStop(Struct, tag="message_stop"):

@@ -69,7 +69,9 @@ def sent(
 ) -> Wire:
     """Return what is sent of an answer that comes in these pieces and then ends, with an error if there is one."""
     waiting = list(pieces)
-    text = SimpleNamespace(done=False, error=None, stop_string=stop_string, prompt=None, reasoning_tokens=None)
+    text = SimpleNamespace(
+        done=False, error=None, stop_string=stop_string, prompt=None, record=None, reasoning_tokens=None
+    )
 
     async def wait() -> None:
         text.done = len(waiting) < 2
