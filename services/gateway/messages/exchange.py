@@ -23,6 +23,7 @@ from services.gateway.messages.schema import (
     MessageStop,
     MessageUsage,
     OutputBlock,
+    Ping,
     StopDelta,
     StopReason,
     TextDelta,
@@ -126,7 +127,7 @@ class MessageExchange(OneChoiceExchange):
         return message
 
     def _opening(self) -> bytes:
-        return _encoded([MessageStart(self._message())])
+        return _encoded([MessageStart(self._message()), Ping()])
 
     def _further(self, piece: Piece) -> bytes:
         return _encoded(self._output.push(piece.runs or ()))

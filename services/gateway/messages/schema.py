@@ -250,6 +250,10 @@ class MessageStart(Struct, tag="message_start"):
     message: MessageOut
 
 
+class Ping(Struct, tag="ping"):
+    pass
+
+
 class BlockStart(Struct, tag="content_block_start"):
     index: int
     content_block: OutputBlock
@@ -274,7 +278,7 @@ class MessageStop(Struct, tag="message_stop"):
     pass
 
 
-Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessageErrorReply
+Event = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessageErrorReply
 
 MESSAGE_ROUTES: Final = (
     Declared(PATH, "Answer a chat as a message of Anthropic's API.", MessageRequest, MessageOut, MessageErrorReply),
