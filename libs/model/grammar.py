@@ -1,6 +1,6 @@
 """`python -m libs.model.grammar`: check whether answers can be constrained to a JSON schema, read from stdin.
 
-It prints `fault`, the reason if they cannot, and `schema`, the schema as the library reads it. A JSON string on
+It prints `fault`, the reason if they cannot, and the parts of a `LooseSchema`. A JSON string on
 stdin is a rule's right-hand side instead: a pattern, or choices.
 
 This is a process of its own, since no limit of the library bounds all of its compiler. Intersections of patterns
@@ -14,13 +14,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from libs.model.json_schema import SchemaRefused, normalise
+from libs.model.loose_schema import LooseSchema, loosen
+from libs.model.schema_keywords import SchemaRefused
 
 MAX_CPU_S: Final = 2
 MAX_MEMORY_BYTES: Final = 2 * 1024**3
 _FAILED = "failed to compile JSON schema: "
 # An escaped character, or a slash, which would end a pattern.
 _BARE: Final = re.compile(r"\\.|/", re.DOTALL)
+# Parts of the library's errors about patterns that other dialects allow.
+_UNSUPPORTED: Final = ("look-around", "backreferences", "lookaround", "lookahead", "word boundar")
 _BYTES: Final = 256
 _MAX_PLACE_CHARS: Final = 200
 _TRIED_BYTES: Final = 8
@@ -90,16 +93,34 @@ def fault_of_rule(rule: str) -> str:
 
 def kept_schema(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Return the schema as the library reads it, and why answers cannot be constrained to it; empty if they can."""
+    loose, fault = loose_schema(schema)
+    return ({}, fault or loose.reason) if fault or loose.omitted else (loose.schema, "")
+
+
+def loose_schema(schema: Mapping[str, Any]) -> tuple[LooseSchema, str]:
+    """Return the schema without what cannot be enforced, and why no answer can fit it; empty if one can."""
+    try:
+        return loosen(schema, _fault_of_pattern, _fault_of_schema), ""
+    except SchemaRefused as refused:
+        return LooseSchema({}), str(refused)
+    except RecursionError:
+        return LooseSchema({}), "it is nested too deep"
+
+
+def _fault_of_schema(schema: Mapping[str, Any]) -> str:
     from llguidance import LLMatcher  # noqa: PLC0415 (its caller's process may not need it)
 
-    try:
-        schema = normalise(schema)
-    except SchemaRefused as refused:
-        return {}, str(refused)
-    except RecursionError:
-        return {}, "it is nested too deep"
     reason = LLMatcher.validate_grammar(f"start: {json_rule(schema)}").strip()
-    return schema, reason.partition(_FAILED)[2].partition("\n   1 |")[0].strip() or reason[:200]
+    return reason.partition(_FAILED)[2].partition("\n   1 |")[0].strip() or reason[:200]
+
+
+def _fault_of_pattern(pattern: str) -> str:
+    """Return why a look-around, or what else a grammar has no form for, keeps a pattern from being enforced.
+
+    A pattern that is wrong in any dialect, or matches nothing, has no such fault: no answer fits its schema.
+    """
+    fault = _fault_of_schema({"type": "string", "pattern": pattern})
+    return fault if any(each in fault for each in _UNSUPPORTED) else ""
 
 
 def main() -> None:
@@ -107,8 +128,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     asked = json.load(sys.stdin)
-    kept, fault = ({}, fault_of_rule(asked)) if isinstance(asked, str) else kept_schema(asked)
-    json.dump({"schema": kept, "fault": fault}, sys.stdout)
+    loose, fault = (LooseSchema({}), fault_of_rule(asked)) if isinstance(asked, str) else loose_schema(asked)
+    json.dump({**loose._asdict(), "fault": fault}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -8,52 +8,25 @@ say so.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Literal, cast
 from urllib.parse import unquote, urljoin
 
 from libs.model.schema_alternatives import TYPES, Alternatives, Schema, name_of, same, types_of
-
-# Nesting depth of objects and lists; the library reads 128.
-MAX_DEPTH: Final = 120
-# Larger numbers lose digits in the library, as they do in JavaScript.
-_MAX_EXACT: Final = 2**53 - 1
-_MAX_SIZE: Final = 2**31 - 1
-# Formats that are enforced. The draft has `format` as an annotation, so any other one is ignored.
-FORMATS: Final = frozenset(
-    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+from libs.model.schema_keywords import (
+    DRAFT,
+    FORMATS,
+    IN_PLACE,
+    KEPT,
+    KNOWN,
+    MAX_DEPTH,
+    MAX_EXACT,
+    MAX_SIZE,
+    NO_SCHEMAS,
+    SIZES,
+    TYPE_OF,
+    NotEnforced,
+    SchemaRefused,
 )
-_DRAFT: Final = re.compile(
-    r"https?://(www\.)?json-schema\.org/(schema|draft-0[4-7]/(hyper-)?schema|draft/20(19-09|20-12)/(hyper-)?schema)/?#?",
-    re.IGNORECASE,
-)
-_ARRAYS = ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains")
-_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
-# Keywords by the type of value that they constrain. They have no effect on other types.
-_BY_TYPE: Final[Mapping[str, tuple[str, ...]]] = {
-    "string": ("minLength", "maxLength", "pattern", "format"),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    "array": (*_ARRAYS, "maxContains", "unevaluatedItems"),
-    "object": (
-        *(*_OBJECTS, "propertyNames", "dependencies", "dependentRequired", "dependentSchemas"),
-        "unevaluatedProperties",
-    ),
-}
-_TYPE_OF: Final = {keyword: kind for kind, keywords in _BY_TYPE.items() for keyword in keywords}
-_IN_PLACE: Final = ("$ref", "allOf", "anyOf", "oneOf")
-# Keywords that may constrain a value. All others are annotations, as in the draft.
-_KNOWN: Final = frozenset(
-    {*_TYPE_OF, *_IN_PLACE, "type", "enum", "const", "not", "if", "then", "else", "$dynamicRef", "$recursiveRef"}
-)
-_KEPT: Final = frozenset(
-    {*_BY_TYPE["string"], *_BY_TYPE["number"], *_OBJECTS, *_IN_PLACE}
-    | {"type", "enum", "items", "prefixItems", "minItems", "maxItems"}
-)
-_SIZES: Final = ("Length", "Items", "Properties", "Contains")
-_NO_SCHEMAS: Final = ("enum", "const", "default", "examples", "required")
-
-
-class SchemaRefused(Exception):
-    """A schema has a constraint that cannot be enforced; the message says which, and where."""
 
 
 def normalise(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +56,8 @@ class _Document:
         """Names of definitions, by the `id()` of the original schema."""
         self._definitions: dict[str, Schema] = {}
         self._pending: list[tuple[str, Any, Any]] = []
-        self._one_ofs: list[dict[str, Any]] = []
+        self._one_ofs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """Schemas with `oneOf`, normalised and original."""
         self._index(root, root, "", MAX_DEPTH)
 
     def whole(self) -> dict[str, Any]:
@@ -95,9 +69,11 @@ class _Document:
             self._definitions[name] = self._schema(target, resource)
         for definition in self._definitions.values():
             self._without_lone_ref(definition)
-        for schema in self._one_ofs:
+        for schema, original in self._one_ofs:
             if not Alternatives(self._definitions).prove(schema):
-                raise SchemaRefused("oneOf: its alternatives are not known to exclude one another; use anyOf")
+                error = NotEnforced("oneOf: its alternatives are not known to exclude one another; use anyOf", "oneOf")
+                error.schema = original
+                raise error
         root = self._without_lone_ref(root)
         if not isinstance(root, dict):
             raise SchemaRefused("nothing fits it: it is not, or false")
@@ -134,7 +110,7 @@ class _Document:
                 self._anchors[id(resource), anchor] = value
         self._homes[id(value)] = resource
         for key, each in value.items():
-            if key not in _NO_SCHEMAS:
+            if key not in NO_SCHEMAS:
                 self._index(each, resource, base, depth - 1)
 
     def _id_of(self, schema: Mapping[str, Any]) -> str:
@@ -189,7 +165,7 @@ class _Document:
     def _followed(self, schema: Any, resource: Any) -> tuple[Any, Any]:
         """Return the schema at the end of a chain of references, and its resource."""
         for _ in range(MAX_DEPTH):
-            if not isinstance(schema, dict) or "$ref" not in schema or set(schema) & _KNOWN != {"$ref"}:
+            if not isinstance(schema, dict) or "$ref" not in schema or set(schema) & KNOWN != {"$ref"}:
                 return schema, resource
             schema = self._target(schema["$ref"], resource)
             resource = self._homes.get(id(schema), resource) if isinstance(schema, dict) else resource
@@ -201,8 +177,19 @@ class _Document:
         place = "/".join(self._path)
         return SchemaRefused(f"{reason} (at #/{_short(place)})" if place else reason)
 
-    def _cannot(self, keyword: str) -> SchemaRefused:
-        return self._refused(f"{keyword} is not served")
+    def _cannot(self, keyword: str, reason: str = "") -> NotEnforced:
+        """Return the error for a keyword of the schema that is being read. `reason` describes it further."""
+        return NotEnforced(str(self._refused(f"{keyword}{reason} is not served")), keyword)
+
+    def _probe(self, schema: Any, resource: Any, keyword: str, *path: str) -> Schema:
+        """Return a subschema whose result decides about `keyword`. Raise NotEnforced for that keyword."""
+        depth = len(self._path)
+        try:
+            return self._child(schema, resource, keyword, *path)
+        except NotEnforced:
+            # A weaker subschema could make the whole one stricter, so all of the keyword is not enforced.
+            del self._path[depth:]
+            raise self._cannot(keyword) from None
 
     def _child(self, schema: Any, resource: Any, *path: str) -> Schema:
         self._path += path
@@ -219,10 +206,18 @@ class _Document:
             raise SchemaRefused(f"it is nested deeper than {MAX_DEPTH} levels")
         resource = self._homes.get(id(schema), resource)
         draft = schema.get("$schema")
-        if draft is not None and not (isinstance(draft, str) and _DRAFT.fullmatch(draft)):
+        if draft is not None and not (isinstance(draft, str) and DRAFT.fullmatch(draft)):
             raise self._refused(f"$schema: {_short(str(draft))} is none of JSON Schema's drafts 4 to 2020-12")
+        try:
+            return self._keywords(schema, resource)
+        except NotEnforced as error:
+            if error.schema is None and isinstance(schema, dict):
+                error.schema = schema
+            raise
+
+    def _keywords(self, schema: Mapping[str, Any], resource: Any) -> Schema:
         kinds = self._kinds(schema.get("type"))
-        own = {key: value for key, value in schema.items() if key in _KNOWN and _TYPE_OF.get(key, "") in kinds}
+        own = {key: value for key, value in schema.items() if key in KNOWN and TYPE_OF.get(key, "") in kinds}
         self._values(own)
         self._sizes(own)
         self._numbers(own)
@@ -234,10 +229,10 @@ class _Document:
         if found is False:
             return False
         for keyword in found:
-            if keyword not in _KEPT:
+            if keyword not in KEPT:
                 raise self._cannot(keyword)
         if "oneOf" in found:
-            self._one_ofs.append(found)
+            self._one_ofs.append((found, cast("dict[str, Any]", schema)))
         return found["allOf"][0] if set(found) == {"allOf"} and len(found["allOf"]) == 1 else found
 
     def _kinds(self, named: Any) -> frozenset[str]:
@@ -254,12 +249,12 @@ class _Document:
 
     def _sizes(self, own: dict[str, Any]) -> None:
         """Write integral floats as integers, and drop lower bounds of 0."""
-        for key in [key for key in own if key.startswith(("min", "max")) and key.endswith(_SIZES)]:
+        for key in [key for key in own if key.startswith(("min", "max")) and key.endswith(SIZES)]:
             value = own[key]
             whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
             if not whole or isinstance(value, bool) or value < 0:
                 raise self._refused(f"{key} must be a whole number of 0 or more, not {_short(str(value))}")
-            own[key] = min(int(value), _MAX_SIZE)
+            own[key] = min(int(value), MAX_SIZE)
             if key in ("minLength", "minItems", "minProperties") and not value:
                 del own[key]
 
@@ -271,9 +266,9 @@ class _Document:
                 continue
             if not isinstance(value, int | float):
                 raise self._refused(f"{key} must be a number")
-            if value * sign > _MAX_EXACT:
-                own[key] = sign * _MAX_EXACT
-            elif value * sign < -_MAX_EXACT:
+            if value * sign > MAX_EXACT:
+                own[key] = sign * MAX_EXACT
+            elif value * sign < -MAX_EXACT:
                 raise self._refused(f"{key}: numbers beyond 2**53 cannot be kept to")
 
     def _values(self, own: dict[str, Any]) -> None:
@@ -282,14 +277,14 @@ class _Document:
         if "const" in own:
             const = own.pop("const")
             own["enum"] = [each for each in values if same(each, const)] if "enum" in own else [const]
-        if any(abs(value) > _MAX_EXACT + 1 for value in _numbers_in(own.get("enum"), MAX_DEPTH)):
+        if any(abs(value) > MAX_EXACT + 1 for value in _numbers_in(own.get("enum"), MAX_DEPTH)):
             raise self._refused("numbers beyond 2**53 cannot be kept to")
         if not isinstance(own.get("format", ""), str):
             raise self._refused("format must be a string")
         if own.get("format") not in FORMATS:
             own.pop("format", None)
         if "allOf" in own:  # other keywords depend on its presence
-            own["allOf"] = [each for each in self._list(own, "allOf") if not _asks_nothing(each)]
+            own["allOf"] = [] if all(map(_asks_nothing, self._list(own, "allOf"))) else own["allOf"]
         for key, empty in (("required", []), ("allOf", []), ("patternProperties", {})):
             if own.get(key) == empty:
                 del own[key]
@@ -301,13 +296,13 @@ class _Document:
             key: self._child(own.pop(key), resource, key) for key in ("then", "else") if key in own
         }
         if condition is not None and any(branch != {} for branch in branches.values()):
-            decided = self._child(condition, resource, "if")
+            decided = self._probe(condition, resource, "if")
             if decided and decided != {}:
                 raise self._cannot("if")
             branch = "else" if decided is False else "then"
             own["allOf"] = [*self._list(own, "allOf"), _Normalised(branches.get(branch, {}))]
         if "not" in own:
-            denied = self._child(own.pop("not"), resource, "not")
+            denied = self._probe(own.pop("not"), resource, "not")
             if denied is not False:
                 if denied != {}:
                     raise self._cannot("not")
@@ -331,12 +326,12 @@ class _Document:
         if not isinstance(unique, bool):
             raise self._refused("uniqueItems must be a boolean")
         if unique and own.get("maxItems", 2) > 1:
-            raise self._cannot("uniqueItems: true")
+            raise self._cannot("uniqueItems", ": true")
         self._contains(own, resource)
         if "unevaluatedItems" in own:
             rest = own.pop("unevaluatedItems")
             if "items" not in own:
-                if any(key in own for key in _IN_PLACE) and self._child(rest, resource, "unevaluatedItems") != {}:
+                if any(key in own for key in IN_PLACE) and self._probe(rest, resource, "unevaluatedItems") != {}:
                     raise self._cannot("unevaluatedItems")
                 own["items"] = rest
 
@@ -347,7 +342,7 @@ class _Document:
         wanted = own.pop("contains")
         if most is None and not least:
             return
-        if self._child(wanted, resource, "contains") != {}:
+        if self._probe(wanted, resource, "contains") != {}:
             raise self._cannot("contains")
         own["minItems"] = max(own.get("minItems", 0), least)
         if most is not None:
@@ -359,11 +354,11 @@ class _Document:
             own.pop("minProperties", None)
         elif own["minProperties"] > len(required) + 1:
             # The library allows an unlisted name twice, so it cannot count distinct ones.
-            raise self._cannot("minProperties of more than one beyond those required")
+            raise self._cannot("minProperties", " of more than one beyond those required")
         if "unevaluatedProperties" in own:
             rest = own.pop("unevaluatedProperties")
             if "additionalProperties" not in own:
-                if any(key in own for key in _IN_PLACE) and self._child(rest, resource, "unevaluatedProperties") != {}:
+                if any(key in own for key in IN_PLACE) and self._probe(rest, resource, "unevaluatedProperties") != {}:
                     raise self._cannot("unevaluatedProperties")
                 own["additionalProperties"] = rest
 
@@ -384,7 +379,7 @@ class _Document:
                         required = own["required"] = [*required, *needed]
                     elif not set(needed) <= {key, *required}:
                         raise self._cannot(keyword)
-                elif self._child(needed, resource, keyword, key) != {}:
+                elif self._probe(needed, resource, keyword, key) != {}:
                     raise self._cannot(keyword)
         return set(required)
 
@@ -392,19 +387,19 @@ class _Document:
         """Write `propertyNames` as properties or a pattern of them. A rule without effect on names is dropped."""
         if "propertyNames" not in own:
             return
-        names = self._child(*self._followed(own.pop("propertyNames"), resource), "propertyNames")
+        names = self._probe(*self._followed(own.pop("propertyNames"), resource), "propertyNames")
         if names is False or (isinstance(names, dict) and "string" not in types_of(names)):
             own["maxProperties"] = 0
             return
         assert isinstance(names, dict)
-        asked = {key: value for key, value in names.items() if _TYPE_OF.get(key, "string") == "string"}
+        asked = {key: value for key, value in names.items() if TYPE_OF.get(key, "string") == "string"}
         for ignored in ("type", "format"):
             asked.pop(ignored, None)
         if not asked:
             return
         more, known = own.get("additionalProperties", True), own.get("properties", {})
         if "patternProperties" in own or not isinstance(known, dict):
-            raise self._cannot("propertyNames beside patternProperties")
+            raise self._cannot("propertyNames", " beside patternProperties")
         if set(asked) == {"enum"}:
             allowed = [name for name in asked["enum"] if isinstance(name, str)]
             own["properties"] = {
@@ -412,7 +407,7 @@ class _Document:
                 **{name: more for name in allowed if name not in known},
             }
         elif known or not (set(asked) == {"pattern"} or set(asked) <= {"minLength", "maxLength"}):
-            raise self._cannot("propertyNames of more than a pattern, a length or names")
+            raise self._cannot("propertyNames", " of more than a pattern, a length or names")
         else:
             length = rf"^[\s\S]{{{asked.get('minLength', 0)},{asked.get('maxLength', '')}}}$"
             own["patternProperties"] = {str(asked.get("pattern", length)): more}
@@ -480,7 +475,7 @@ class _Normalised:
 
 
 def _asks_nothing(schema: Any) -> bool:
-    return schema is True or (isinstance(schema, dict) and not schema.keys() & _KNOWN)
+    return schema is True or (isinstance(schema, dict) and not schema.keys() & KNOWN)
 
 
 def _numbers_in(value: Any, depth: int) -> Iterator[float]:

@@ -65,13 +65,18 @@ class SystemTransport:
 
 
 def guarded_transport(
-    settings: HttpSettings, metrics: CollectorRegistry, on_refusal: Callable[[FulcrumError], None] | None = None
+    settings: HttpSettings,
+    metrics: CollectorRegistry,
+    on_refusal: Callable[[FulcrumError], None] | None = None,
+    error_body: Callable[[FulcrumError, str], object] | None = None,
 ) -> SystemTransport:
     """Return the transport of a service with an HTTP port, whose connections are bounded and counted in `metrics`.
 
     `on_refusal` is called with the error of each request or connection that is refused before any route sees it.
+    `error_body` returns what its client gets, by the request's path.
     """
     guard = settings.http_guard()
+    guard.error_body = error_body or guard.error_body
     guard.on_refusal = on_refusal or guard.on_refusal
     metrics.register(guard)
     return SystemTransport(settings, guard)

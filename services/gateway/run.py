@@ -41,7 +41,7 @@ from libs.stores.responses import MemoryResponses, ResponseStore
 from services.gateway.batch.run import BatchPorts, Serving, make_batch
 from services.gateway.fleet import SilenceWatch, WorkerLinks
 from services.gateway.link import StreamTraffic
-from services.gateway.messages.errors import MessagesDialect
+from services.gateway.messages.errors import MessagesDialect, refused_body
 from services.gateway.messages.exchange import MessageReader
 from services.gateway.messages.schema import MESSAGE_ROUTES
 from services.gateway.messages.schema import PATH as MESSAGES_PATH
@@ -107,7 +107,7 @@ async def open_gateway(
 ) -> AsyncIterator[RunningGateway]:
     """Serve on a bound socket while the context is open, then drain for up to `settings.drain_s`."""
     metrics, refusals = GatewayMetrics(), RefusalCounts()
-    transport = transport or guarded_transport(settings, metrics.registry, refusals.turned_away)
+    transport = transport or guarded_transport(settings, metrics.registry, refusals.turned_away, refused_body)
     fleet = _fleet(settings, transport, metrics, tasks, clock)
     demand, scheduler = DemandPublisher(ports.bus, settings.id, clock), LoopScheduler(clock, tasks, "expiry")
     limiter = _limiter(ports, clock, settings.id, tasks)

@@ -169,12 +169,12 @@ class UnframedCycle(RequestResponseCycle):
         await super().send(message)
 
 
-def refusal(error: FulcrumError, *, to_head: bool = False) -> bytes:
-    """Return a whole response in the shape of the API's errors, after which the connection ends.
+def refusal(error: FulcrumError, *, to_head: bool = False, shown: object = None) -> bytes:
+    """Return a whole response, after which the connection ends.
 
-    A response to HEAD has no body.
+    `shown` is its body, in place of the shape of all APIs' errors. A response to HEAD has no body.
     """
-    body = msgspec.json.encode(error.http_body)
+    body = msgspec.json.encode(error.http_body if shown is None else shown)
     head = f"HTTP/1.1 {error.http_status} {http.HTTPStatus(error.http_status).phrase}\r\n"
     own = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     lines = (f"{name}: {value}\r\n" for name, value in (own | error.http_headers).items())
@@ -422,11 +422,17 @@ class Connection(HttpToolsProtocol):
         """Return whether the request being read is a HEAD, whose response has no body."""
         return self._in_head and bool(self.parser.get_method() == b"HEAD")
 
+    def _path(self) -> str:
+        """Return the path of the request that was read last; empty before the first one."""
+        target: bytes = getattr(self, "url", b"")
+        return target.partition(b"?")[0].decode("latin-1")
+
     def _answer_refusal(self, error: FulcrumError, *, to_head: bool) -> None:
         self._refusal = None
         if self.transport.is_closing():
             return
-        self.transport.write(refusal(error, to_head=to_head))
+        shown = self._guard.error_body(error, self._path())
+        self.transport.write(refusal(error, to_head=to_head, shown=shown))
         self.transport.write_eof()
         self.flow.resume_reading()
         self._lingers_until_s = self.loop.time() + self._bounds.linger_s

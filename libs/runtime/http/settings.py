@@ -58,6 +58,8 @@ class ConnectionGuard(Collector):
         self._refused: Counter[str] = Counter()
         self.on_refusal: Callable[[FulcrumError], None] = lambda _: None
         """Called with each error that `count_refusal` counts."""
+        self.error_body: Callable[[FulcrumError, str], object] = lambda error, _: error.http_body
+        """Returns the body of a refusal by its error and the path of the request, which is empty before a head."""
 
     def enter(self, address: str) -> FulcrumError | None:
         """Count a connection and return the error to refuse it with if it is one too many. Either way it must

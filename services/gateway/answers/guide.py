@@ -46,7 +46,11 @@ class SchemaVerdict(NamedTuple):
     fault: str
     """The reason why the schema cannot be enforced; empty if it can."""
     schema: str = "{}"
-    """An equal or stricter schema as JSON, in the grammar library's form. Unused for a rule."""
+    """A schema as JSON, in the grammar library's form. Unused for a rule."""
+    omitted: tuple[str, ...] = ()
+    """JSON pointers of keywords that the grammar does not enforce."""
+    reason: str = ""
+    """Why the first of them cannot be enforced."""
 
 
 class SchemaCheck:
@@ -70,6 +74,19 @@ class SchemaCheck:
             self._verdicts.move_to_end(schema)
         return found
 
+    async def satisfied(self, pairs: Sequence[tuple[str, Mapping[str, Any]]], tenant: str = "") -> list[bool | None]:
+        """Return for each text and schema whether the text is an instance; None if that could not be found out.
+
+        It has the bounds of a schema's check, and a request that they stop has its answer all the same.
+        """
+        try:
+            async with self.slots.slot(tenant):
+                code, said = await _run("libs.model.instances", json.dumps(pairs))
+        except QueueFull:
+            code, said = -1, b""
+        found: list[bool | None] = json.loads(said) if not code else [None] * len(pairs)
+        return found
+
     async def _check(self, schema: str, tenant: str) -> SchemaVerdict:
         """Check a schema once, however many of the tenant's requests wait for it."""
         async with self._checks.setdefault((tenant, schema), asyncio.Lock()):
@@ -91,33 +108,41 @@ class SchemaCheck:
 
 
 def _chars(schema: str, verdict: SchemaVerdict) -> int:
-    return len(schema) + len(verdict.fault) + len(verdict.schema)
+    return len(schema) + len(verdict.fault) + len(verdict.schema) + sum(map(len, verdict.omitted))
 
 
 async def _ask(schema: str) -> SchemaVerdict:
+    code, said = await _run("libs.model.grammar", schema)
+    if code in _OUT_OF_TIME:
+        return SchemaVerdict(f"it takes more than {MAX_CPU_S} s to compile")
+    if code > 0:
+        raise RuntimeError(f"the check of a schema ended with {code}")
+    if code:
+        return SchemaVerdict(f"it takes more than {MAX_MEMORY_BYTES} bytes to compile")
+    found = json.loads(said)
+    fault, reason = (found[each][:MAX_REASON_CHARS] for each in ("fault", "reason"))
+    return SchemaVerdict(fault, json.dumps(found["schema"]), tuple(found["omitted"]), reason)
+
+
+async def _run(module: str, given: str) -> tuple[int, bytes]:
+    """Run a module on a text in a process of its own; return its exit code and output."""
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "libs.model.grammar"),
+        *(sys.executable, "-m", module),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
         async with asyncio.timeout(MAX_CHECK_S):
-            said, _ = await child.communicate(schema.encode())
+            said, _ = await child.communicate(given.encode())
     except TimeoutError:
         raise QueueFull("the schema could not be checked in time", retry_after_s=RETRY_AFTER_S) from None
     finally:
         if child.returncode is None:
             child.kill()
             await child.wait()
-    if child.returncode in _OUT_OF_TIME:
-        return SchemaVerdict(f"it takes more than {MAX_CPU_S} s to compile")
-    if child.returncode is None or child.returncode > 0:
-        raise RuntimeError(f"the check of a schema ended with {child.returncode}")
-    if child.returncode:
-        return SchemaVerdict(f"it takes more than {MAX_MEMORY_BYTES} bytes to compile")
-    found = json.loads(said)
-    return SchemaVerdict(found["fault"][:MAX_REASON_CHARS], json.dumps(found["schema"]))
+    assert child.returncode is not None
+    return child.returncode, said
 
 
 _DEFINITIONS: Final = ("$defs", "definitions")

@@ -47,6 +47,13 @@ def _in_known_words(message: str) -> str:
     return f"input length and `max_tokens` exceed context limit: {prompt} + {more} > {context}"
 
 
+def refused_body(error: FulcrumError, path: str) -> object:
+    """Return the body of an error that is raised before any route, in the form of the route's API."""
+    if path not in (PATH, COUNT_PATH):
+        return error.http_body
+    return message_error(error.http_status, error_reply(error).error, None)
+
+
 class MessagesDialect:
     """The middleware of Anthropic's routes: a key in `x-api-key` becomes a bearer's, and errors get their form.
 

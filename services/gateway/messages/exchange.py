@@ -23,6 +23,7 @@ from services.gateway.messages.schema import (
     MessageStop,
     MessageUsage,
     OutputBlock,
+    Ping,
     StopDelta,
     StopReason,
     TextDelta,
@@ -33,9 +34,10 @@ from services.gateway.messages.schema import (
 )
 from services.gateway.request.choice import AnswerRun, Choice, Piece
 from services.gateway.request.endpoint import Answer
-from services.gateway.request.exchange import News, OneChoiceExchange, error_reply, sse_event
-from services.gateway.request.formats import notes, usage
+from services.gateway.request.exchange import News, error_reply, sse_event
+from services.gateway.request.formats import end_notes, notes, usage
 from services.gateway.request.intake import Arrival
+from services.gateway.request.one_choice import OneChoiceExchange
 from services.gateway.request.parse import ParsedRequest
 from services.gateway.request.prompt import ServedModel
 
@@ -125,7 +127,7 @@ class MessageExchange(OneChoiceExchange):
         return message
 
     def _opening(self) -> bytes:
-        return _encoded([MessageStart(self._message())])
+        return _encoded([MessageStart(self._message()), Ping()])
 
     def _further(self, piece: Piece) -> bytes:
         return _encoded(self._output.push(piece.runs or ()))
@@ -135,7 +137,9 @@ class MessageExchange(OneChoiceExchange):
 
     async def _closing(self, piece: Piece) -> bytes:
         stop = StopDelta(*self._stop(piece))
-        return _encoded([*self._output.end(), MessageDelta(stop, self._usage()), MessageStop()])
+        return _encoded(
+            [*self._output.end(), MessageDelta(stop, self._usage(), end_notes(self._choice)), MessageStop()]
+        )
 
     def _stop(self, piece: Piece) -> tuple[StopReason | None, str | None]:
         matched, finish = self._choice.text.stop_string, piece.finish

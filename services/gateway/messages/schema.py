@@ -250,6 +250,10 @@ class MessageStart(Struct, tag="message_start"):
     message: MessageOut
 
 
+class Ping(Struct, tag="ping"):
+    pass
+
+
 class BlockStart(Struct, tag="content_block_start"):
     index: int
     content_block: OutputBlock
@@ -267,13 +271,14 @@ class BlockStop(Struct, tag="content_block_stop"):
 class MessageDelta(Struct, tag="message_delta"):
     delta: StopDelta
     usage: MessageUsage
+    x_fulcrum: Notes | UnsetType = UNSET
 
 
 class MessageStop(Struct, tag="message_stop"):
     pass
 
 
-Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessageErrorReply
+Event = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessageErrorReply
 
 MESSAGE_ROUTES: Final = (
     Declared(PATH, "Answer a chat as a message of Anthropic's API.", MessageRequest, MessageOut, MessageErrorReply),

@@ -25,6 +25,8 @@ class ToolUse:
     """Whether the model has to call at least one tool."""
     named: str | None = None
     """The only tool that the model may call, and has to."""
+    strict: frozenset[str] = frozenset()
+    """The tools whose whole schema must be enforced."""
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
@@ -61,6 +63,7 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
         chars=len(msgspec.json.encode(tools)),
         required=named is not None or choice == "required",
         named=named,
+        strict=frozenset(tool.function.name for tool in tools if tool.function.strict),
     )
 
 

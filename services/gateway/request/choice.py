@@ -9,6 +9,7 @@ from libs.dispatch.generation import ApiFinishReason, Generation, unmade
 from libs.engine.reports import Logprob
 from libs.model.tokenizer import Decoder, Tokenizer
 from services.gateway.answers.parts import AnswerPart, AnswerReader, PartKind, is_content
+from services.gateway.request.unchecked import AnswerRecord
 
 
 @dataclass(slots=True)
@@ -140,6 +141,7 @@ class ChoiceText:
         parts: PartReaders | None = None,
         ordered: bool = False,
         prompt: PromptShown | None = None,
+        record: AnswerRecord | None = None,
         changed: Callable[[], None],
     ) -> None:
         """`silent_token_ids` end the text and are no part of it. No stop string ends within the text of the first
@@ -147,7 +149,7 @@ class ChoiceText:
 
         `parts` is None if the answer is all content; otherwise logprobs and stop strings concern the content alone.
         `ordered` makes pieces record the order of their parts. `prompt` holds what is shown of the prompt and of
-        token ids.
+        token ids. `record` gathers the whole answer.
 
         `changed` is called once the choice is complete and, with `in_pieces`, also whenever there may be a new
         piece.
@@ -174,6 +176,7 @@ class ChoiceText:
         self._stopped = False
         self._ordered = ordered
         self.prompt = prompt
+        self.record = record
         self._echoes = prompt is not None and prompt.echo
         self._piece = self._empty()
 
@@ -253,6 +256,8 @@ class ChoiceText:
             if logprobs:
                 self._piece.logprobs.append(TokenLogprob(prompt.token_ids[place], logprobs[place], self._chars))
             self._add(text)
+        if self.record is not None:
+            self.record.text.clear()
 
     def _decode(self) -> None:
         if self._parts is None:
@@ -320,11 +325,15 @@ class ChoiceText:
         if part.kind is PartKind.CALL:
             self._calls += 1
             if self._calls <= parts.max_calls:
+                if self.record is not None:
+                    self.record.calls.append((part.text, []))
                 calls.append(CallPiece(self._calls - 1, parts.new_call_id(part.text, self._calls - 1), part.text))
                 self._run(PartKind.CALL, part.text, calls[-1].id)
         elif self._calls <= parts.max_calls:
             if not calls:
                 calls.append(CallPiece(self._calls - 1))
+            if self.record is not None:
+                self.record.calls[-1][1].append(part.text)
             calls[-1].arguments.append(part.text)
             self._run(PartKind.ARGUMENTS, part.text)
 
@@ -349,6 +358,8 @@ class ChoiceText:
         if text:
             self._chars += len(text)
             self._piece.text.append(text)
+            if self.record is not None:
+                self.record.text.append(text)
             self._run(PartKind.CONTENT, text)
 
     def _run(self, kind: PartKind, text: str, call_id: str = "") -> None:

@@ -4,7 +4,6 @@ One sweep a second checks all waits for clients, in place of a timer for each: a
 """
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from libs.contracts.errors import BodyTooLarge, FulcrumError, InvalidRequest, Qu
 from libs.dispatch.ports import OneForAll, Tenancy
 from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.policy.gateway.places import queue_room
-from services.gateway.request.choice import Choice, Piece, PromptShown, first_error
+from services.gateway.request.choice import Choice, PromptShown, first_error
 from services.gateway.request.formats import (
     ChatChoice,
     ChatChunkChoice,
@@ -30,13 +29,17 @@ from services.gateway.request.formats import (
     ErrorBody,
     ErrorReply,
     Format,
+    Notes,
     add_prompt,
     details,
+    end_notes,
     likeliest,
     notes,
     usage,
     usage_so_far,
 )
+from services.gateway.request.tool_text import FORMAT
+from services.gateway.request.unchecked import check_answers
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 STREAM_HEADERS: Final[Mapping[str, str]] = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -318,12 +321,13 @@ class Exchange:
         self._raise_error()
         shown = self._choices if self._frame.best is None else likeliest(self._choices, self._frame.n, self._frame.best)
         choices = [self._format.whole(index, choice.text.take()) for index, choice in enumerate(shown)]
+        await check_answers(choice.text.record for choice in shown)
         reply = self._envelope(self._format.whole_object, choices)
         for choice, answer in zip(shown, choices, strict=True):
             if choice.text.prompt is not None:
                 add_prompt(choice.text.prompt, answer, reply, scores=self._frame.scores)
         reply.usage = usage(self._choices, self._frame.n)
-        reply.x_fulcrum = notes(self._choices[0])
+        reply.x_fulcrum = notes(*shown)
         self._add_details(reply)
         return reply
 
@@ -337,6 +341,8 @@ class Exchange:
             if error is not None and not started:
                 raise error
             done = self._done()
+            if done and error is None:
+                await check_answers(choice.text.record for choice in self._choices)
             body = b"".join(self._chunks(opened))
             if not started and (body or done):
                 started = True
@@ -367,22 +373,34 @@ class Exchange:
                     prompt = None
             shown = self._format.chunk(choice.index, piece)
             last = piece.finish is not None and self._done() and not self._frame.include_usage
-            yield self._chunk(shown, choice, last=last) if prompt is None else self._first(prompt, shown, choice)
+            if prompt is None:
+                yield self._chunk(shown, choice, last=last)
+            else:
+                yield self._first(prompt, shown, choice, last=last)
 
     def _chunk(self, shown: ChatChunkChoice | CompletionChoice, choice: Choice, *, last: bool = False) -> bytes:
         if self._frame.continuous_usage:
             envelope = self._envelope(self._format.chunk_object, [shown])
             envelope.usage = usage_so_far(choice)
+            envelope.x_fulcrum = end_notes(*self._choices) if last else UNSET
             return sse_event(envelope)
-        if last and self._frame.details:
+        found = end_notes(*self._choices) if last else UNSET
+        if last and (self._frame.details or found):
             envelope = self._envelope(self._format.chunk_object, [shown])
+            envelope.x_fulcrum = found
             self._add_details(envelope)
             return sse_event(envelope)
         before, after = self._around
         return b"".join((before, b'"choices":[', encode(shown), b"]", after))
 
     def _first(
-        self, prompt: PromptShown | None, shown: ChatChunkChoice | CompletionChoice, choice: Choice, opened: int = 0
+        self,
+        prompt: PromptShown | None,
+        shown: ChatChunkChoice | CompletionChoice,
+        choice: Choice,
+        opened: int = 0,
+        *,
+        last: bool = False,
     ) -> bytes:
         """Return the first chunk of a choice, with the parts of its prompt that the request wants shown.
 
@@ -393,8 +411,10 @@ class Exchange:
             envelope.usage = usage_so_far(choice)
         elif self._frame.include_usage:
             envelope.usage = None
-        if opened == 1:
-            envelope.x_fulcrum = notes(choice)
+        if opened == 1 and choice.tools_as_text:
+            envelope.x_fulcrum = Notes(FORMAT)
+        elif last:
+            envelope.x_fulcrum = end_notes(*self._choices)
         if prompt is not None:
             add_prompt(prompt, shown, envelope, scores=False)
         return sse_event(envelope)
@@ -406,6 +426,7 @@ class Exchange:
         none: list[ChatChunkChoice] = []
         envelope = self._envelope(self._format.chunk_object, none)
         envelope.usage = usage(self._choices, self._frame.n)
+        envelope.x_fulcrum = end_notes(*self._choices)
         self._add_details(envelope)
         return sse_event(envelope)
 
@@ -426,69 +447,3 @@ class Exchange:
         error = first_error(self._choices)
         if error is not None:
             raise error
-
-
-class OneChoiceExchange(ABC):
-    """The sending of one choice's answer, as one JSON object or as events of an API of its own.
-
-    The choice's error is raised only while nothing has been sent.
-    """
-
-    def __init__(self, choice: Choice, news: News, headers: Mapping[str, str]) -> None:
-        self._choice = choice
-        self._news = news
-        self._headers = headers
-
-    async def whole(self, wire: Wire) -> None:
-        """Send one JSON object once the choice is done."""
-        text = self._choice.text
-        while not text.done:
-            await self._news.wait()
-        piece = text.take()
-        if text.error is not None:
-            raise text.error
-        await wire.json(200, await self._answer(piece), self._headers)
-
-    async def stream(self, wire: Wire) -> None:
-        """Send server-sent events as tokens arrive. After an error send the error instead of the answer's end."""
-        text, started = self._choice.text, False
-        while True:
-            await self._news.wait()
-            if text.error is not None and not started:
-                raise text.error
-            done, piece = text.done, text.take()
-            if not (done or piece or text.error):
-                continue
-            body = b""
-            if not started:
-                started = True
-                await wire.start(200, EVENT_STREAM, {**self._headers, **STREAM_HEADERS})
-                body = self._opening()
-            body += self._further(piece)
-            if text.error is not None:
-                await wire.part(body + self._failed(text.error), more=False)
-                return
-            if done:
-                await wire.part(body + await self._closing(piece), more=False)
-                return
-            await wire.part(body, more=True)
-
-    @abstractmethod
-    async def _answer(self, piece: Piece) -> object:
-        """Return the whole answer, all of which is in the piece."""
-
-    @abstractmethod
-    def _opening(self) -> bytes:
-        """Return the events before the first token's."""
-
-    @abstractmethod
-    def _further(self, piece: Piece) -> bytes:
-        """Return the events of further parts of the answer."""
-
-    @abstractmethod
-    def _failed(self, error: FulcrumError) -> bytes:
-        """Return the events that end a stream with an error."""
-
-    @abstractmethod
-    async def _closing(self, piece: Piece) -> bytes:
-        """Return the closing events. `piece` is the last one and holds the finish reason."""

@@ -9,6 +9,7 @@ from libs.dispatch.generation import Generation
 from libs.model.tokenizer import Tokenizer
 from services.gateway.request.choice import Choice, Piece, PromptShown, TokenLogprob
 from services.gateway.request.tool_text import FORMAT
+from services.gateway.request.unchecked import Unchecked
 
 
 class PromptTokensDetails(Struct):
@@ -36,8 +37,10 @@ class Usage(Struct):
 class Notes(Struct):
     """What differs from the request's plain meaning: an extension, present only if there is something to say."""
 
-    tools_as_text: str
+    tools_as_text: str | UnsetType = UNSET
     """The format in which tools, calls and results were written into the prompt, as the chat template takes none."""
+    unchecked: list[Unchecked] | UnsetType = UNSET
+    """What the answers were generated without, and whether they satisfy it; at the end of a stream."""
 
 
 class Details(Struct):
@@ -426,9 +429,19 @@ def _of_reasoning(tokens: list[int | None]) -> CompletionTokensDetails | UnsetTy
     return UNSET if None in tokens else CompletionTokensDetails(sum(each or 0 for each in tokens))
 
 
-def notes(choice: Choice) -> Notes | UnsetType:
+def notes(*choices: Choice) -> Notes | UnsetType:
     """Return what an answer says once about how its request was served, or UNSET."""
-    return Notes(FORMAT) if choice.tools_as_text else UNSET
+    found = end_notes(*choices)
+    if choices[0].tools_as_text:
+        found = found or Notes()
+        found.tools_as_text = FORMAT
+    return found
+
+
+def end_notes(*choices: Choice) -> Notes | UnsetType:
+    """Return what is known of whole answers, or UNSET."""
+    found = [each for choice in choices if choice.text.record is not None for each in choice.text.record.found]
+    return Notes(unchecked=found) if found else UNSET
 
 
 def details(generation: Generation) -> Details:

@@ -19,7 +19,7 @@ from libs.dispatch.ports import Tenancy
 from libs.model.info import SamplingDefaults
 from libs.model.tokenizer import Decoder
 from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, prompt_end
-from services.gateway.answers.guide import SchemaCheck, ToolSchema, guide_of
+from services.gateway.answers.guide import SchemaCheck, SchemaVerdict, ToolSchema, guide_of
 from services.gateway.answers.parts import AnswerReader
 from services.gateway.fleet import WorkerLinks
 from services.gateway.request.choice import Choice, ChoiceText, PartReaders, PromptShown
@@ -27,6 +27,7 @@ from services.gateway.request.limits import FREE, Allowance
 from services.gateway.request.parse import Defaults, Headers, ParsedRequest
 from services.gateway.request.prompt import Catalog, PrefixHints, ServedModel, check_fit, gives_tools_as_text, tokenise
 from services.gateway.request.schema import MAX_CALLS
+from services.gateway.request.unchecked import AnswerRecord, Omitted
 from services.gateway.turns import FairSlots
 
 MAX_SCHEMA_CHARS = 64 * 1024
@@ -38,6 +39,8 @@ class RequestSchemas:
 
     answer: Mapping[str, Any] | None = None
     tools: list[ToolSchema] = field(default_factory=list)
+    omitted: list[Omitted] = field(default_factory=list)
+    """What the grammars do not enforce."""
 
 
 async def check_schemas(asked: ParsedRequest, check: SchemaCheck, tenant: str = "") -> RequestSchemas:
@@ -48,26 +51,35 @@ async def check_schemas(asked: ParsedRequest, check: SchemaCheck, tenant: str = 
     """
     if asked.rule:
         await _check(asked.rule, asked.schema_field, check, tenant)
-    return RequestSchemas(
-        None if asked.schema is None else await _check(asked.schema, asked.schema_field, check, tenant),
-        [
-            (name, await _check(schema, named, check, tenant))
-            for name, schema, named in (asked.tools.callable() if asked.tools else ())
-        ],
-    )
+    found = RequestSchemas()
+    if asked.schema is not None:
+        verdict = await _check(asked.schema, asked.schema_field, check, tenant, strict=asked.strict)
+        found = replace(found, answer=json.loads(verdict.schema))
+        if verdict.omitted:
+            found.omitted.append(Omitted(asked.schema_field, asked.schema, verdict.omitted))
+    for name, schema, named in asked.tools.callable() if asked.tools else ():
+        strict = asked.tools is not None and name in asked.tools.strict
+        verdict = await _check(schema, named, check, tenant, strict=strict)
+        found.tools.append((name, json.loads(verdict.schema)))
+        if verdict.omitted:
+            found.omitted.append(Omitted(named, schema, verdict.omitted, name))
+    return found
 
 
-async def _check(schema: Mapping[str, Any] | str, named: str, check: SchemaCheck, tenant: str) -> dict[str, Any]:
+async def _check(
+    schema: Mapping[str, Any] | str, named: str, check: SchemaCheck, tenant: str, *, strict: bool = False
+) -> SchemaVerdict:
+    """Return the verdict on a schema or a rule. `strict` refuses one with keywords that are not enforced."""
     text = json.dumps(schema)
     if len(text) > MAX_SCHEMA_CHARS:
         raise InvalidRequest(f"{named} is over {MAX_SCHEMA_CHARS} characters", param=named)
-    fault, kept = await check.verdict(text, tenant)
-    if fault:
+    verdict = await check.verdict(text, tenant)
+    fault = verdict.fault or (f"{verdict.reason}; without strict it is checked afterwards" if strict else "")
+    if verdict.fault or (strict and verdict.omitted):
         raise InvalidRequest(
             f"{named}: {'it' if isinstance(schema, str) else 'the schema'} cannot be kept to: {fault}", param=named
         )
-    found: dict[str, Any] = json.loads(kept)
-    return found
+    return verdict
 
 
 def answer_guide(asked: ParsedRequest, schemas: RequestSchemas, model: ServedModel, prompt: list[int]) -> str:
@@ -187,6 +199,7 @@ class Intake:
                     parts=make_parts(prompt, decoder) if make_parts else None,
                     ordered=asked.ordered,
                     prompt=_prompt_shown(asked, model, prompt),
+                    record=self._record(len(choices), schemas, tenant),
                     changed=changed,
                 )
                 generation = Generation(
@@ -207,6 +220,11 @@ class Intake:
                 )
                 choices.append(Choice(len(choices), generation, text, as_text))
         return choices
+
+    def _record(self, index: int, schemas: RequestSchemas | None, tenant: str) -> AnswerRecord | None:
+        if schemas is None or not schemas.omitted:
+            return None
+        return AnswerRecord(index, schemas.omitted, partial(self.schemas.satisfied, tenant=tenant))
 
     def _wanted(self, model: ServedModel) -> Defaults:
         # Absent headers take the model's own targets before the gateway's.

@@ -213,6 +213,8 @@ class ParsedRequest:
     """The JSON schema with which the answer has to comply."""
     schema_field: str = "response_format"
     """The field that errors about the schema name."""
+    strict: bool = False
+    """Whether all of the schema must be enforced, not only checked once the answer is whole."""
     rule: str = ""
     """A grammar rule that the answer has to match, used in place of a schema."""
     ordered: bool = False
@@ -318,7 +320,8 @@ def chat_asked(request: ChatRequest) -> ParsedRequest:
             raise InvalidRequest(f"response_format and {constraint.field} exclude each other", param=constraint.field)
         asked = _constrained(asked, constraint, request)
     elif schema is not None:
-        asked = replace(asked, schema=schema)
+        own = request.response_format.json_schema if request.response_format else None
+        asked = replace(asked, schema=schema, strict=own is not None and bool(own.strict))
     if tools is None and effort is None and not asked.guided and not variables:
         return asked
     asked = replace(asked, tools=tools, effort=effort, template_variables=variables or {})

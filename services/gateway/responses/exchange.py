@@ -15,9 +15,10 @@ from libs.dispatch.generation import ApiFinishReason
 from services.gateway.answers.parts import PartKind
 from services.gateway.request.choice import AnswerRun, Choice, Piece, TokenLogprob
 from services.gateway.request.endpoint import Answer
-from services.gateway.request.exchange import News, OneChoiceExchange, sse_event
+from services.gateway.request.exchange import News, sse_event
 from services.gateway.request.formats import ChatFormat, ChatTokenLogprob, notes, usage
 from services.gateway.request.intake import Arrival
+from services.gateway.request.one_choice import OneChoiceExchange
 from services.gateway.request.parse import ParsedRequest
 from services.gateway.request.prompt import ServedModel
 from services.gateway.responses.request import Items, StoredResponses, parse_response, response_asked
@@ -204,6 +205,7 @@ class ResponseExchange(OneChoiceExchange):
         events = self._output.end("incomplete" if cut else "completed")
         shown.status = "incomplete" if cut else "completed"
         shown.incomplete_details = Incomplete("max_output_tokens") if cut else None
+        shown.x_fulcrum = notes(self._choice)
         self._fill()
         if self._keep is not None:
             shown.store = True  # in what is kept

@@ -69,7 +69,9 @@ def sent(
 ) -> Wire:
     """Return what is sent of an answer that comes in these pieces and then ends, with an error if there is one."""
     waiting = list(pieces)
-    text = SimpleNamespace(done=False, error=None, stop_string=stop_string, prompt=None, reasoning_tokens=None)
+    text = SimpleNamespace(
+        done=False, error=None, stop_string=stop_string, prompt=None, record=None, reasoning_tokens=None
+    )
 
     async def wait() -> None:
         text.done = len(waiting) < 2
@@ -95,9 +97,10 @@ def whole(runs: list[AnswerRun], finish: ApiFinishReason = STOP, **how: Any) -> 
 
 def rebuilt(events: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the message that a client makes of events. Fails on an order that the API does not have."""
-    first, *middle, delta, last = events
+    first, ping, *middle, delta, last = events
     message = first["message"]
     assert (first["type"], message["content"], message["stop_reason"]) == ("message_start", [], None)
+    assert ping == {"type": "ping"}
     assert (delta["type"], last) == ("message_delta", {"type": "message_stop"})
     blocks: list[dict[str, Any]] = message["content"]
     is_open, arguments = False, ""

@@ -1,5 +1,6 @@
 """Keys and errors of Anthropic's routes, whichever part of the gateway answers."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,7 +11,8 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from libs.contracts.errors import ContextTooLong
-from services.gateway.messages.errors import MessagesDialect, message_error
+from libs.runtime.http import ConnectionGuard
+from services.gateway.messages.errors import MessagesDialect, message_error, refused_body
 from services.gateway.messages.request import parse_message
 from services.gateway.messages.schema import COUNT_PATH, PATH
 from services.gateway.refusals import RefusalCounts, RefusalMiddleware
@@ -19,6 +21,7 @@ from services.gateway.request.formats import ErrorBody
 from services.gateway.request.prompt import check_fit
 from tests.unit.gateway.test_isolation import World, world  # noqa: F401 - a fixture
 from tests.unit.gateway.test_tokenise import MODEL
+from tests.unit.runtime.http.http_rig import served
 
 QUESTION = {"model": "open", "max_tokens": 2, "messages": [{"role": "user", "content": "a"}]}
 CASES: dict[int, str] = {
@@ -162,3 +165,17 @@ async def test_gate_parser_and_catalogue_refuse_in_anthropics_form(world: World,
         assert await post(headers=plain, json=None, content=b"{}") == (415, invalid, "unsupported_media_type")
         refused = await http.get(path, headers=key)
         assert (refused.status_code, refused.json()["type"]) == (405, "error")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("path", [f"{PATH}?beta=true", COUNT_PATH, f"{PATH}/batches", "/v1/chat/completions"])
+async def test_a_refused_head_is_answered_in_the_form_of_its_route(path: str) -> None:
+    guard = ConnectionGuard()
+    guard.error_body = refused_body
+    async with served(shows_key, guard=guard) as sock:
+        reader, writer = await asyncio.open_connection(*sock.getsockname())
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\nx-api-key: a\r\nx-api-key: b\r\n\r\n".encode())
+        found = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
+        writer.close()
+    assert (found["error"]["code"], found["error"]["param"]) == ("repeated_header", "x-api-key")
+    assert found.get("type") == ("error" if path.partition("?")[0] in (PATH, COUNT_PATH) else None)

@@ -44,7 +44,9 @@ class Wire:
 
 
 def ended_choice() -> Any:
-    text = SimpleNamespace(done=True, error=None, reasoning_tokens=0, take=lambda: Piece(finish=ApiFinishReason.STOP))
+    text = SimpleNamespace(
+        done=True, error=None, record=None, reasoning_tokens=0, take=lambda: Piece(finish=ApiFinishReason.STOP)
+    )
     generation = SimpleNamespace(
         prompt_tokens=3, cached_tokens=0, output=[1], reused_tokens=0, rejected_tokens=0, accepted_tokens=0
     )

@@ -1,0 +1,57 @@
+"""The keywords of JSON Schema as the grammar library and its normalisation know them, and why a schema is refused."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+# Nesting depth of objects and lists; the library reads 128.
+MAX_DEPTH: Final = 120
+# Larger numbers lose digits in the library, as they do in JavaScript.
+MAX_EXACT: Final = 2**53 - 1
+MAX_SIZE: Final = 2**31 - 1
+# Formats that are enforced. The draft has `format` as an annotation, so any other one is ignored.
+FORMATS: Final = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
+DRAFT: Final = re.compile(
+    r"https?://(www\.)?json-schema\.org/(schema|draft-0[4-7]/(hyper-)?schema|draft/20(19-09|20-12)/(hyper-)?schema)/?#?",
+    re.IGNORECASE,
+)
+_ARRAYS = ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains")
+_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
+# Keywords by the type of value that they constrain. They have no effect on other types.
+BY_TYPE: Final[Mapping[str, tuple[str, ...]]] = {
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "array": (*_ARRAYS, "maxContains", "unevaluatedItems"),
+    "object": (
+        *(*_OBJECTS, "propertyNames", "dependencies", "dependentRequired", "dependentSchemas"),
+        "unevaluatedProperties",
+    ),
+}
+TYPE_OF: Final = {keyword: kind for kind, keywords in BY_TYPE.items() for keyword in keywords}
+IN_PLACE: Final = ("$ref", "allOf", "anyOf", "oneOf")
+# Keywords that may constrain a value. All others are annotations, as in the draft.
+KNOWN: Final = frozenset(
+    {*TYPE_OF, *IN_PLACE, "type", "enum", "const", "not", "if", "then", "else", "$dynamicRef", "$recursiveRef"}
+)
+KEPT: Final = frozenset(
+    {*BY_TYPE["string"], *BY_TYPE["number"], *_OBJECTS, *IN_PLACE}
+    | {"type", "enum", "items", "prefixItems", "minItems", "maxItems"}
+)
+SIZES: Final = ("Length", "Items", "Properties", "Contains")
+NO_SCHEMAS: Final = ("enum", "const", "default", "examples", "required")
+
+
+class SchemaRefused(Exception):
+    """A schema has a constraint that cannot be enforced; the message says which, and where."""
+
+
+class NotEnforced(SchemaRefused):
+    """A schema has a constraint that a grammar cannot express, though other parts of it can be enforced."""
+
+    def __init__(self, message: str, keyword: str) -> None:
+        super().__init__(message)
+        self.keyword = keyword
+        self.schema: dict[str, Any] | None = None
+        """The original (sub)schema that has the keyword."""

@@ -1,0 +1,77 @@
+"""The sending of an answer with one choice, in the form of its own API."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from libs.contracts.errors import FulcrumError
+from services.gateway.request.choice import Choice, Piece
+from services.gateway.request.exchange import EVENT_STREAM, STREAM_HEADERS, News, Wire
+from services.gateway.request.unchecked import check_answers
+
+
+class OneChoiceExchange(ABC):
+    """The sending of one choice's answer, as one JSON object or as events of an API of its own.
+
+    The choice's error is raised only while nothing has been sent.
+    """
+
+    def __init__(self, choice: Choice, news: News, headers: Mapping[str, str]) -> None:
+        self._choice = choice
+        self._news = news
+        self._headers = headers
+
+    async def whole(self, wire: Wire) -> None:
+        """Send one JSON object once the choice is done."""
+        text = self._choice.text
+        while not text.done:
+            await self._news.wait()
+        piece = text.take()
+        if text.error is not None:
+            raise text.error
+        await check_answers((text.record,))
+        await wire.json(200, await self._answer(piece), self._headers)
+
+    async def stream(self, wire: Wire) -> None:
+        """Send server-sent events as tokens arrive. After an error send the error instead of the answer's end."""
+        text, started = self._choice.text, False
+        while True:
+            await self._news.wait()
+            if text.error is not None and not started:
+                raise text.error
+            done, piece = text.done, text.take()
+            if not (done or piece or text.error):
+                continue
+            body = b""
+            if not started:
+                started = True
+                await wire.start(200, EVENT_STREAM, {**self._headers, **STREAM_HEADERS})
+                body = self._opening()
+            body += self._further(piece)
+            if text.error is not None:
+                await wire.part(body + self._failed(text.error), more=False)
+                return
+            if done:
+                await check_answers((text.record,))
+                await wire.part(body + await self._closing(piece), more=False)
+                return
+            await wire.part(body, more=True)
+
+    @abstractmethod
+    async def _answer(self, piece: Piece) -> object:
+        """Return the whole answer, all of which is in the piece."""
+
+    @abstractmethod
+    def _opening(self) -> bytes:
+        """Return the events before the first token's."""
+
+    @abstractmethod
+    def _further(self, piece: Piece) -> bytes:
+        """Return the events of further parts of the answer."""
+
+    @abstractmethod
+    def _failed(self, error: FulcrumError) -> bytes:
+        """Return the events that end a stream with an error."""
+
+    @abstractmethod
+    async def _closing(self, piece: Piece) -> bytes:
+        """Return the closing events. `piece` is the last one and holds the finish reason."""

@@ -1,0 +1,73 @@
+"""Constraints of schemas that no grammar enforces, and whether whole answers satisfy them."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+
+class Unchecked(Struct):
+    """Keywords that an answer was generated without, and what a check of the whole answer found."""
+
+    choice: int
+    field: str
+    """The request's field that holds the schema."""
+    keywords: list[str]
+    """JSON pointers within the schema."""
+    satisfied: bool | None
+    """Whether the answer is an instance of the whole schema; null if that could not be found out."""
+
+
+class Omitted(NamedTuple):
+    field: str
+    schema: Mapping[str, Any]
+    """The schema as the client sent it."""
+    keywords: tuple[str, ...]
+    tool: str = ""
+    """The tool whose arguments the schema is for; empty for the answer's text."""
+
+
+Satisfied = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], Awaitable[list[bool | None]]]
+
+
+@dataclass(slots=True)
+class AnswerRecord:
+    """The text and calls of one choice, for a check once it is whole."""
+
+    index: int
+    omitted: Sequence[Omitted]
+    satisfied: Satisfied
+    text: list[str] = field(default_factory=list)
+    calls: list[tuple[str, list[str]]] = field(default_factory=list)
+    """Name and arguments of each call."""
+    found: list[Unchecked] = field(default_factory=list)
+    """The results, available after `check`."""
+
+    async def check(self) -> None:
+        """Check the whole answer. A schema whose tool was not called, or beside calls the text's, has no result."""
+        parts = [(each, text) for each in self.omitted if (text := self._texts(each))]
+        pairs = [(text, each.schema) for each, texts in parts for text in texts]
+        results = iter(await self.satisfied(pairs) if pairs else ())
+        self.found = [
+            Unchecked(self.index, each.field, list(each.keywords), _all([next(results) for _ in texts]))
+            for each, texts in parts
+        ]
+
+    def _texts(self, omitted: Omitted) -> list[str]:
+        if not omitted.tool:
+            return [] if self.calls else ["".join(self.text)]
+        return ["".join(arguments) for name, arguments in self.calls if name == omitted.tool]
+
+
+def _all(results: Sequence[bool | None]) -> bool | None:
+    if False in results:
+        return False
+    return None if None in results else True
+
+
+async def check_answers(records: Iterable[AnswerRecord | None]) -> None:
+    """Check all answers of a request, one after the other: each is a process."""
+    for record in records:
+        if record is not None:
+            await record.check()
