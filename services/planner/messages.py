@@ -50,7 +50,7 @@ LONG_MS: Final = 1_000
 
 def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
     """Return the reason for a change of roles."""
-    now, then = plan.shown_now(assigned), plan.shown(assigned.then, lending=not assigned.memory.apart)
+    now, then = plan.shown_now(assigned), plan.shown(assigned.then, lending=not assigned.memory.apart.on)
     to_prefill = sum(change.role is Role.PREFILL for change in plan.moves)
     way = f"{to_prefill} decode to prefill" if to_prefill else f"{len(plan.moves)} prefill to decode"
     leaves = f"{way} leaves {figure(then.pressure)}"
@@ -370,7 +370,7 @@ def _candidates(plan: ModelPlan) -> list[Candidate]:
 def _candidate(engine: WorkerProfile, work: Workload, plan: ModelPlan, assigned: RolePlan, split: Split) -> Candidate:
     predicted = outlook(engine, work, split)
     stands = split is assigned.now
-    shown = plan.shown_now(assigned) if stands else plan.shown(split, lending=not assigned.memory.apart)
+    shown = plan.shown_now(assigned) if stands else plan.shown(split, lending=not assigned.memory.apart.on)
     return Candidate(
         prefill=split.prefill,
         decode=split.mixed,

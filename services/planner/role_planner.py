@@ -55,7 +55,7 @@ class ModelPlan:
         now, found = assigned.now, self.assessment
         if found is not None and (now.prefill, now.mixed) == (found.standing.prefill, found.standing.mixed):
             return found.standing
-        return self.shown(now, lending=not assigned.memory.apart)
+        return self.shown(now, lending=not assigned.memory.apart.on)
 
     def shown(self, split: Split, *, lending: bool) -> Split:
         """Return other roles with the pressures that people see; `lending` decode workers compute prompts too."""
