@@ -201,7 +201,7 @@ def assign(
     if len(pool) == 1 or pool.alike or not limits.prefill_max:
         limits = limits.without_prefill()
     calmed = bool(memory.calm_since_ns) and now_ns - memory.calm_since_ns >= CALM_NS
-    parted, now, rated = _rate_splits(engine, work, pool, limits, memory.apart, now_ns, calmed=calmed)
+    parted, now, rated = _rate_splits(engine, work, pool, limits, was=memory.apart, now_ns=now_ns, calmed=calmed)
     apart = parted.on
     resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}
     lacking_since_ns = 0 if pool.mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
@@ -271,9 +271,9 @@ def _rate_splits(
     work: Workload,
     pool: _RoleWorkers,
     limits: ModelLimits,
+    *,
     was: Apart,
     now_ns: int,
-    *,
     calmed: bool,
 ) -> tuple[Apart, Split, RatedSplits]:
     """Return whether decodes should run without prompts, the present split, and the possible splits.

@@ -10,7 +10,9 @@ TURN_NS: Final = 10_000_000_000
 TURN_HELD_NS: Final = 1_000_000_000
 """The time for which such a correction must have been called for, and the time between two moves the same way."""
 MOST_SHARE: Final = 0.5
-"""The share of a role's workers that leave it at a time; what the rest must do shows only once these have moved."""
+"""The share of a role's workers that leave it at first; what the rest must do shows only once these have moved."""
+LATER_SHARE: Final = 0.25
+"""The share of those that are left which follow within `TURN_NS`, a second apart."""
 OTHER_WORK: Final = 2.0
 """The factor by which prompts or decodes must have changed for a further reversal to have a cause of its own."""
 LEAST_WORK: Final = 0.1
@@ -30,6 +32,12 @@ class RoleTurn:
     decodes: int = 0
     back_since_ns: int = 0
     """The time since which a reversal has been called for; 0 if none is."""
+    stepped_ns: int = 0
+    """The time of the last moves; 0 before the first, and if one of them failed."""
+
+    def failed(self) -> "RoleTurn":
+        """Return the state after a move failed, so that another one may follow at once."""
+        return replace(self, stepped_ns=0)
 
     def called(self, wanted: int, now_ns: int) -> "RoleTurn":
         """Return the state after workers were wanted to go this way: below 0 to prefill, above to mixed."""
@@ -51,17 +59,18 @@ class RoleTurn:
 
     def bounded(self, wanted: int, workers: int, now_ns: int) -> int:
         """Return how many of the `workers` of a role may leave it now."""
-        if self.moved_ns and (wanted > 0) is self.to_mixed and now_ns - self.moved_ns < TURN_HELD_NS:
+        if self.stepped_ns and (wanted > 0) is self.to_mixed and now_ns - self.stepped_ns < TURN_HELD_NS:
             return 0
-        most = max(int(workers * MOST_SHARE), 1)
+        goes_on = self.stepped_ns and (wanted > 0) is self.to_mixed and now_ns - self.moved_ns < TURN_NS
+        most = max(int(workers * (LATER_SHARE if goes_on else MOST_SHARE)), 1)
         return max(min(wanted, most), -most)
 
     def after(self, wanted: int, work: Workload, now_ns: int) -> "RoleTurn":
         """Return the state after moves this way."""
         to_mixed = wanted > 0
         if self._goes_on(wanted, now_ns):
-            return replace(self, to_mixed=to_mixed, moved_ns=now_ns)
-        return RoleTurn(to_mixed, now_ns, now_ns, work.prompts, work.decodes)
+            return replace(self, to_mixed=to_mixed, moved_ns=now_ns, back_since_ns=0, stepped_ns=now_ns)
+        return RoleTurn(to_mixed, now_ns, now_ns, work.prompts, work.decodes, stepped_ns=now_ns)
 
     def _goes_on(self, wanted: int, now_ns: int) -> bool:
         """Return whether going this way reverses no move of the last `TURN_NS`."""
@@ -86,7 +95,7 @@ class Apart:
         if better is self.on:
             return replace(self, asked_ns=0) if self.asked_ns else self
         asked_ns = self.asked_ns or now_ns
-        if now_ns - asked_ns < TURN_HELD_NS or (self.since_ns and now_ns - self.since_ns < TURN_NS):
+        if self.since_ns and (now_ns - self.since_ns < TURN_NS or now_ns - asked_ns < TURN_HELD_NS):
             return replace(self, asked_ns=asked_ns)
         return Apart(better, now_ns)
 
