@@ -212,7 +212,9 @@ def assign(
     if apart and wanted < 0:  # the present decodes still need room
         wanted = min(max(wanted, _fewest_mixed(engine, work) - len(pool.mixed)), 0)
     turn = memory.turn.called(wanted, now_ns)
-    turns = bool(now.mixed) and limits.allow(now.prefill, now.mixed) and not turn.allows(wanted, work, now_ns)
+    too_small = bool(len(rated)) and rated.least_pressure() > 1
+    free = not now.mixed or not limits.allow(now.prefill, now.mixed)
+    turns = not free and not turn.allows(wanted, work, now_ns, too_small=too_small)
     if not by_limits:
         wanted = turn.bounded(wanted, len(pool.prefill if wanted > 0 else pool.mixed), now_ns)
     moves = [] if turns else _role_changes(engine, wanted, pool, resting, apart=apart)[:most_moves]

@@ -45,10 +45,12 @@ class RoleTurn:
             return replace(self, back_since_ns=0) if self.back_since_ns else self
         return self if self.back_since_ns else replace(self, back_since_ns=now_ns)
 
-    def allows(self, wanted: int, work: Workload, now_ns: int) -> bool:
-        """Return whether workers may go this way."""
+    def allows(self, wanted: int, work: Workload, now_ns: int, *, too_small: bool = False) -> bool:
+        """Return whether workers may go this way; `too_small` says that no split has room for the work."""
         if self._goes_on(wanted, now_ns):
             return True
+        if wanted < 0 and too_small:  # decodes would press again, and prompts press anyway
+            return False
         if not self.back_since_ns or now_ns - self.back_since_ns < TURN_HELD_NS:
             return False
         if not self.turned_ns or now_ns - self.turned_ns >= TURN_NS:

@@ -95,6 +95,17 @@ def test_roles_turn_back_again_at_once_where_the_work_has_changed() -> None:
     assert {each.role for each in roles.decide_lastingly(twice, back_ns + TURN_NS // 4).moves} == {Role.MIXED}
 
 
+def test_roles_turn_back_to_no_prefill_where_the_work_is_too_much_for_any_split() -> None:
+    roles = _Roles()
+    assert {each.role for each in roles.decide(DECODES, START_NS).moves} == {Role.MIXED}
+    flood = replace(DECODES, prompts=60.0, decodes=300, kv_tokens=700_000)
+    for number in range(1, 10):
+        plan = roles.decide(flood, START_NS + number * TURN_HELD_NS)
+        assert Role.PREFILL not in {each.role for each in plan.moves}
+    plan = roles.decide(flood, START_NS + TURN_NS)
+    assert {each.role for each in plan.moves} == {Role.PREFILL}
+
+
 def test_a_need_that_goes_within_a_second_turns_no_roles_back() -> None:
     roles = _Roles()
     assert {each.role for each in roles.decide(DECODES, START_NS).moves} == {Role.MIXED}
