@@ -234,6 +234,8 @@ def assign(
         for change in _budget_changes(engine, pool.mixed, calm_since_ns, now_ns, apart=apart)
         if change.worker_id not in going
     ]
+    if any(each.budget_tokens for each in budgets) and not calm:
+        parted = parted.lent(now_ns)
     code = _code(now, rated, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
     rest = MappingProxyType(resting)
     left = Memory(rest, calm_since_ns, lacking_since_ns, asked, unmet_since_ns, parted, turn)

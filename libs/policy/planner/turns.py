@@ -101,6 +101,10 @@ class Apart:
             return replace(self, asked_ns=asked_ns)
         return Apart(better, now_ns)
 
+    def lent(self, now_ns: int) -> "Apart":
+        """Return the state after decode workers were given budgets, which `TURN_NS` must pass to take back."""
+        return replace(self, since_ns=now_ns)
+
     def ended(self, now_ns: int) -> "Apart":
         return Apart(since_ns=now_ns) if self.on else self
 

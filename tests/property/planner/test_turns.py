@@ -136,6 +136,16 @@ def test_limits_are_met_although_roles_turned_back_lately() -> None:
     assert {each.role for each in plan.moves} == {Role.MIXED}
 
 
+def test_budgets_that_were_lent_are_not_taken_back_for_ten_seconds() -> None:
+    work = Workload(prompts=40.0, decodes=180, kv_tokens=3_300_000, tpot_ns=50 * MS)
+    queue = replace(work, prompts=4.0, kv_tokens=300_000)
+    lent = assign(ENGINE, queue, pool(6, 10, budget_tokens=0), Memory(), START_NS)
+    assert {each.budget_tokens for each in lent.budgets} == {ENGINE.chunk_tokens}
+    early = assign(ENGINE, work, pool(6, 10), lent.memory, START_NS + TURN_NS - TURN_HELD_NS)
+    assert not early.memory.apart.on
+    assert assign(ENGINE, work, pool(6, 10), early.memory, START_NS + TURN_NS).memory.apart.on
+
+
 def test_decodes_that_were_set_apart_from_prompts_stay_apart_for_ten_seconds() -> None:
     """A pressure about as great either way would lend and take back budgets several times a second."""
     workers, work = pool(6, 10), Workload(prompts=40.0, decodes=180, kv_tokens=2_500_000, tpot_ns=50 * MS)
