@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
-from libs.policy.worker.pace import IN_HAND
+from libs.policy.worker.pace import IN_HAND, PROMPTS_PART
 
 Numbers = NDArray[np.float64]
 Truths = NDArray[np.bool_]
@@ -86,7 +86,7 @@ def mixed_ns(model: StepTimeModel, prefill_ns: N, decode_ns: N, read_ns: N) -> N
     return prefill_ns + decode_ns - (1 - model.interference) * least(prefill_ns, read_ns)
 
 
-def most_prefill_ns(model: StepTimeModel, step_ns: float, decode_ns: N, read_ns: N) -> N:
+def most_prefill_ns(model: StepTimeModel, step_ns: N | float, decode_ns: N, read_ns: N) -> N:
     """Return the time that prompt chunks may take alone in a step of `step_ns`."""
     rest_ns = most(step_ns - decode_ns, 0.0)
     hidden_ns = rest_ns + (1 - model.interference) * read_ns
@@ -312,12 +312,17 @@ def _alone_ns(engine: WorkerProfile, decodes: N, kv_tokens: N, mixed: N) -> tupl
     return read_ns + model.decode_sequence_ns * each + kv_ns, read_ns
 
 
+def lent_step_ns(decode_ns: N, tpot_ns: float) -> N:
+    """Return the usual time of a step that computes prompts beside decodes which take `decode_ns` alone."""
+    return decode_ns + PROMPTS_PART * most(tpot_ns * (1 - IN_HAND) - decode_ns, 0.0)
+
+
 def _ride(engine: WorkerProfile, tpot_ns: int, decodes: N, kv_tokens: N, mixed: N) -> N:
     if not tpot_ns:
         return where(mixed == 0, 0.0, 0.0 * mixed + 1.0)
     model, step_ns = engine.step_time, tpot_ns * (1 - IN_HAND)
     decode_ns, read_ns = _alone_ns(engine, decodes, kv_tokens, mixed)
-    prefill_ns = most_prefill_ns(model, step_ns, decode_ns, read_ns)
+    prefill_ns = most_prefill_ns(model, lent_step_ns(decode_ns, tpot_ns), decode_ns, read_ns)
     tokens = _tokens(model, prefill_ns, engine.chunk_tokens)
     took_ns = mixed_ns(model, chunk_ns(model, tokens), decode_ns, read_ns)
     speed = least(over(tokens, took_ns, inf) / engine.chunk_speed, 1.0)

@@ -5,6 +5,7 @@ from math import inf
 from typing import Final
 
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
+from libs.policy.worker.pace import PROMPTS_PART
 
 # From the end of a prompt until the gateway's next one reaches the worker takes 1 ms, but tens where cores are
 # busy. A prompt that comes too late leaves its step half empty, and the worker stays below its plateau. The value
@@ -24,7 +25,10 @@ class Speed:
     measured: bool = False
     """Whether the figures come from the worker's own steps; else they are a guess."""
     paced_step_ns: float = 0.0
-    """The longest step with decodes that keeps their TPOT; 0 if there is no bound."""
+    """The longest step with decodes that keeps their TPOT; 0 if there is no bound.
+
+    Prompts get `PROMPTS_PART` of what decodes leave of it.
+    """
 
     def prompt_ns(self, tokens: float, squares: float, decode_ns: float = 0.0) -> float:
         """Return the time of `tokens` prompt tokens in chunks, beside decodes that take `decode_ns` a step.
@@ -43,11 +47,12 @@ class Speed:
             return prefill
         reading_ns = min(decode_ns, model.reading_ns(MATRIX_ROWS))
         whole_ns = prefill + steps * decode_ns - (1 - model.interference) * min(prefill, steps * reading_ns)
-        if not self.paced_step_ns or whole_ns <= steps * self.paced_step_ns:
+        step_ns = decode_ns + PROMPTS_PART * max(self.paced_step_ns - decode_ns, 0.0)
+        if not self.paced_step_ns or whole_ns <= steps * step_ns:
             return whole_ns
-        beside_ns = max(model.most_prefill_ns(self.paced_step_ns, decode_ns, reading_ns) - model.prefill_fixed_ns, 0.0)
+        beside_ns = max(model.most_prefill_ns(step_ns, decode_ns, reading_ns) - model.prefill_fixed_ns, 0.0)
         work_ns = prefill - steps * model.prefill_fixed_ns
-        return max(whole_ns, work_ns / max(beside_ns, LEAST_BESIDE * self.paced_step_ns) * self.paced_step_ns)
+        return max(whole_ns, work_ns / max(beside_ns, LEAST_BESIDE * step_ns) * step_ns)
 
     def filled_tokens(self) -> float:
         """Return the prompt tokens that keep the worker busy until the next prompt arrives.

@@ -50,7 +50,7 @@ LONG_MS: Final = 1_000
 
 def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
     """Return the reason for a change of roles."""
-    now, then = plan.shown_now(assigned), plan.shown(assigned.then, lending=not assigned.memory.apart)
+    now, then = plan.shown_now(assigned), plan.shown(assigned.then, lending=not assigned.memory.apart.on)
     to_prefill = sum(change.role is Role.PREFILL for change in plan.moves)
     way = f"{to_prefill} decode to prefill" if to_prefill else f"{len(plan.moves)} prefill to decode"
     leaves = f"{way} leaves {figure(then.pressure)}"
@@ -107,6 +107,8 @@ def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
             f"prompts press {presses} on {on}{waits}; {whose} that {take} up to {tokens} prompt tokens a step {leave}"
             f" {lent}"
         )
+    if assigned.memory.apart.on:
+        return f"more work is done with decodes apart from prompts, which press {presses} on {on} without {whose}"
     return (
         f"prompts have pressed less than {LOWER:g} on {on} for {CALM_NS / 1e9:g} s; without any on {whose} they press"
         f" {presses}"
@@ -142,19 +144,30 @@ _WHY_KEPT: Final = {
     RoleReason.UNMET: ", in numbers that limits do not allow; no others can be reached",
     RoleReason.UNMET_YET: ", in numbers that limits do not allow; missing workers have "
     f"{STARTING_NS // 1_000_000_000} s to start before roles change",
-    RoleReason.HELD: "; another split would relieve it, but workers rest or are pinned, or roles stand still",
+    RoleReason.HELD: "; another split would relieve it, but workers rest or are pinned, or roles have just changed or "
+    "stand still",
 }
+# The planner weighs splits by what waits now, people are shown whether targets are met.
+_QUEUED: Final = "; no split of roles computes all that waits within a second"
 
 
 def _stands(plan: ModelPlan) -> str:
     model, assigned = plan.observed.model, plan.assigned
     if assigned is None:
         return f"roles of {model} stay: {plan.observed.unknown}"
-    now = plan.shown_now(assigned)
+    now, why = plan.shown_now(assigned), _WHY_KEPT.get(assigned.code, "")
+    if assigned.code is RoleReason.TOO_SMALL and not _is_too_small(plan, assigned, now):
+        why = _QUEUED
     return (
         f"{model}: prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}, decodes "
-        f"{figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}{_WHY_KEPT.get(assigned.code, '')}"
+        f"{figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}{why}"
     )
+
+
+def _is_too_small(plan: ModelPlan, assigned: RolePlan, now: Split) -> bool:
+    """Return whether no split has room by the pressures that people are shown."""
+    lending = not assigned.memory.apart.on
+    return all(each.pressure > 1 for each in (now, *(plan.shown(one, lending=lending) for one in assigned.candidates)))
 
 
 def _waits(plan: ModelPlan, now: Split) -> str:
@@ -370,7 +383,7 @@ def _candidates(plan: ModelPlan) -> list[Candidate]:
 def _candidate(engine: WorkerProfile, work: Workload, plan: ModelPlan, assigned: RolePlan, split: Split) -> Candidate:
     predicted = outlook(engine, work, split)
     stands = split is assigned.now
-    shown = plan.shown_now(assigned) if stands else plan.shown(split, lending=not assigned.memory.apart)
+    shown = plan.shown_now(assigned) if stands else plan.shown(split, lending=not assigned.memory.apart.on)
     return Candidate(
         prefill=split.prefill,
         decode=split.mixed,

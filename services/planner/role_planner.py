@@ -55,7 +55,7 @@ class ModelPlan:
         now, found = assigned.now, self.assessment
         if found is not None and (now.prefill, now.mixed) == (found.standing.prefill, found.standing.mixed):
             return found.standing
-        return self.shown(now, lending=not assigned.memory.apart)
+        return self.shown(now, lending=not assigned.memory.apart.on)
 
     def shown(self, split: Split, *, lending: bool) -> Split:
         """Return other roles with the pressures that people see; `lending` decode workers compute prompts too."""
@@ -205,7 +205,8 @@ class RolePlanner:
             return
         del self._wanted[order.worker.id]
         for model, memory in self._memories.items():
-            self._memories[model] = replace(memory, paid_ns=_without(memory.paid_ns, order.worker.id))
+            paid_ns = _without(memory.paid_ns, order.worker.id)
+            self._memories[model] = replace(memory, paid_ns=paid_ns, turn=memory.turn.failed())
 
     def _standings(self, standings: Sequence[PlannedWorker], left: set[str]) -> Sequence[PlannedWorker]:
         """Add each worker's own budget, and pin the workers that could not be reached."""

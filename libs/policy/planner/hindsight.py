@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from libs.policy.pressure import Split, WorkerProfile, Workload, decode_step_ns, prompt_speed, ride, split
-from libs.policy.worker.pace import IN_HAND
+from libs.policy.pressure import Split, WorkerProfile, Workload, decode_step_ns, lent_step_ns, prompt_speed, ride, split
 
 MAX_NS: Final = 3_600_000_000_000
 """The bound on a predicted time, also used for a phase without workers."""
@@ -49,10 +48,9 @@ def _tpot_ns(engine: WorkerProfile, work: Workload, split: Split, *, rides: bool
     if not work.decodes or not split.mixed:
         return 0.0
     alone_ns = decode_step_ns(engine, float(work.decodes), float(work.kv_tokens), float(split.mixed))
-    filled_ns = work.tpot_ns * (1 - IN_HAND)
-    if not rides or not ride(engine, work, split.mixed) or filled_ns <= alone_ns:
+    if not rides or not ride(engine, work, split.mixed):
         return alone_ns
-    return alone_ns + (filled_ns - alone_ns) * min(split.prompt_pressure, 1.0)
+    return alone_ns + (lent_step_ns(alone_ns, work.tpot_ns) - alone_ns) * min(split.prompt_pressure, 1.0)
 
 
 METHOD: Final = "closed_form"

@@ -17,14 +17,13 @@ from libs.policy.pressure import (
     Workload,
     decode_step_ns,
     least,
+    lent_step_ns,
     most,
     pressed,
     prompt_pressure,
     reading_ns,
     rounded,
-    where,
 )
-from libs.policy.worker.pace import IN_HAND
 
 DAY_MINUTES: Final = 24 * 60
 MAX_MOVES_PER_S: Final = 1_000
@@ -234,7 +233,7 @@ class DecodePace:
     tokens_per_ns: float
     """The tokens generated per nanosecond; 0 if nothing decodes."""
     filled: tuple[float, float] = (0.0, 0.0)
-    """The decodes and their KV tokens if each step took all that TPOT allows."""
+    """The decodes and their KV tokens if each step computed all the prompts that TPOT allows."""
 
     @classmethod
     def of(cls, engine: WorkerProfile, work: Workload, prefill: int, mixed: int, *, rides: bool) -> "DecodePace":
@@ -248,7 +247,7 @@ class DecodePace:
         if not step_ns:
             return cls(engine, work, 0.0)
         tokens_per_ns = work.decodes / step_ns
-        return cls(engine, work, tokens_per_ns, _decodes(work, tokens_per_ns, work.tpot_ns * (1 - IN_HAND)))
+        return cls(engine, work, tokens_per_ns, _decodes(work, tokens_per_ns, lent_step_ns(alone_ns, work.tpot_ns)))
 
     def decodes_in(self, prefill: N, mixed: N, *, rides: bool) -> tuple[N, N]:
         """Return the decodes and their KV tokens in one or many splits with at least one mixed worker each."""
@@ -273,6 +272,5 @@ def _decodes(work: Workload, tokens_per_ns: float, step_ns: N) -> tuple[N, N]:
 
 
 def _filled_ns(work: Workload, pressure: N, alone_ns: N) -> N:
-    """Return the time of a decode step lengthened by prompts, as far towards the target as prompts press."""
-    most_ns = work.tpot_ns * (1 - IN_HAND)
-    return where(alone_ns >= most_ns, alone_ns, alone_ns + (most_ns - alone_ns) * least(pressure, 1.0))
+    """Return the time of a decode step lengthened by prompts, as far as they press."""
+    return alone_ns + (lent_step_ns(alone_ns, work.tpot_ns) - alone_ns) * least(pressure, 1.0)

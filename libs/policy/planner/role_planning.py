@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from libs.policy.capacity import MOST_WORKERS
 from libs.policy.planner.limits import EVERY, DecodePace, ModelLimits, RatedSplits, SplitBounds, weigh
+from libs.policy.planner.turns import NO_TURN, TOGETHER, TURN_NS, Apart, RoleTurn
 from libs.policy.pressure import DECODE_FULL, Numbers, Split, WorkerProfile, Workload, pressed, split
 from libs.policy.roles import Role
 
@@ -77,12 +78,6 @@ APART_GAIN: Final = 0.05
 # Budgets rise once prompts would press this hard on prefill workers alone, and fall after `CALM_NS` below `LOWER`.
 RAISE: Final = 0.5
 LOWER: Final = 0.2
-TURN_NS: Final = 10_000_000_000
-"""The time for which roles do not turn back again, unless the work has changed; one reversal may correct a move."""
-OTHER_WORK: Final = 2.0
-"""The factor by which prompts or decodes must have changed for a further reversal to have a cause of its own."""
-LEAST_WORK: Final = 0.1
-"""The least number of workers' worth of prompts that such a factor is taken of."""
 CALM_NS: Final = TURN_NS
 MAX_CANDIDATES: Final = 8
 """The most rated splits that are reported."""
@@ -143,37 +138,6 @@ class RoleOrder(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RoleTurn:
-    """The direction of the last role moves, and the work when they last reversed."""
-
-    to_mixed: bool = False
-    moved_ns: int = 0
-    """The time of the last moves; 0 before the first."""
-    turned_ns: int = 0
-    """The time of the last reversal within `TURN_NS` of moves the other way; 0 before the first."""
-    prompts: float = 0.0
-    decodes: int = 0
-
-    def allows(self, wanted: int, work: Workload, now_ns: int) -> bool:
-        """Return whether workers may go this way: below 0 to prefill, above to mixed."""
-        if (wanted > 0) is self.to_mixed or not self.turned_ns or now_ns - self.turned_ns >= TURN_NS:
-            return True
-        prompts, decodes = work.prompts / max(self.prompts, LEAST_WORK), work.decodes / max(self.decodes, 1)
-        pressing, other = (decodes, prompts) if wanted > 0 else (prompts, decodes)
-        return pressing >= OTHER_WORK or other <= 1 / OTHER_WORK
-
-    def after(self, wanted: int, work: Workload, now_ns: int) -> "RoleTurn":
-        """Return the state after moves this way."""
-        to_mixed = wanted > 0
-        if not self.moved_ns or to_mixed is self.to_mixed or now_ns - self.moved_ns >= TURN_NS:
-            return replace(self, to_mixed=to_mixed, moved_ns=now_ns)
-        return RoleTurn(to_mixed, now_ns, now_ns, work.prompts, work.decodes)
-
-
-NO_TURN: Final = RoleTurn()
-
-
-@dataclass(frozen=True, slots=True)
 class Memory:
     """The state that one decision passes to the next."""
 
@@ -187,10 +151,7 @@ class Memory:
     """The limits of the last decision; None before the first."""
     unmet_since_ns: int = 0
     """The time since which those limits do not allow the numbers of workers; 0 if they do."""
-    apart: bool = False
-    """Whether decodes run without prompts although prompts press, because more work is done so."""
-    apart_since_ns: int = 0
-    """The time of the last change of `apart`; 0 before the first. No other follows within `TURN_NS`."""
+    apart: Apart = TOGETHER
     turn: RoleTurn = NO_TURN
 
 
@@ -239,9 +200,9 @@ def assign(
         return RolePlan((), (), RoleReason.BEST, nobody, nobody, (), memory)
     if len(pool) == 1 or pool.alike or not limits.prefill_max:
         limits = limits.without_prefill()
-    stays = bool(memory.apart_since_ns) and now_ns - memory.apart_since_ns < TURN_NS
-    apart, now, rated = _rate_splits(engine, work, pool, limits, was_apart=memory.apart, stays=stays)
-    apart_since_ns = memory.apart_since_ns if apart is memory.apart else now_ns
+    calmed = bool(memory.calm_since_ns) and now_ns - memory.calm_since_ns >= CALM_NS
+    parted, now, rated = _rate_splits(engine, work, pool, limits, was=memory.apart, now_ns=now_ns, calmed=calmed)
+    apart = parted.on
     resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}
     lacking_since_ns = 0 if pool.mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
     rests = lacking_since_ns and now_ns - lacking_since_ns < LACKING_NS
@@ -250,9 +211,14 @@ def assign(
     wanted = 0 if rests else _more_mixed(now, rated, by_limits=by_limits)
     if apart and wanted < 0:  # the present decodes still need room
         wanted = min(max(wanted, _fewest_mixed(engine, work) - len(pool.mixed)), 0)
-    turns = bool(now.mixed) and limits.allow(now.prefill, now.mixed) and not memory.turn.allows(wanted, work, now_ns)
+    turn = memory.turn.called(wanted, now_ns)
+    too_small = bool(len(rated)) and rated.least_pressure() > 1
+    free = not now.mixed or not limits.allow(now.prefill, now.mixed)
+    turns = not free and not turn.allows(wanted, work, now_ns, too_small=too_small)
+    if not by_limits:
+        wanted = turn.bounded(wanted, len(pool.prefill if wanted > 0 else pool.mixed), now_ns)
     moves = [] if turns else _role_changes(engine, wanted, pool, resting, apart=apart)[:most_moves]
-    then, turn = now, memory.turn
+    then = now
     if moves:
         turn = turn.after(wanted, work, now_ns)
         to_mixed = sum(1 if change.role is Role.MIXED else -1 for change in moves)
@@ -268,9 +234,11 @@ def assign(
         for change in _budget_changes(engine, pool.mixed, calm_since_ns, now_ns, apart=apart)
         if change.worker_id not in going
     ]
+    if any(each.budget_tokens for each in budgets) and not calm:
+        parted = parted.lent(now_ns)
     code = _code(now, rated, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
     rest = MappingProxyType(resting)
-    left = Memory(rest, calm_since_ns, lacking_since_ns, asked, unmet_since_ns, apart, apart_since_ns, turn)
+    left = Memory(rest, calm_since_ns, lacking_since_ns, asked, unmet_since_ns, parted, turn)
     return RolePlan(moves, budgets, code, now, then, rated.first(MAX_CANDIDATES), left)
 
 
@@ -303,11 +271,19 @@ class _RoleWorkers:
 
 
 def _rate_splits(
-    engine: WorkerProfile, work: Workload, pool: _RoleWorkers, limits: ModelLimits, *, was_apart: bool, stays: bool
-) -> tuple[bool, Split, RatedSplits]:
+    engine: WorkerProfile,
+    work: Workload,
+    pool: _RoleWorkers,
+    limits: ModelLimits,
+    *,
+    was: Apart,
+    now_ns: int,
+    calmed: bool,
+) -> tuple[Apart, Split, RatedSplits]:
     """Return whether decodes should run without prompts, the present split, and the possible splits.
 
-    The first stays as it was if `stays`, where that is possible.
+    The first stays as it was if nothing presses, where that is possible. It ends once prompts have `calmed`, as
+    budgets do.
     """
     prefill, mixed = len(pool.prefill), len(pool.mixed)
     rides = any(each.budget_tokens for each in pool.mixed)
@@ -325,16 +301,19 @@ def _rate_splits(
     together = splits_of(apart=False)
     now = together.of(prefill) or split(engine, work, prefill, mixed)
     best = together.best
-    if pool.chosen or not prefill or best is None:
-        return False, now, together
-    if not was_apart if stays else not (_presses(best) or _presses(now)):
-        return False, now, together
+    if pool.chosen or not prefill or best is None or calmed:
+        return was.ended(now_ns), now, together
+    presses = _presses(best) or _presses(now)
+    if not (presses or was.on):
+        return was.called(now_ns, better=False), now, together
     alone = splits_of(apart=True)
     if alone.best is None:
-        return False, now, together
-    if not stays and alone.best.cost >= best.cost * ((1 + APART_GAIN) if was_apart else (1 - APART_GAIN)):
-        return False, now, together
-    return True, alone.of(prefill) or split(engine, work, prefill, mixed, budgets=False), alone
+        return was.ended(now_ns), now, together
+    better = alone.best.cost < best.cost * ((1 + APART_GAIN) if was.on else (1 - APART_GAIN))
+    apart = was.called(now_ns, better=better if presses else was.on)
+    if not apart.on:
+        return apart, now, together
+    return apart, alone.of(prefill) or split(engine, work, prefill, mixed, budgets=False), alone
 
 
 def _presses(split: Split) -> bool:

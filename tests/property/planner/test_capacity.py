@@ -251,14 +251,14 @@ def test_where_prompts_and_decodes_add_long_prompts_leave_decodes_alone() -> Non
     their KV, and take workers from the prompts."""
     work = Workload(prompts=40.0, decodes=180, kv_tokens=3_300_000, tpot_ns=50 * MS)
     assigned = assign(ENGINE, work, pool(6, 10), Memory(), 10 * TURN_NS)
-    assert assigned.memory.apart
+    assert assigned.memory.apart.on
     assert {each.budget_tokens for each in assigned.changes} == {0}
 
 
 def test_where_prompts_hide_behind_decodes_they_ride_along() -> None:
     hides = replace(ENGINE, step_time=replace(MODEL, interference=0.05))
     work = Workload(prompts=40.0, decodes=180, kv_tokens=2_500_000, tpot_ns=50 * MS)
-    assert not assign(hides, work, pool(6, 10), Memory(), 10 * TURN_NS).memory.apart
+    assert not assign(hides, work, pool(6, 10), Memory(), 10 * TURN_NS).memory.apart.on
 
 
 @given(engines, works, st.integers(1, 8), st.integers(1, 8), st.booleans())

@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.policy.planner.role_planning import LEAST_PAY_BACK_NS, MOST_NS, Memory, MoveEvidence, assign
+from libs.policy.planner.turns import NO_TURN
 from libs.policy.pressure import Workload
 from libs.policy.roles import Role
 from tests.property.planner.test_capacity import ENGINE, MS, after, pool
 
 PROMPTS = Workload(prompts=6.0, decodes=60, kv_tokens=60_000, tpot_ns=50 * MS)
-DECODES = Workload(prompts=0.2, decodes=400, kv_tokens=800_000, tpot_ns=50 * MS)
+DECODES = Workload(prompts=0.2, decodes=500, kv_tokens=1_200_000, tpot_ns=50 * MS)
 START_NS = 10**12
 
 
@@ -48,9 +49,10 @@ def test_a_moved_worker_goes_back_once_what_is_known_dates_from_after_its_pay_ba
     # Whoever has only workers that rest to move keeps them; all others are pinned.
     then = [each._replace(pinned=each.id not in moved) for each in then]
     paid_ns = max(first.memory.paid_ns.values())
-    early = assign(ENGINE, DECODES, then, first.memory, paid_ns + age_ms * MS - 1, evidence=known)
+    memory = replace(first.memory, turn=NO_TURN)  # which would hold them for a second
+    early = assign(ENGINE, DECODES, then, memory, paid_ns + age_ms * MS - 1, evidence=known)
     assert not early.moves
-    late = assign(ENGINE, DECODES, then, first.memory, paid_ns + age_ms * MS, evidence=known)
+    late = assign(ENGINE, DECODES, then, memory, paid_ns + age_ms * MS, evidence=known)
     assert {each.worker_id for each in late.moves} <= moved and late.moves
 
 
@@ -59,6 +61,7 @@ def test_older_telemetry_holds_a_worker_for_longer() -> None:
     first = assign(ENGINE, PROMPTS, workers, Memory(), START_NS, evidence=fresh)
     then = [each._replace(pinned=each.id not in first.memory.paid_ns) for each in after(workers, first)]
     at_ns = max(first.memory.paid_ns.values()) + fresh.age_ns
-    assert assign(ENGINE, DECODES, then, first.memory, at_ns, evidence=fresh).moves
+    memory = replace(first.memory, turn=NO_TURN)  # which would hold them for a second
+    assert assign(ENGINE, DECODES, then, memory, at_ns, evidence=fresh).moves
     old = replace(fresh, age_ns=500 * MS)
-    assert not assign(ENGINE, DECODES, then, first.memory, at_ns, evidence=old).moves
+    assert not assign(ENGINE, DECODES, then, memory, at_ns, evidence=old).moves

@@ -10,12 +10,11 @@ from libs.policy.planner.role_planning import (
     DECODES_PRESS,
     GAIN,
     PROMPTS_PRESS,
-    TURN_NS,
     Memory,
     RolePlan,
-    RoleReason,
     assign,
 )
+from libs.policy.planner.turns import MOST_SHARE, TURN_HELD_NS, TURN_NS
 from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
@@ -24,7 +23,7 @@ from tests.property.planner.test_capacity import ENGINE, MODEL, MS, after, pool,
 START_NS = 10**12
 PROMPTS = Workload(prompts=6.0, decodes=60, kv_tokens=60_000, tpot_ns=50 * MS)
 DECODES = Workload(prompts=0.3, decodes=600, kv_tokens=1_400_000, tpot_ns=50 * MS)
-MORE_DECODES = replace(PROMPTS, prompts=3.5, decodes=110, kv_tokens=380_000)
+MORE_DECODES = replace(PROMPTS, prompts=3.5, decodes=110, kv_tokens=1_100_000)
 # Llama-3.1-70B on four H100 at 0.08 of its speed, as `make bench-operator` draws it.
 SLOW = WorkerProfile(
     StepTimeModel(98.3e6, 872_406.0, 11.67, 215e6, 307_185.0, 430.0, interference=0.3),
@@ -72,15 +71,20 @@ class _Roles:
         """Go to mixed and back to prefill, and return the time of that."""
         assert {each.role for each in self.decide(DECODES, START_NS).moves} == {Role.MIXED}
         back_ns = START_NS + TURN_NS // 4
-        assert {each.role for each in self.decide(PROMPTS, back_ns).moves} == {Role.PREFILL}
+        assert {each.role for each in self.decide_lastingly(PROMPTS, back_ns).moves} == {Role.PREFILL}
         return back_ns
+
+    def decide_lastingly(self, work: Workload, at_ns: int) -> RolePlan:
+        """Decide about work that has been there for as long as a reversal takes."""
+        assert not self.decide(work, at_ns - TURN_HELD_NS).moves
+        return self.decide(work, at_ns)
 
 
 def test_roles_that_turned_back_turn_again_after_ten_seconds_and_no_sooner() -> None:
     roles = _Roles()
     back_ns = roles.turn_back()
     early = roles.decide(MORE_DECODES, back_ns + TURN_NS - 1)
-    assert (early.moves, early.code) == ([], RoleReason.HELD)
+    assert not early.moves
     assert {each.role for each in roles.decide(MORE_DECODES, back_ns + TURN_NS).moves} == {Role.MIXED}
 
 
@@ -88,7 +92,41 @@ def test_roles_turn_back_again_at_once_where_the_work_has_changed() -> None:
     roles = _Roles()
     back_ns = roles.turn_back()
     twice = replace(MORE_DECODES, decodes=2 * PROMPTS.decodes)
-    assert {each.role for each in roles.decide(twice, back_ns + TURN_NS // 4).moves} == {Role.MIXED}
+    assert {each.role for each in roles.decide_lastingly(twice, back_ns + TURN_NS // 4).moves} == {Role.MIXED}
+
+
+def test_roles_turn_back_to_no_prefill_where_the_work_is_too_much_for_any_split() -> None:
+    roles = _Roles()
+    assert {each.role for each in roles.decide(DECODES, START_NS).moves} == {Role.MIXED}
+    flood = replace(DECODES, prompts=60.0, decodes=300, kv_tokens=700_000)
+    for number in range(1, 10):
+        plan = roles.decide(flood, START_NS + number * TURN_HELD_NS)
+        assert Role.PREFILL not in {each.role for each in plan.moves}
+    plan = roles.decide(flood, START_NS + TURN_NS)
+    assert {each.role for each in plan.moves} == {Role.PREFILL}
+
+
+def test_a_need_that_goes_within_a_second_turns_no_roles_back() -> None:
+    roles = _Roles()
+    assert {each.role for each in roles.decide(DECODES, START_NS).moves} == {Role.MIXED}
+    for number in range(1, 8):
+        at_ns = START_NS + number * TURN_HELD_NS
+        assert not roles.decide(PROMPTS, at_ns).moves
+        assert not roles.decide(replace(PROMPTS, prompts=0.1), at_ns + TURN_HELD_NS // 2).moves
+
+
+@given(works, st.integers(1, 4), st.integers(1, 4))
+def test_at_most_half_of_the_workers_of_a_role_leave_it_within_a_second(
+    work: Workload, prefill: int, mixed: int
+) -> None:
+    workers = pool(prefill, mixed)
+    plan = assign(ENGINE, work, workers, Memory(), START_NS)
+    left = {each.role for each in plan.moves}
+    there = mixed if left == {Role.PREFILL} else prefill
+    assert len(plan.moves) <= max(there * MOST_SHARE, 1)
+    if plan.moves:
+        soon = assign(ENGINE, work, after(workers, plan), plan.memory, START_NS + TURN_HELD_NS - 1)
+        assert not {each.role for each in soon.moves} & left
 
 
 def test_limits_are_met_although_roles_turned_back_lately() -> None:
@@ -98,13 +136,23 @@ def test_limits_are_met_although_roles_turned_back_lately() -> None:
     assert {each.role for each in plan.moves} == {Role.MIXED}
 
 
+def test_budgets_that_were_lent_are_not_taken_back_for_ten_seconds() -> None:
+    work = Workload(prompts=40.0, decodes=180, kv_tokens=3_300_000, tpot_ns=50 * MS)
+    queue = replace(work, prompts=4.0, kv_tokens=300_000)
+    lent = assign(ENGINE, queue, pool(6, 10, budget_tokens=0), Memory(), START_NS)
+    assert {each.budget_tokens for each in lent.budgets} == {ENGINE.chunk_tokens}
+    early = assign(ENGINE, work, pool(6, 10), lent.memory, START_NS + TURN_NS - TURN_HELD_NS)
+    assert not early.memory.apart.on
+    assert assign(ENGINE, work, pool(6, 10), early.memory, START_NS + TURN_NS).memory.apart.on
+
+
 def test_decodes_that_were_set_apart_from_prompts_stay_apart_for_ten_seconds() -> None:
     """A pressure about as great either way would lend and take back budgets several times a second."""
     workers, work = pool(6, 10), Workload(prompts=40.0, decodes=180, kv_tokens=2_500_000, tpot_ns=50 * MS)
-    first = assign(ENGINE, replace(work, kv_tokens=3_300_000), workers, Memory(), START_NS)
-    assert first.memory.apart
+    full = replace(work, kv_tokens=3_300_000)
+    first = assign(ENGINE, full, workers, Memory(), START_NS)
+    assert first.memory.apart.on
     hides = replace(ENGINE, step_time=replace(MODEL, interference=0.05))
-    assert not assign(hides, work, workers, Memory(), START_NS).memory.apart
-    early = assign(hides, work, workers, first.memory, START_NS + TURN_NS - 1)
-    assert early.memory.apart
-    assert not assign(hides, work, workers, early.memory, START_NS + TURN_NS).memory.apart
+    early = assign(hides, work, workers, first.memory, START_NS + TURN_NS - TURN_HELD_NS)
+    assert early.memory.apart.on
+    assert not assign(hides, work, workers, early.memory, START_NS + TURN_NS).memory.apart.on

@@ -1,0 +1,112 @@
+"""The time that must pass, and the need there must be, before roles that have changed turn back."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from libs.policy.pressure import Workload
+
+TURN_NS: Final = 10_000_000_000
+"""The time for which roles do not turn back again, unless the work has changed; one reversal may correct a move."""
+TURN_HELD_NS: Final = 1_000_000_000
+"""The time for which such a correction must have been called for, and the time between two moves the same way."""
+MOST_SHARE: Final = 0.5
+"""The share of a role's workers that leave it at first; what the rest must do shows only once these have moved."""
+LATER_SHARE: Final = 0.25
+"""The share of those that are left which follow within `TURN_NS`, a second apart."""
+OTHER_WORK: Final = 2.0
+"""The factor by which prompts or decodes must have changed for a further reversal to have a cause of its own."""
+LEAST_WORK: Final = 0.1
+"""The least number of workers' worth of prompts that such a factor is taken of."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleTurn:
+    """The direction of the last role moves, and the work when they last reversed."""
+
+    to_mixed: bool = False
+    moved_ns: int = 0
+    """The time of the last moves; 0 before the first."""
+    turned_ns: int = 0
+    """The time of the last reversal within `TURN_NS` of moves the other way; 0 before the first."""
+    prompts: float = 0.0
+    decodes: int = 0
+    back_since_ns: int = 0
+    """The time since which a reversal has been called for; 0 if none is."""
+    stepped_ns: int = 0
+    """The time of the last moves; 0 before the first, and if one of them failed."""
+
+    def failed(self) -> "RoleTurn":
+        """Return the state after a move failed, so that another one may follow at once."""
+        return replace(self, stepped_ns=0)
+
+    def called(self, wanted: int, now_ns: int) -> "RoleTurn":
+        """Return the state after workers were wanted to go this way: below 0 to prefill, above to mixed."""
+        if not wanted or self._goes_on(wanted, now_ns):
+            return replace(self, back_since_ns=0) if self.back_since_ns else self
+        return self if self.back_since_ns else replace(self, back_since_ns=now_ns)
+
+    def allows(self, wanted: int, work: Workload, now_ns: int, *, too_small: bool = False) -> bool:
+        """Return whether workers may go this way; `too_small` says that no split has room for the work."""
+        if self._goes_on(wanted, now_ns):
+            return True
+        if wanted < 0 and too_small:  # decodes would press again, and prompts press anyway
+            return False
+        if not self.back_since_ns or now_ns - self.back_since_ns < TURN_HELD_NS:
+            return False
+        if not self.turned_ns or now_ns - self.turned_ns >= TURN_NS:
+            return True
+        prompts, decodes = work.prompts / max(self.prompts, LEAST_WORK), work.decodes / max(self.decodes, 1)
+        pressing, other = (decodes, prompts) if wanted > 0 else (prompts, decodes)
+        return pressing >= OTHER_WORK or other <= 1 / OTHER_WORK
+
+    def bounded(self, wanted: int, workers: int, now_ns: int) -> int:
+        """Return how many of the `workers` of a role may leave it now."""
+        if self.stepped_ns and (wanted > 0) is self.to_mixed and now_ns - self.stepped_ns < TURN_HELD_NS:
+            return 0
+        goes_on = self.stepped_ns and (wanted > 0) is self.to_mixed and now_ns - self.moved_ns < TURN_NS
+        most = max(int(workers * (LATER_SHARE if goes_on else MOST_SHARE)), 1)
+        return max(min(wanted, most), -most)
+
+    def after(self, wanted: int, work: Workload, now_ns: int) -> "RoleTurn":
+        """Return the state after moves this way."""
+        to_mixed = wanted > 0
+        if self._goes_on(wanted, now_ns):
+            return replace(self, to_mixed=to_mixed, moved_ns=now_ns, back_since_ns=0, stepped_ns=now_ns)
+        return RoleTurn(to_mixed, now_ns, now_ns, work.prompts, work.decodes, stepped_ns=now_ns)
+
+    def _goes_on(self, wanted: int, now_ns: int) -> bool:
+        """Return whether going this way reverses no move of the last `TURN_NS`."""
+        return not self.moved_ns or (wanted > 0) is self.to_mixed or now_ns - self.moved_ns >= TURN_NS
+
+
+NO_TURN: Final = RoleTurn()
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Whether decodes run without prompts although prompts press, because more work is done so."""
+
+    on: bool = False
+    since_ns: int = 0
+    """The time of the last change; 0 before the first. No other follows within `TURN_NS`."""
+    asked_ns: int = 0
+    """The time since which the other way has been better; 0 if it is not."""
+
+    def called(self, now_ns: int, *, better: bool) -> "Apart":
+        """Return the state when decodes do better apart, or better together."""
+        if better is self.on:
+            return replace(self, asked_ns=0) if self.asked_ns else self
+        asked_ns = self.asked_ns or now_ns
+        if self.since_ns and (now_ns - self.since_ns < TURN_NS or now_ns - asked_ns < TURN_HELD_NS):
+            return replace(self, asked_ns=asked_ns)
+        return Apart(better, now_ns)
+
+    def lent(self, now_ns: int) -> "Apart":
+        """Return the state after decode workers were given budgets, which `TURN_NS` must pass to take back."""
+        return replace(self, since_ns=now_ns)
+
+    def ended(self, now_ns: int) -> "Apart":
+        return Apart(since_ns=now_ns) if self.on else self
+
+
+TOGETHER: Final = Apart()

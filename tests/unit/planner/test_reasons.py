@@ -1,0 +1,63 @@
+"""The planner's sentences say no more than the pressures beside them."""
+
+from dataclasses import replace
+
+from libs.policy.planner.role_planning import Memory, PlannedWorker, RoleOrder, RolePlan, RoleReason
+from libs.policy.planner.turns import Apart
+from libs.policy.pressure import Split, WorkerProfile, Workload
+from libs.policy.roles import Role
+from libs.policy.step_time import StepTimeModel
+from libs.policy.verdict.assessment import Assessment
+from services.planner.messages import why_budgets, why_kept
+from services.planner.observer import ObservedModel
+from services.planner.role_planner import ModelPlan
+
+ENGINE = WorkerProfile(
+    StepTimeModel(8e6, 60_000.0, 0.0, 12e6, 25_000.0, 8.0, interference=0.3),
+    chunk_tokens=2048,
+    max_sequences=256,
+    kv_tokens=400_000,
+)
+WORK = Workload(prompts=6.0, decodes=40, kv_tokens=40_000, tpot_ns=50_000_000)
+SPLITS = [Split(2, 2, 2.4, 0.2), Split(3, 1, 1.7, 0.4)]
+
+
+def judged(prompts: float) -> Assessment:
+    work = replace(WORK, prompts=prompts)
+    return Assessment("sim", ENGINE, work, Split(2, 2, prompts / 2, 0.2))
+
+
+def plan(assigned: RolePlan, assessment: Assessment | None) -> ModelPlan:
+    standings = [
+        PlannedWorker("p0", Role.PREFILL, 0, movable=True, prompt_tokens=0, kv_tokens=0),
+        PlannedWorker("m0", Role.MIXED, 2048, movable=True, prompt_tokens=0, kv_tokens=0),
+    ]
+    return ModelPlan(
+        ObservedModel("sim", ENGINE, WORK, standings), assigned, budgets=assigned.budgets, assessment=assessment
+    )
+
+
+def kept(assessment: Assessment | None) -> str:
+    assigned = RolePlan((), (), RoleReason.TOO_SMALL, SPLITS[0], SPLITS[0], SPLITS, Memory())
+    return why_kept([plan(assigned, assessment)])
+
+
+def test_a_queue_of_a_second_is_not_more_than_there_is_room_for() -> None:
+    said = kept(judged(0.6))
+    assert "prompts press 0.3 on 2 prefill workers" in said
+    assert said.endswith("; no split of roles computes all that waits within a second")
+
+
+def test_work_beyond_every_split_is_called_so() -> None:
+    for assessment in (judged(60.0), None):
+        assert kept(assessment).endswith(", which is more than there is in any split of roles")
+
+
+def test_budgets_that_end_because_decodes_do_better_apart_claim_no_calm() -> None:
+    order = RoleOrder("m0", Role.MIXED, 0)
+    code, memory = RoleReason.PROMPTS_PRESS, Memory(apart=Apart(on=True))
+    apart = RolePlan((), [order], code, SPLITS[0], SPLITS[0], SPLITS, memory)
+    said = why_budgets(plan(apart, judged(1.4)), apart)
+    assert said.startswith("more work is done with decodes apart from prompts, which press 0.7 on 2 prefill workers")
+    calm = replace(apart, code=RoleReason.CALM, memory=Memory())
+    assert "for 10 s" in why_budgets(plan(calm, judged(0.2)), calm)
