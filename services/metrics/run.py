@@ -34,6 +34,7 @@ from services.metrics.http.audit import open_audit
 from services.metrics.http.login import AccessControl
 from services.metrics.http.planner_routes import PlannerRoutes
 from services.metrics.http.routes import make_api
+from services.metrics.observed.routes import reports_router
 from services.metrics.observed.run import ObservedFleet
 from services.metrics.prometheus import (
     GapCollector,
@@ -150,7 +151,9 @@ async def open_metrics(
         tasks.spawn("live", live)
         await bus.start()
         _start_observing(observed, settings, tasks)
-        more = (alerts.router, *demand.routers(), _planner_routes(settings, ports), *access.routers(), audit.router())
+        more = [alerts.router, *demand.routers(), _planner_routes(settings, ports), *access.routers(), audit.router()]
+        if observed is not None:
+            more.append(reports_router(observed, access.admit_report))
         make_app = partial(make_api, lag_ns=lag_ns, live_lag_ns=live_lag_ns, verdicts=verdicts, recorder=recorder)
         served = make_app(state, hub, desk.book, clock, registry, more=more)
         async with transport.http(
