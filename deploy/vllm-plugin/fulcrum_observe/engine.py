@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from . import URL_VARIABLE
@@ -15,7 +16,7 @@ from .wire import ROLE_MIXED, ROLE_PREFILL, Load, Source, Step
 
 NAME_VARIABLE = "FULCRUM_OBSERVE_NAME"
 ROLE_VARIABLE = "FULCRUM_OBSERVE_ROLE"
-TOKEN_VARIABLE = "FULCRUM_OBSERVE_TOKEN"  # noqa: S105 - the name of a variable
+TOKEN_VARIABLE = "FULCRUM_OBSERVE_TOKEN"
 ENGINE = "vllm (plugin)"
 PRODUCER = "kv_producer"
 CONSUMER = "kv_consumer"
@@ -191,7 +192,7 @@ class SchedulerHooks:
 
 
 def _first(queue: Any) -> list[Any]:
-    return [each for each, _ in zip(queue, range(MAX_COUNTED))]
+    return list(islice(queue, MAX_COUNTED))
 
 
 def source_of(config: Any, incarnation: int) -> Source:

@@ -118,25 +118,17 @@ class StepRecorder:
         ongoing = [Span(waits_since_ns, now_ns)] if waits_since_ns and not any(
             each.start_ns == waits_since_ns for each in waits
         ) else []  # fmt: skip
-        found = []
-        edges = [*range(from_ns, now_ns, LONGEST_NS), now_ns]
-        for low_ns, high_ns in pairwise(edges):
+        found: list[Batch] = []
+        begin_ns = 0  # of the first piece: a step may have begun before it
+        for low_ns, high_ns in pairwise([*range(from_ns, now_ns, LONGEST_NS), now_ns]):
             self._sequence += 1
-            is_newest = high_ns == now_ns
-            found.append(
-                Batch(
-                    self._sequence,
-                    low_ns,
-                    high_ns,
-                    [each for each in steps if each.start_ns < high_ns and (low_ns == from_ns or each.start_ns >= low_ns)],
-                    _within([*waits, *ongoing], low_ns, high_ns),
-                    self.load,
-                    dropped_batches + self._overflows,
-                    self._dummy_steps if is_newest else 0,
-                    dummies if is_newest else (),
-                    last and is_newest,
-                )
+            begun = [each for each in steps if begin_ns <= each.start_ns < high_ns]
+            begin_ns = high_ns
+            batch = Batch(
+                self._sequence, low_ns, high_ns, begun, _within([*waits, *ongoing], low_ns, high_ns), self.load
             )
+            found.append(batch._replace(dropped_batches=dropped_batches + self._overflows))
+        found[-1] = found[-1]._replace(dummy_steps=self._dummy_steps, dummies=dummies, last=last)
         self._late = [each for each in steps if each.start_ns >= now_ns]
         self._open_waits = [each for each in waits if each.end_ns > now_ns]
         self._covered_to_ns = now_ns

@@ -92,7 +92,7 @@ def encode(source: Source, batch: Batch) -> bytes:
 
 def _columns(steps: list[Step]) -> bytes:
     # Columns are little-endian, as all machines are that vLLM runs on. One of zeros is left out.
-    columns = [array("Q", column) for column in zip(*steps)]
+    columns = [array("Q", column) for column in zip(*steps, strict=True)]
     return b"".join(_part(number, column.tobytes()) for number, column in enumerate(columns, 1) if any(column))
 
 

@@ -103,7 +103,7 @@ class StepReports:
         if known is None or batch.incarnation > known.incarnation:
             known = self._begin(batch, known, now_ns)
         if batch.incarnation < known.incarnation:
-            raise Conflict(f"{quoted(batch.worker_id)} has been started again since: this report is of an older process")
+            raise Conflict(f"{quoted(batch.worker_id)} has been started again: this is of an older process")
         if batch.sequence <= known.sequence:
             raise Conflict(f"report {batch.sequence} of {quoted(batch.worker_id)} came after {known.sequence}")
         elapsed_s = max(now_ns - known.heard_ns, 0) / SECOND_NS if known.heard_ns else 0.0
