@@ -8,7 +8,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from libs.contracts.errors import Conflict, FulcrumError, InvalidRequest, QueueFull, RateLimited, quoted
+from libs.contracts.errors import Conflict, FulcrumError, InvalidRequest, QueueFull, quoted
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, StepTime
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.step_row import ENTRY_BYTES, step_rows, whole_columns
@@ -109,7 +109,7 @@ class StepReports:
         elapsed_s = max(now_ns - known.heard_ns, 0) / SECOND_NS if known.heard_ns else 0.0
         known.tokens = min(known.tokens + elapsed_s * REPORTS_A_SECOND, float(REPORTS_A_SECOND))
         if known.tokens < 1:
-            raise RateLimited(f"{quoted(batch.worker_id)} sends over {REPORTS_A_SECOND} reports a second")
+            raise QueueFull(f"{quoted(batch.worker_id)} sends over {REPORTS_A_SECOND} reports a second")
         if known.heard_ns and now_ns >= known.heard_ns + EXACT_NS:
             known.entered_as = now_ns  # estimates have been entered meanwhile
         known.tokens -= 1
