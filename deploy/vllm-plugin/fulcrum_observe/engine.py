@@ -142,7 +142,7 @@ class SchedulerHooks:
 
     def updated(self, _output: Any) -> None:
         now_ns = self._clock()
-        if self._recorder.idle or now_ns >= self._counted_ns + LOAD_EVERY_NS:
+        if not self._scheduler.running or now_ns >= self._counted_ns + LOAD_EVERY_NS:
             self._counted_ns = now_ns
             self._recorder.load = self._load()
 

@@ -86,11 +86,6 @@ class StepRecorder:
         self._dummies.append(Span(start_ns, end_ns))
         self._dummy_steps += 1
 
-    @property
-    def idle(self) -> bool:
-        """Whether no step is in flight."""
-        return not self._in_flight
-
     def _end_wait(self, now_ns: int) -> None:
         if self._waits_since_ns:
             self._waits.append(Span(self._waits_since_ns, now_ns))

@@ -24,6 +24,7 @@ MAX_SENT_AT_ONCE = 8
 PATH = "/v1/observed/steps"
 CONTENT_TYPE = "application/x-protobuf"
 BUSY_STATUSES = (429, 503)
+CONFLICT = 409
 
 
 class Unreachable(Exception):
@@ -72,6 +73,8 @@ class Reporter:
         self._unsent: deque[bytes] = deque()
         self._stopping = threading.Event()
         self._trouble = ""
+        self._unanswered = False
+        """Whether the oldest batch was sent before and no answer came; it may have been taken."""
         self.dropped = 0
         """Batches that were never received: too many waited, or the service refused them."""
 
@@ -101,6 +104,7 @@ class Reporter:
             self._unsent.append(encode(self._source, batch))
         while len(self._unsent) > MAX_BATCHES:
             self._unsent.popleft()
+            self._unanswered = False
             self.dropped += 1
         for _ in range(MAX_SENT_AT_ONCE):
             if not self._unsent:
@@ -108,12 +112,16 @@ class Reporter:
             try:
                 status, answer = self._post(self._unsent[0])
             except Unreachable as error:
+                self._unanswered = True
                 self._warn(str(error))
                 return RETRY_S
             if status in BUSY_STATUSES:
                 self._warn(f"{status}: {answer[:400]}")
                 return RETRY_S
             self._unsent.popleft()
+            unanswered, self._unanswered = self._unanswered, False
+            if status == CONFLICT and unanswered:  # it was taken the first time
+                continue
             if status >= 400:
                 self.dropped += 1
                 self._warn(f"{status}: {answer[:400]}")

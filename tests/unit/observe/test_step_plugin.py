@@ -174,6 +174,19 @@ def test_a_refused_batch_is_dropped_and_one_that_may_be_taken_later_is_kept(stat
     assert reporter.dropped == dropped
 
 
+def test_a_batch_that_was_taken_although_no_answer_came_is_not_counted_as_dropped() -> None:
+    clock, service = Clock(), Service(status=None)
+    reporter = Reporter(StepRecorder(clock), SOURCE, service)
+    clock.now_ns += 100
+    reporter.turn()
+    service.status = 409
+    reporter.turn()
+    assert reporter.dropped == 0
+    clock.now_ns += 100
+    reporter.turn()
+    assert reporter.dropped == 1
+
+
 class Scheduler:
     """A scheduler that has computed what it decides, as vLLM's counts it."""
 
