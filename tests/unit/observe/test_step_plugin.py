@@ -206,7 +206,8 @@ class Scheduler:
 
 
 def test_what_a_scheduler_decides_is_recorded_and_its_results_are_its_own() -> None:
-    clock = Clock()
+    began_ns = 10**9
+    clock = Clock(began_ns)
     scheduler, recorder = Scheduler(), StepRecorder(clock)
     follow(scheduler, recorder, clock)
     status = SimpleNamespace(name="RUNNING")
@@ -220,7 +221,7 @@ def test_what_a_scheduler_decides_is_recorded_and_its_results_are_its_own() -> N
     assert scheduler.update_from_output(output, None) == "outputs"
     clock.now_ns += 1
     (batch,) = recorder.cut()
-    assert batch.steps == [Step(1_000, 1_100, 30, 1, 40, 1, 50, 40 * 40 - 10 * 10)]
+    assert batch.steps == [Step(began_ns, began_ns + 100, 30, 1, 40, 1, 50, 40 * 40 - 10 * 10)]
     assert batch.load == Load(running=2, waiting_prefill_tokens=60, free_kv_blocks=7)
 
 
