@@ -4,7 +4,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from libs.runtime.net.ports import held_port
@@ -74,15 +74,19 @@ def complete(url: str, model: str, seed: int, tokens: int = 8) -> None:
 
 
 @contextmanager
-def observing(folder: Path, port: int, *options: str) -> Iterator[subprocess.Popen[str]]:
+def observing(folder: Path, port: int, *options: str) -> Iterator[psutil.Process]:
+    """Run the command, and yield the process of its metrics service."""
     command = [sys.executable, "-m", "libs.cli.main", "observe", "--page", "--port", str(port), "--json"]
     env = os.environ | {"FULCRUM_KEYS": str(folder / "keys"), "XDG_CACHE_HOME": str(folder)}
+    service: psutil.Process | None = None
     with subprocess.Popen([*command, *options], env=env, stdout=subprocess.PIPE, text=True) as run:
         try:
             assert run.stdout is not None and json.loads(run.stdout.readline())["page"]
-            yield run
+            (service,) = psutil.Process(run.pid).children()
+            yield service
         finally:
-            run.send_signal(signal.SIGCONT)
+            if service is not None and service.is_running():
+                service.resume()
             run.terminate()
 
 
@@ -167,9 +171,9 @@ async def test_occupancy_is_that_of_a_clock_around_the_engines_steps(fleet: Flee
 async def test_a_frozen_or_killed_service_stops_no_request_and_is_told_what_was_missed(fleet: Fleet) -> None:
     with fleet.serve() as service:
         await until(lambda: fleet.states()["plugged"] == "exact", timeout_s=60)
-        service.send_signal(signal.SIGSTOP)
+        service.suspend()
         complete(fleet.plugged, MODEL, 1)
-        service.send_signal(signal.SIGCONT)
+        service.resume()
         await until(lambda: fleet.states()["plugged"] == "exact", timeout_s=60)
         service.kill()
         complete(fleet.plugged, MODEL, 2)
