@@ -68,22 +68,25 @@ def vllm_environment(folder: Path, **more: str) -> dict[str, str]:
         record = folder / "named" / f"vllm-{version}.dist-info"
         record.mkdir(parents=True, exist_ok=True)
         (record / "METADATA").write_text(f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n")
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(record.parent), os.environ.get("PYTHONPATH"))))
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(record.parent), env.get("PYTHONPATH"))))
     return env
 
 
 @contextlib.contextmanager
-def vllm_server(model: Path, folder: Path) -> Iterator[str]:
-    """Start vLLM's own server and yield its address. Raise RuntimeError if it does not start."""
+def vllm_server(model: Path, folder: Path, **env: str) -> Iterator[str]:
+    """Start vLLM's own server, with variables of its own, and yield its address.
+
+    Raise RuntimeError if it does not start.
+    """
     log = folder / "vllm.log"
     command = [
         vllm_command(), "serve", str(model), "--served-model-name", model.name, "--host", "127.0.0.1",
         "--dtype", "float32", "--block-size", "32", "--max-model-len", str(CONTEXT_TOKENS),
         "--enforce-eager", "--kv-cache-memory-bytes", str(256 << 20), "--max-num-seqs", "64",
     ]  # fmt: skip
-    env = vllm_environment(folder, OMP_NUM_THREADS="2")
+    own = vllm_environment(folder, **{"OMP_NUM_THREADS": "2"} | env)
     with held_port() as port, log.open("w") as file:
-        process = subprocess.Popen([*command, "--port", str(port)], env=env, stdout=file, stderr=file)
+        process = subprocess.Popen([*command, "--port", str(port)], env=own, stdout=file, stderr=file)
         try:
             wait_until_it_serves(process, f"http://127.0.0.1:{port}", log)
             yield f"http://127.0.0.1:{port}"

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,7 @@ from services.metrics.http.audit import open_audit
 from services.metrics.http.login import AccessControl
 from services.metrics.http.planner_routes import PlannerRoutes
 from services.metrics.http.routes import make_api
+from services.metrics.observed.routes import reports_router
 from services.metrics.observed.run import ObservedFleet
 from services.metrics.prometheus import (
     GapCollector,
@@ -150,7 +151,10 @@ async def open_metrics(
         tasks.spawn("live", live)
         await bus.start()
         _start_observing(observed, settings, tasks)
-        more = (alerts.router, *demand.routers(), _planner_routes(settings, ports), *access.routers(), audit.router())
+        more = (
+            alerts.router, *demand.routers(), _planner_routes(settings, ports), *access.routers(), audit.router(),
+            *_reports(observed, access),
+        )  # fmt: skip
         make_app = partial(make_api, lag_ns=lag_ns, live_lag_ns=live_lag_ns, verdicts=verdicts, recorder=recorder)
         served = make_app(state, hub, desk.book, clock, registry, more=more)
         async with transport.http(
@@ -169,6 +173,10 @@ async def open_metrics(
 def _start_observing(observed: ObservedFleet | None, settings: MetricsSettings, tasks: TaskOwner) -> None:
     if observed is not None:
         observed.start(tasks, settings.observed_file())
+
+
+def _reports(observed: ObservedFleet | None, access: AccessControl) -> Iterable[APIRouter]:
+    return () if observed is None else (reports_router(observed, access.admit_report),)
 
 
 async def _resume(keeper: HistoryKeeper, registry: CollectorRegistry, tasks: TaskOwner) -> int | None:

@@ -172,7 +172,7 @@ class EstimateAnswer(msgspec.Struct, frozen=True):
 
 
 class ObservedServerAnswer(msgspec.Struct, frozen=True):
-    """An observed server, whose state is one of unknown, learning, observed, away and foreign."""
+    """An observed server, whose state is one of unknown, learning, observed, exact, away and foreign."""
 
     name: str
     url: str

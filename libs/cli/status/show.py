@@ -203,7 +203,8 @@ def _actions(verdict: VerdictAnswer) -> list[ActionAnswer]:
 
 
 SERVER_STATES: Final = {
-    "unknown": "not asked yet", "learning": "learning", "observed": "observed", "away": "away", "foreign": "not vLLM",
+    "unknown": "not asked yet", "learning": "learning", "observed": "observed", "exact": "exact",
+    "away": "away", "foreign": "not vLLM",
 }  # fmt: skip
 
 
@@ -211,8 +212,13 @@ def observed_lines(status: Status) -> Iterator[Text]:
     """Yield that times are estimates with their bounds, how many servers are in which state, and what is wrong."""
     if status.observed is None:
         return
-    yield Text(f"All GPU time is estimated from the servers' own metrics{estimate_text(status.estimate)}.")
     servers = status.observed.servers
+    exact = sum(each.state == "exact" for each in servers)
+    whose = f"GPU time of {len(servers) - exact} servers" if exact else "All GPU time"
+    if exact < len(servers) or not servers:
+        yield Text(f"{whose} is estimated from the servers' own metrics{estimate_text(status.estimate)}.")
+    if exact:
+        yield Text(f"GPU time of {exact} servers is measured by their plugin.")
     counts = {state: sum(each.state == state for each in servers) for state in SERVER_STATES}
     yield Text("Servers: " + ", ".join(f"{count} {SERVER_STATES[state]}" for state, count in counts.items() if count))
     wrong = [each for each in servers if each.state in ("away", "foreign")]

@@ -25,6 +25,7 @@ from libs.keys.gate import COOKIE, ChangeGuard, KeyGate, Sessions, is_public, ow
 from libs.keys.table import KeyTable
 from libs.runtime.clock import Clock
 from libs.runtime.http.settings import HttpSettings
+from libs.runtime.net.access import is_loopback
 
 FOLDER: Final = Path(__file__).parents[1] / "page"
 CONTENT_SECURITY_POLICY: Final = (
@@ -82,6 +83,8 @@ def page(name: str) -> str:
 
 PUBLIC: Final = frozenset({"/login", "/logout", "/style.css", "/icon.svg"})
 """Paths that may be read without a session."""
+REPORTS_PATH: Final = "/v1/observed/steps"
+"""The path to which observed servers send their telemetry, several times a second."""
 LOGGED_IN: Final = "fulcrum_logged_in"
 """Cookie that shows the page's script that a session exists; the session's own cookie is hidden from scripts."""
 MAX_BODY_BYTES: Final = 4096
@@ -102,6 +105,12 @@ class AccessControl:
         self._clock = clock
         self._sessions = Sessions()
 
+    def admit_report(self, authorization: str, what: str) -> None:
+        """Admit this machine's processes while there are no keys, else only callers whom `guard` admits."""
+        local = is_loopback(f"{self._settings.host}:0")
+        if not (local and (self._keys is None or self._keys.is_open)):
+            self.guard.admit(authorization, what)
+
     def routers(self) -> Iterable[APIRouter]:
         return () if self._keys is None else (login_router(self._keys, self._sessions, self._clock),)
 
@@ -112,8 +121,13 @@ class AccessControl:
         hosts = own_hosts(self._settings)
         gate = KeyGate(app, self._keys, self._clock, need=_need, hosts=hosts, sessions=self._sessions)
         return AuditMiddleware(
-            gate, self._keys, self._clock, service="metrics", audited=changes, publish=record, metrics=metrics
+            gate, self._keys, self._clock, service="metrics", audited=_audited, publish=record, metrics=metrics
         )
+
+
+def _audited(method: str, path: str) -> bool:
+    """Return whether a request is recorded: changes by people, but not the telemetry of observed servers."""
+    return changes(method, path) and path != REPORTS_PATH
 
 
 def _need(_method: str, path: str) -> Role | None:

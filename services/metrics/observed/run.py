@@ -17,12 +17,14 @@ from libs.bus.port import Bus
 from libs.contracts import metric_names as names
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.contracts.foreign_text import plain
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 from libs.contracts.topics import QUEUES, STEPS
 from libs.observe.fleet import ObservedTarget, read_fleet, targets_of, token_of
 from libs.observe.scrape import ScrapeFailed, Scraper
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
+from services.metrics.observed.reports import StepReports
 from services.metrics.observed.server import ServerState, ServerTelemetry
 from services.metrics.observed.traffic import ObservedTraffic
 from services.metrics.settings import MetricsSettings
@@ -113,6 +115,7 @@ class ObservedFleet(Collector):
         self._clock = clock
         self._every_s = every_ms / 1000
         self._budget = FitBudget()
+        self.reports = StepReports(self._budget.may_fit)
         self._servers: dict[str, ServerTelemetry] = {}
         self._scraping: dict[str, asyncio.Task[None]] = {}
         self._targets = list(targets)
@@ -165,6 +168,19 @@ class ObservedFleet(Collector):
         for reason, count in sorted(self._failures.items()):
             failures.add_metric([reason], count)
         yield failures
+        counts = self.reports.counts
+        yield CounterMetricFamily(names.OBSERVED_REPORTS_TOTAL, "Reports of steps that were taken.", counts.taken)
+        refused = CounterMetricFamily(
+            names.OBSERVED_REPORTS_REFUSED_TOTAL, "Reports of steps that were refused, by error code.", labels=["code"]
+        )
+        for code, count in sorted(counts.refused.items()):
+            refused.add_metric([code], count)
+        yield refused
+        yield GaugeMetricFamily(
+            names.OBSERVED_REPORTS_DROPPED,
+            "Reports that engines gave up sending, by their own count.",
+            self.reports.dropped_batches,
+        )
         states = Counter(each.state for each in self._servers.values())
         servers = GaugeMetricFamily(names.OBSERVED_SERVERS, "Observed servers by state.", labels=["state"])
         for state in ServerState:
@@ -220,7 +236,7 @@ class ObservedFleet(Collector):
             while True:
                 await asyncio.sleep(due_s - loop.time())
                 before = server.state
-                answers = before in (ServerState.OBSERVED, ServerState.LEARNING)
+                answers = before in (ServerState.OBSERVED, ServerState.LEARNING, ServerState.EXACT)
                 async with self._scrapes if answers else self._retries:
                     await self._scrape(server, scraper)
                 if server.state is ServerState.AWAY:
@@ -252,7 +268,8 @@ class ObservedFleet(Collector):
         now_ns = self._clock.now_ns()
         try:
             with self._budget.charging():
-                scraped = server.take(exposition, now_ns)
+                exact = self.reports.is_exact(server.target.name, now_ns)
+                scraped = server.take(exposition, now_ns, exact=exact)
         except InvalidRequest as error:
             self.failed(server, ServerState.FOREIGN, "foreign", error.message)
             return
@@ -262,6 +279,18 @@ class ObservedFleet(Collector):
         if scraped.before is not None:
             self.traffic.enter(server.model, scraped.before, scraped.after, now_ns)
             self._computed[server.model] += scraped.prompt_tokens
+
+    def report(self, body: bytes) -> None:
+        """Publish the steps that an engine reports itself. Raises a FulcrumError for a report that is refused."""
+        with self._budget.charging():
+            batch = self.reports.take(body, self._clock.now_ns())
+        server = self._servers.get(batch.group or batch.worker_id)
+        if server is not None and server.target.role != "mixed":  # the list says what the router does
+            batch.assignment.role = ROLE_PREFILL if server.target.role == "prefill" else ROLE_MIXED
+            batch.assignment.budget_tokens = 0
+        if server is not None and server.target.model:
+            batch.assignment.model = server.target.model
+        self._bus.publish(STEPS, batch)
 
     async def _publish_queues(self) -> None:
         while True:

@@ -39,6 +39,8 @@ class ServerState(StrEnum):
     LEARNING = "learning"
     """It answers, and what its steps cost is not known yet."""
     OBSERVED = "observed"
+    EXACT = "exact"
+    """It reports its steps itself, and nothing of it is estimated."""
     AWAY = "away"
     FOREIGN = "foreign"
     """It answers with something else than vLLM's metrics."""
@@ -96,8 +98,11 @@ class ServerTelemetry:
         self._enter(state, now_ns)
         self.trouble = trouble
 
-    def take(self, exposition: bytes, now_ns: int) -> Scraped:
-        """Process an exposition read at `now_ns`. Raises InvalidRequest, and then knows what it did before."""
+    def take(self, exposition: bytes, now_ns: int, *, exact: bool = False) -> Scraped:
+        """Process an exposition read at `now_ns`; of an `exact` server no time is estimated.
+
+        Raises InvalidRequest, and then knows what it did before.
+        """
         try:
             sample = self._parser.parse(exposition, now_ns / SECOND_NS)
         except InvalidRequest as error:
@@ -110,12 +115,16 @@ class ServerTelemetry:
             self.restarts += before is not None
             self._incarnation, self._sequence = now_ns, 0
             before, time = None, EstimatedTime()
-        self._enter(ServerState.OBSERVED if self._server.cost is not None else ServerState.LEARNING, now_ns)
+        if self.state is ServerState.EXACT and not exact:
+            # Telemetry takes estimates again only as those of a newer process than the one that reported.
+            self._incarnation, self._sequence = now_ns, 0
+        estimated = ServerState.OBSERVED if self._server.cost is not None else ServerState.LEARNING
+        self._enter(ServerState.EXACT if exact else estimated, now_ns)
         self.trouble = ""
         self.model = self.target.model or sample.model or "unknown"
         if before is not None:
             self._learn_prompts(before, sample)
-        return Scraped(self._batches(time, from_ns, now_ns, sample), before, sample)
+        return Scraped([] if exact else self._batches(time, from_ns, now_ns, sample), before, sample)
 
     def farewell(self, now_ns: int) -> StepBatch | None:
         """Return the batch by which a server leaves that is not observed any more; None if it was never heard."""

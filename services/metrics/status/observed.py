@@ -21,7 +21,7 @@ class ObservedServerStatus:
     role: str
     model: str
     state: str
-    """One of unknown, learning, observed, away and foreign."""
+    """One of unknown, learning, observed, exact, away and foreign."""
     trouble: str
     """Why nothing is known of it; empty if something is."""
     since_unix_ms: int

@@ -397,8 +397,9 @@ def _with_estimates(status: ClusterStatus, state: MetricsState, observed: Observ
     from_ns = now_ns - ESTIMATED_NS
     times = {each.id: state.fleet.estimates.times(each.id, from_ns, now_ns) for each in status.workers}
 
-    def share_of(worker_ids: Iterable[str]) -> EstimatedPrefill:
-        return EstimatedPrefill(*bounds_of(times[each] for each in worker_ids))
+    def share_of(worker_ids: Iterable[str]) -> EstimatedPrefill | None:
+        estimated = [each for each in worker_ids if each in state.fleet.estimates]
+        return EstimatedPrefill(*bounds_of(times[each] for each in estimated)) if estimated else None
 
     workers = [replace(each, estimate=share_of([each.id])) for each in status.workers]
     models = [

@@ -3,12 +3,13 @@
 import { span } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
-const STATES = { unknown: "not asked yet", learning: "learning what its steps cost", observed: "observed", away: "away", foreign: "not vLLM" };
+const STATES = { unknown: "not asked yet", learning: "learning what its steps cost", observed: "observed", exact: "exact: it reports its steps", away: "away", foreign: "not vLLM" };
 
 /** Mark the page as one of estimates, and fill the table of servers; nothing of it where a suite is shown. */
 export function drawObserved(status) {
   const observed = status?.observed ?? null;
   if (status) document.body.toggleAttribute("data-observed", observed !== null);
+  document.body.toggleAttribute("data-exact", observed !== null && observed.servers.length > 0 && observed.servers.every((each) => each.state === "exact"));
   $("servers").hidden = observed === null;
   if (observed === null) return;
   $("estimate-bounds").textContent = bounded(status.estimate, "prefill ", " of busy time");
@@ -29,9 +30,9 @@ function countOf(servers) {
 }
 
 function cellsOf(server, estimate, nowMs) {
-  const state = `${STATES[server.state] ?? server.state}${server.state === "observed" || !server.since_unix_ms ? "" : ` for ${span(nowMs - server.since_unix_ms)}`}`;
+  const state = `${STATES[server.state] ?? server.state}${server.state === "observed" || server.state === "exact" || !server.since_unix_ms ? "" : ` for ${span(nowMs - server.since_unix_ms)}`}`;
   const restarts = server.restarts ? `, started again ${server.restarts === 1 ? "once" : `${server.restarts} times`}` : "";
-  return { name: server.name, role: server.role, model: server.model, prefill: server.state === "away" ? "–" : bounded(estimate) || "–", state: state + restarts, trouble: server.trouble, url: server.url, bad: server.state === "away" || server.state === "foreign" };
+  return { name: server.name, role: server.role, model: server.model, prefill: server.state === "exact" ? "measured" : server.state === "away" ? "–" : bounded(estimate) || "–", state: state + restarts, trouble: server.trouble, url: server.url, bad: server.state === "away" || server.state === "foreign" };
 }
 
 function rowOf(cells) {
