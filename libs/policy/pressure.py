@@ -12,8 +12,9 @@ from typing import Any, Final, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from libs.policy.speed import PROMPTS_PART
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
-from libs.policy.worker.pace import IN_HAND, PROMPTS_PART
+from libs.policy.worker.pace import IN_HAND
 
 Numbers = NDArray[np.float64]
 Truths = NDArray[np.bool_]

@@ -23,10 +23,6 @@ MAX_STEP_TPOTS: Final = 3
 MAX_JOINED_TPOTS: Final = 1.5
 # The share of TPOT that prompts leave to sequences beside them; without it a late one never catches up.
 IN_HAND: Final = 0.05
-# A sequence that is short in hand gives up half of the time between its decodes and its target, and in the long run
-# there is always one. In virtual time prompts got 0.46 to 0.63 of it, beside 2 sequences as beside 21.
-PROMPTS_PART: Final = 0.5
-"""The share of the time that TPOT leaves beside decodes which prompts get in the long run."""
 MAX_HOLD_NS: Final = 2_000_000_000
 """The longest that a transferred sequence is held back before it joins, and a prompt before some of it is computed."""
 
