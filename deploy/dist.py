@@ -1,4 +1,4 @@
-"""Build a release into dist/: the package as wheel and source archive, and the broker as one wheel per platform.
+"""Build a release into dist/: the package and the vLLM plugin, and the broker as one wheel for each platform.
 
 `make dist`. The package is staged in build/dist, `libs` and `services` below `fulcrum_serving/tree`: as packages of
 their own they would take names in site-packages that others use too.
@@ -23,6 +23,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 STAGE: Final = ROOT / "build" / "dist"
 OUT: Final = ROOT / "dist"
 BROKER: Final = ROOT / "deploy" / "broker"
+PLUGIN: Final = STAGE.parent / "vllm-plugin"
 # The embedded broker is a static program, so the oldest manylinux fits every glibc.
 PLATFORMS: Final = {"amd64": "manylinux_2_17_x86_64", "arm64": "manylinux_2_17_aarch64"}
 NOT_SHIPPED: Final = ("libs/testing",)
@@ -57,7 +58,7 @@ def tracked(*folders: str) -> Iterator[str]:
 
 
 def stage() -> None:
-    """Write the package's source tree into build/dist."""
+    """Write the source trees of package and plugin below build/."""
     shutil.rmtree(STAGE, ignore_errors=True)
     package = STAGE / "fulcrum_serving"
     shutil.copytree(ROOT / "deploy" / "wheel", package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -68,6 +69,8 @@ def stage() -> None:
     (package / "tree" / "COMMIT").write_text(commit())
     head, _, _ = (ROOT / "pyproject.toml").read_text().partition("[project.scripts]")
     (STAGE / "pyproject.toml").write_text(with_broker(head) + TAIL)
+    shutil.rmtree(PLUGIN, ignore_errors=True)
+    shutil.copytree(ROOT / "deploy" / "vllm-plugin", PLUGIN, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("README.md", "LICENSE"):
         shutil.copy(ROOT / name, STAGE)
 
@@ -133,6 +136,7 @@ def main() -> None:
     uv = str(Path(sys.prefix) / "bin" / "uv")
     build = (uv, "build", "--quiet", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(OUT))
     subprocess.run((*build, str(STAGE)), check=True)
+    subprocess.run((*build, str(PLUGIN)), check=True)
     if shutil.which("go"):
         for arch in PLATFORMS:
             build_broker(arch)

@@ -4,6 +4,7 @@ import base64
 import csv
 import hashlib
 import io
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from libs.runtime.release import commit, release
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_package_and_chart_have_one_version():
+def test_package_plugin_and_chart_have_one_version():
+    plugin = tomllib.loads((ROOT / "deploy" / "vllm-plugin" / "pyproject.toml").read_text())["project"]
+    assert plugin["version"] == release()
     chart = yaml.safe_load((ROOT / "deploy" / "helm" / "fulcrum" / "Chart.yaml").read_text())
     assert release() == dist.version() == chart["version"] == chart["appVersion"]
 
