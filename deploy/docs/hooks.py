@@ -1,4 +1,4 @@
-"""What MkDocs does to pages that are read elsewhere too: on the metrics service's /runbook, and in the repository."""
+"""Hooks of MkDocs for pages that the metrics service (/runbook) and the repository show too."""
 
 import re
 import shutil

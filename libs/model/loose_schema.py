@@ -31,7 +31,7 @@ class LooseSchema(NamedTuple):
     omitted: tuple[str, ...] = ()
     """JSON pointers of the keywords that it does not enforce."""
     reason: str = ""
-    """Why the first of them cannot be enforced; empty if there is none."""
+    """The reason why the first of them cannot be enforced; empty if there is none."""
 
 
 def loosen(

@@ -111,7 +111,7 @@ def follow(scheduler: Any, recorder: StepRecorder, clock: Callable[[], int]) -> 
 
 
 class SchedulerHooks:
-    """What is recorded of a scheduler. The first error ends all recording."""
+    """The recording of one scheduler, which its first error ends."""
 
     def __init__(self, scheduler: Any, recorder: StepRecorder, clock: Callable[[], int]) -> None:
         self._scheduler = scheduler

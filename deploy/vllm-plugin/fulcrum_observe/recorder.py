@@ -7,8 +7,11 @@ pipeline parallelism several are under way. It ends when its output arrives.
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
+from typing import TypeVar
 
 from .wire import Batch, Load, Span, Step
+
+T = TypeVar("T")
 
 MAX_STEPS = 16_384
 """The most steps that await a cut; beyond it all of them are dropped, and their time is unknown."""
@@ -35,7 +38,7 @@ class StepRecorder:
         self._known_from_ns = self._overflows = 0
         self.load = Load()
         self.broken = False
-        """Whether steps are not recorded any more; nothing is covered then."""
+        """True once an error has ended recording; nothing is covered then."""
         # Below is the cutter's.
         self._covered_to_ns = clock()
         self._sequence = 0
@@ -130,14 +133,14 @@ class StepRecorder:
         return found
 
     def _is_news(self, running: Step, steps: list[Step], now_ns: int) -> bool:
-        """Return whether a step that runs is to be announced: once, and not if it has ended meanwhile."""
+        """Return whether to announce a running step: once, and only while it runs."""
         known = running.start_ns == self._announced_ns or any(each.start_ns == running.start_ns for each in steps)
         return running.start_ns < now_ns and not known
 
 
-def _drained(found: "deque[Step] | deque[Span]") -> list:  # type: ignore[type-arg]
-    """Take what is there now, while another thread appends."""
-    taken = []
+def _drained(found: "deque[T]") -> list[T]:
+    """Take all entries, to which another thread appends meanwhile."""
+    taken: list[T] = []
     while found:
         try:
             taken.append(found.popleft())

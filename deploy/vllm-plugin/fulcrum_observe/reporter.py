@@ -74,7 +74,7 @@ class Reporter:
         self._stopping = threading.Event()
         self._trouble = ""
         self._unanswered = False
-        """Whether the oldest batch was sent before and no answer came; it may have been taken."""
+        """True if the oldest batch was sent and got no answer; the service may have taken it."""
         self.dropped = 0
         """Batches that were never received: too many waited, or the service refused them."""
 

@@ -84,7 +84,7 @@ NO_TURN: Final = RoleTurn()
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Whether decodes run without prompts although prompts press, because more work is done so."""
+    """True while decodes run without prompts, although prompts press, because more work is done so."""
 
     on: bool = False
     since_ns: int = 0

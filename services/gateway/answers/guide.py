@@ -50,7 +50,7 @@ class SchemaVerdict(NamedTuple):
     omitted: tuple[str, ...] = ()
     """JSON pointers of keywords that the grammar does not enforce."""
     reason: str = ""
-    """Why the first of them cannot be enforced."""
+    """The reason why the first of them cannot be enforced."""
 
 
 class SchemaCheck:

@@ -40,7 +40,7 @@ class Notes(Struct):
     tools_as_text: str | UnsetType = UNSET
     """The format in which tools, calls and results were written into the prompt, as the chat template takes none."""
     unchecked: list[Unchecked] | UnsetType = UNSET
-    """What the answers were generated without, and whether they satisfy it; at the end of a stream."""
+    """The constraints that the grammars left out, and whether the answers satisfy them; at the end of a stream."""
 
 
 class Details(Struct):
@@ -439,7 +439,7 @@ def notes(*choices: Choice) -> Notes | UnsetType:
 
 
 def end_notes(*choices: Choice) -> Notes | UnsetType:
-    """Return what is known of whole answers, or UNSET."""
+    """Return the result of checking whole answers, or UNSET if nothing was left out."""
     found = [each for choice in choices if choice.text.record is not None for each in choice.text.record.found]
     return Notes(unchecked=found) if found else UNSET
 

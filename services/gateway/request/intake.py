@@ -40,7 +40,7 @@ class RequestSchemas:
     answer: Mapping[str, Any] | None = None
     tools: list[ToolSchema] = field(default_factory=list)
     omitted: list[Omitted] = field(default_factory=list)
-    """What the grammars do not enforce."""
+    """The constraints that the grammars leave out."""
 
 
 async def check_schemas(asked: ParsedRequest, check: SchemaCheck, tenant: str = "") -> RequestSchemas:

@@ -214,7 +214,7 @@ class ParsedRequest:
     schema_field: str = "response_format"
     """The field that errors about the schema name."""
     strict: bool = False
-    """Whether all of the schema must be enforced, not only checked once the answer is whole."""
+    """True if the grammar must enforce the whole schema; else the answer may be checked once it is whole."""
     rule: str = ""
     """A grammar rule that the answer has to match, used in place of a schema."""
     ordered: bool = False

@@ -16,7 +16,7 @@ class Unchecked(Struct):
     keywords: list[str]
     """JSON pointers within the schema."""
     satisfied: bool | None
-    """Whether the answer is an instance of the whole schema; null if that could not be found out."""
+    """True if the answer is an instance of the whole schema; null if the check failed."""
 
 
 class Omitted(NamedTuple):
