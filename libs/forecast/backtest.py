@@ -160,7 +160,7 @@ def run(
 
 
 def score(found: BacktestForecasts) -> list[dict[str, Any]]:
-    """Return a record for each series and horizon with outcomes that can be scored (see docs/forecast.md)."""
+    """Return a record for each series and horizon with outcomes that can be scored (see docs/forecast-design.md)."""
     records = []
     for name in SERIES:
         for place in range(len(found.plan.horizons)):
