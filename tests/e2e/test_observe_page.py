@@ -60,6 +60,21 @@ def table(url: str, name: str, role: str, more: str = "") -> str:
     return f'[[server]]\nurl = "{url}"\nname = "{name}"\nrole = "{role}"\n{more}'
 
 
+def test_the_service_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
+    own = {**os.environ, "FULCRUM_KEYS": str(tmp_path / "keys"), "XDG_CACHE_HOME": str(tmp_path)}
+    with held_port() as port:
+        command = [*COMMAND, "--vllm", f"http://127.0.0.1:{port}"]
+        with subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True) as run:
+            assert run.stdout is not None
+            page = json.loads(run.stdout.readline())["page"]
+            assert get(f"{page}/healthz") is not None
+            run.kill()
+        last_s = time.monotonic() + PATIENCE_S
+        with pytest.raises(OSError, match="refused"):
+            while time.monotonic() < last_s:
+                get(f"{page}/healthz")
+
+
 def test_two_servers_show_on_the_page_with_estimates_and_the_list_is_followed(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     prefill, decode = FakeVllm(Load(decoding=4, prompts_per_s=4)), FakeVllm(Load(decoding=24))

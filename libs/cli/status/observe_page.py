@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from libs.contracts.foreign_text import plain
+from libs.launch.processes import leash
 from libs.launch.ready import Ready, default_ready_file, write_ready
 from libs.observe.fleet import read_fleet, targets_of
 
@@ -22,9 +23,8 @@ def show_page(
     urls: Sequence[str], file: Path | None, *, host: str, port: int, ready_file: Path | None, as_json: bool
 ) -> int:
     """Serve until a signal, and return the exit code. Raises InvalidRequest and StartupError."""
-    servers = (
-        targets_of(urls) if file is None else read_fleet(file)
-    )  # a mistake ends the command before anything starts
+    # A mistake in the list ends the command before anything starts.
+    servers = targets_of(urls) if file is None else read_fleet(file)
     token = os.environ.get("FULCRUM_TOKEN", "") or secrets.token_urlsafe(32)
     own = {
         "FULCRUM_METRICS_OBSERVE": ",".join(urls),
@@ -34,8 +34,9 @@ def show_page(
         "FULCRUM_TOKEN": token,
     }
     defaults = {"FULCRUM_LOG_LEVEL": "warning", "FULCRUM_LOG_FORMAT": "console"}
+    leashed = (sys.executable, "-I", "-S", str(Path(leash.__file__)), str(os.getpid()))
     child = subprocess.Popen(
-        [sys.executable, "-m", "services.metrics"],
+        [*leashed, sys.executable, "-m", "services.metrics"],
         env={**defaults, **os.environ, **own},
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
