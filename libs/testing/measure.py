@@ -22,6 +22,9 @@ SMALL_MODULE_LINES = 100
 SHORT_DOCSTRING_WORDS = 6
 PATHS = ("A request, file by file", "A role move, file by file", "Occupancy, file by file")
 """Headings of docs/architecture.md whose tables name the files on a path."""
+GENERATED_PAGES = ("docs/settings.md",)
+LONG_PAGE_WORDS = 1_200
+SHELL = re.compile(r"^```sh$", re.MULTILINE)
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -129,6 +132,15 @@ def files_on_path(heading: str) -> list[str]:
     return sorted(set(re.findall(r"`((?:libs|services)/[\w/]+(?:\.py)?)`", section.partition("\n## ")[0])))
 
 
+def pages() -> list[Path]:
+    """Return the written pages of the docs site: those in its navigation, and the runbooks that one of them lists."""
+    navigation = (ROOT / "deploy" / "docs" / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = {ROOT / "docs" / name for name in re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)}
+    found = listed | set((ROOT / "docs" / "runbook").glob("*.md"))
+    aside = {ROOT / name for name in GENERATED_PAGES} | set((ROOT / "docs" / "results").glob("*.md"))
+    return sorted(found - aside)
+
+
 def class_names(found: list[Module]) -> dict[str, list[str]]:
     """Return the modules in which each class name is defined."""
     where = defaultdict(list)
@@ -189,6 +201,17 @@ def measure() -> dict[str, int | float]:
             isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
             for module in tests
             for node in ast.walk(module.tree)
+        ),
+    }
+    texts = {page: page.read_text() for page in pages()}
+    blocks = {page: len(SHELL.findall(text)) for page, text in texts.items()}
+    figures |= {
+        "docs_pages": len(texts),
+        "docs_kb": sum(map(len, texts.values())) / 1e3,
+        f"docs_pages_over_{LONG_PAGE_WORDS}_words": sum(len(text.split()) > LONG_PAGE_WORDS for text in texts.values()),
+        "docs_shell_blocks": sum(blocks.values()),
+        "docs_shell_blocks_typed_by_a_test": sum(
+            count for page, count in blocks.items() if page.parent.name == "tutorials"
         ),
     }
     for heading in PATHS:
