@@ -67,7 +67,7 @@ $(TOOLS)/helm:
 test-chart: setup-dev $(if $(shell command -v helm),,$(TOOLS)/helm) ## the Helm chart: lint, every profile, wrong values (needs helm, or Go to build it)
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest tests/kube/test_chart.py $(ARGS)
 
-# Caddy is one too: the proxy that docs/security.md puts in front of a suite.
+# Caddy is one too: the proxy that docs/security-network.md puts in front of a suite.
 CADDY = github.com/caddyserver/caddy/v2/cmd/caddy@v2.10.0
 $(TOOLS)/caddy:
 	GOBIN=$(TOOLS) go install $(CADDY)

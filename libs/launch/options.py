@@ -119,7 +119,7 @@ class SuiteOptions:
         if nodes > 1 and self.engine == "vllm":
             raise StartupError(
                 f"profile {name} takes {nodes} machines: start its workers on each, with the settings that"
-                f" `fulcrum profile {name}` prints (docs/deploy.md)"
+                f" `fulcrum profile {name}` prints (docs/deploy-vllm.md)"
             )
 
 

@@ -74,7 +74,7 @@ def _width(arguments: Mapping[str, Any]) -> int:
     if found.nodes > 1 or found.data > 1:
         raise StartupError(
             "`fulcrum up` starts workers of one node and one data-parallel rank, all with the same"
-            " FULCRUM_WORKER_VLLM_ARGUMENTS: start others by themselves (docs/deploy.md)"
+            " FULCRUM_WORKER_VLLM_ARGUMENTS: start others by themselves (docs/deploy-vllm.md)"
         )
     return found.gpus
 

@@ -171,7 +171,7 @@ def _decode_engine(worker: SeenWorker) -> EngineState:
 SIMPLIFIED: Final = (
     "Step times are the two linear fits that the wheel ships in Python (prefill.py, decode.py), with its buckets of "
     "samples; the installed planner asks aisimulate_core, a library in Rust, in its mode fpm_regression. "
-    "docs/lab.md says how often that decides differently.",
+    "docs/results/lab-fidelity.md says how often that decides differently.",
     "Queued prompt tokens include what is left of prompts that are being computed; prefix hits are taken off when a "
     "prompt is bound, not by the router's hit rate.",
     "The GPU budget is pinned exactly: where the shipped tolerance of one GPU would leave one idle, it stays.",

@@ -35,7 +35,7 @@ STRANGER: Final = "stranger"
 BROKER: Final = "broker"
 """What Kafka's broker calls itself: the one user that no rule binds."""
 REDIS_RULES: Final = ("~fulcrum:*", "&fulcrum:*", "+@all", "-@admin", "-@dangerous", "+info", "+keys")
-"""What docs/security.md grants the suite's user."""
+"""What docs/security-network.md grants the suite's user."""
 _KAFKA: Final = string.Template("""
 listeners=SASL_SSL://127.0.0.1:$port,CONTROLLER://127.0.0.1:$controller_port
 advertised.listeners=SASL_SSL://127.0.0.1:$port
@@ -92,8 +92,10 @@ _PREFIXED, _ALL, _ALLOW = 4, 2, 3
 
 
 async def grant_kafka(brokers: Brokers, prefix: str) -> None:
-    """What docs/security.md grants the suite's user, and no more: all operations on topics, groups and transactional
-    ids that begin with `prefix`. `brokers`: as BROKER."""
+    """Grant the suite's user the rights of docs/security-network.md and no more.
+
+    They are all operations on topics, groups and transactional ids that begin with `prefix`. `brokers`: as BROKER.
+    """
     async with open_admin(brokers, "acls") as admin:
         for kind in (_TOPIC, _GROUP, _TRANSACTIONAL_ID):
             rule = CreateAclsRequest(kind, prefix, _PREFIXED, f"User:{USER}", "*", _ALL, _ALLOW)

@@ -1,4 +1,4 @@
-"""HTTPS by a proxy in front, as docs/security.md writes it: Caddy before a whole suite, and OpenAI's own client."""
+"""HTTPS by a proxy in front, as in docs/security-network.md: Caddy before a whole suite, and OpenAI's own client."""
 
 import os
 import re
