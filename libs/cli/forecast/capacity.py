@@ -165,10 +165,10 @@ def show_plan(row: dict[str, Any], *, relative: bool) -> None:
             f"{each['phase']} short by {gpus} at {moment(each['at_unix_s'])}, {each['sure']:.0%} sure", style="yellow"
         )
     hours, cost = row["gpu_hours"], row["cost"]
-    price = f", at a cost of {cost['hourly']:,.0f} and {cost['fixed']:,.0f}" if cost else ""
+    price = f", at a cost of {_figure(cost['hourly'])} and {_figure(cost['fixed'])}" if cost else ""
     console.print(
-        f"GPU-hours: {_hours(hours['hourly'])} if GPUs follow demand,"
-        f" {_hours(hours['fixed'])} if the peak's are kept throughout{price}"
+        f"GPU-hours: {_figure(hours['hourly'])} if GPUs follow demand,"
+        f" {_figure(hours['fixed'])} if the peak's are kept throughout{price}"
     )
     check = row["check"]
     if check:
@@ -183,7 +183,7 @@ def show_plan(row: dict[str, Any], *, relative: bool) -> None:
         console.print(note, style="dim")
 
 
-def _hours(value: float) -> str:
+def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
