@@ -78,8 +78,7 @@ def find_suite(ready_file: Path | None) -> Ready:
 def find_one_suite(ready_file: Path | None) -> Ready:
     """Return a suite for a command that changes something: the named one, or the only one there is."""
     if ready_file is None:
-        files = sorted(default_ready_file(DEFAULT_GATEWAY_PORT).parent.glob("*.json"))
-        running = [(file, ready) for file in files if (ready := read_ready(file)) is not None]
+        running = _running()
         if len(running) > 1:
             raise StartupError(
                 f"{len(running)} suites run here: name one with --ready FILE, of "
@@ -88,6 +87,12 @@ def find_one_suite(ready_file: Path | None) -> Ready:
         if running:
             return remember(running[0][1])
     return find_suite(ready_file)
+
+
+def _running() -> list[tuple[Path, Ready]]:
+    """Return the suites of this user that run on this machine, with their ready files."""
+    files = sorted(default_ready_file(DEFAULT_GATEWAY_PORT).parent.glob("*.json"))
+    return [(file, ready) for file in files if (ready := read_ready(file)) is not None]
 
 
 def key_headers(url: str) -> dict[str, str]:
@@ -109,9 +114,9 @@ def remember(ready: Ready) -> Ready:
 
 def no_suite(url: str) -> StartupError:
     """Return the error for a suite that does not answer."""
-    return StartupError(
-        f"no suite answers at {url}: start one with `fulcrum up`, or name its ready file in FULCRUM_READY"
-    )
+    others = [f"FULCRUM_READY={file} ({ready.gateway or ready.metrics})" for file, ready in _running()]
+    named = f" here: {', '.join(others)}" if others else " in FULCRUM_READY"
+    return StartupError(f"no suite answers at {url}: start one with `fulcrum up`, or name the ready file of one{named}")
 
 
 def get_json(base_url: str, path: str, *, exact: bool = False, **params: str) -> Any:

@@ -128,8 +128,9 @@ def at_rest(
 def test_about_the_same_load_decisions_come_to_rest(
     engine: WorkerProfile, work: Workload, prefill: int, mixed: int
 ) -> None:
-    settled, workers, memory = at_rest(engine, work, pool(prefill, mixed))
-    assert not assign(engine, settled, workers, memory, 50 * TURN_NS).moves
+    settled, workers, _ = at_rest(engine, work, pool(prefill, mixed))
+    # Moves that were held back by rest may follow, but they end too.
+    at_rest(engine, settled, workers)
 
 
 @given(works, st.floats(-0.05, 0.05))

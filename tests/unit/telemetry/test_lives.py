@@ -111,7 +111,8 @@ def test_every_named_worker_has_exactly_one_state_that_began_by_now_and_no_other
             assert (life.state in SERVING) is watch.serves(name)
             if each.heard_ns and not each.left:
                 silent_ns = newest_of(named.values()) - each.heard_ns
-                assert (life.state in (SILENT, GONE)) is (silent_ns > SILENT_AFTER_NS)
+                # After a silence of all each has some time to report again, so not all that are late are silent.
+                assert silent_ns > SILENT_AFTER_NS or life.state not in (SILENT, GONE)
 
 
 def after_an_outage(returns_s, *, away_s=10.0, until_s=16.0):
