@@ -313,9 +313,9 @@ def _alone_ns(engine: WorkerProfile, decodes: N, kv_tokens: N, mixed: N) -> tupl
     return read_ns + model.decode_sequence_ns * each + kv_ns, read_ns
 
 
-def lent_step_ns(decode_ns: N, tpot_ns: float) -> N:
-    """Return the usual time of a step that computes prompts beside decodes which take `decode_ns` alone."""
-    return decode_ns + PROMPTS_PART * most(tpot_ns * (1 - IN_HAND) - decode_ns, 0.0)
+def lent_step_ns(decode_ns: N, tpot_ns: float, pressure: N) -> N:
+    """Return the usual time of a step with decodes that take `decode_ns` alone, lengthened as far as prompts press."""
+    return decode_ns + PROMPTS_PART * most(tpot_ns * (1 - IN_HAND) - decode_ns, 0.0) * least(pressure, 1.0)
 
 
 def _ride(engine: WorkerProfile, tpot_ns: int, decodes: N, kv_tokens: N, mixed: N) -> N:
@@ -323,7 +323,7 @@ def _ride(engine: WorkerProfile, tpot_ns: int, decodes: N, kv_tokens: N, mixed: 
         return where(mixed == 0, 0.0, 0.0 * mixed + 1.0)
     model, step_ns = engine.step_time, tpot_ns * (1 - IN_HAND)
     decode_ns, read_ns = _alone_ns(engine, decodes, kv_tokens, mixed)
-    prefill_ns = most_prefill_ns(model, lent_step_ns(decode_ns, tpot_ns), decode_ns, read_ns)
+    prefill_ns = most_prefill_ns(model, lent_step_ns(decode_ns, tpot_ns, 0.0 * decode_ns + 1.0), decode_ns, read_ns)
     tokens = _tokens(model, prefill_ns, engine.chunk_tokens)
     took_ns = mixed_ns(model, chunk_ns(model, tokens), decode_ns, read_ns)
     speed = least(over(tokens, took_ns, inf) / engine.chunk_speed, 1.0)

@@ -50,7 +50,7 @@ def _tpot_ns(engine: WorkerProfile, work: Workload, split: Split, *, rides: bool
     alone_ns = decode_step_ns(engine, float(work.decodes), float(work.kv_tokens), float(split.mixed))
     if not rides or not ride(engine, work, split.mixed):
         return alone_ns
-    return alone_ns + (lent_step_ns(alone_ns, work.tpot_ns) - alone_ns) * min(split.prompt_pressure, 1.0)
+    return lent_step_ns(alone_ns, work.tpot_ns, split.prompt_pressure)
 
 
 METHOD: Final = "closed_form"

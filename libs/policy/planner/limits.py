@@ -24,6 +24,8 @@ from libs.policy.pressure import (
     reading_ns,
     rounded,
 )
+from libs.policy.speed import PROMPTS_PART
+from libs.policy.worker.pace import IN_HAND
 
 DAY_MINUTES: Final = 24 * 60
 MAX_MOVES_PER_S: Final = 1_000
@@ -232,8 +234,11 @@ class DecodePace:
     work: Workload
     tokens_per_ns: float
     """The tokens generated per nanosecond; 0 if nothing decodes."""
-    filled: tuple[float, float] = (0.0, 0.0)
-    """The decodes and their KV tokens if each step computed all the prompts that TPOT allows."""
+    beside: tuple[float, float] = (0.0, 0.0)
+    """The decodes and their KV tokens beside which prompts are computed.
+
+    These are the present ones, or where none are computed now, those of steps with all the prompts that TPOT allows.
+    """
 
     @classmethod
     def of(cls, engine: WorkerProfile, work: Workload, prefill: int, mixed: int, *, rides: bool) -> "DecodePace":
@@ -243,34 +248,40 @@ class DecodePace:
         decodes, kv_tokens = float(work.decodes), float(work.kv_tokens)
         alone_ns = decode_step_ns(engine, decodes, kv_tokens, float(mixed))
         pressure = prompt_pressure(engine, work, decodes, kv_tokens, prefill=float(prefill), mixed=float(mixed))
-        step_ns = _filled_ns(work, pressure, alone_ns) if rides else alone_ns
+        step_ns = lent_step_ns(alone_ns, work.tpot_ns, pressure) if rides else alone_ns
         if not step_ns:
             return cls(engine, work, 0.0)
-        tokens_per_ns = work.decodes / step_ns
-        return cls(engine, work, tokens_per_ns, _decodes(work, tokens_per_ns, lent_step_ns(alone_ns, work.tpot_ns)))
+        found = cls(engine, work, work.decodes / step_ns, (decodes, kv_tokens))
+        if rides:
+            return found
+        return replace(found, beside=_decodes(work, found.tokens_per_ns, found._step_ns(float(mixed), 1.0)))
 
     def decodes_in(self, prefill: N, mixed: N, *, rides: bool) -> tuple[N, N]:
         """Return the decodes and their KV tokens in one or many splits with at least one mixed worker each."""
         if not self.tokens_per_ns:
             return self.work.decodes + 0.0 * mixed, self.work.kv_tokens + 0.0 * mixed
+        pressure = 0.0 * mixed
+        if rides:
+            decodes, kv_tokens = self.beside
+            beside = decodes + 0.0 * mixed, kv_tokens + 0.0 * mixed
+            pressure = prompt_pressure(self.engine, self.work, *beside, prefill=prefill, mixed=mixed)
+        return _decodes(self.work, self.tokens_per_ns, self._step_ns(mixed, pressure))
+
+    def _step_ns(self, mixed: N, pressure: N) -> N:
+        """Return the time of a step on `mixed` workers, lengthened by prompts as far as they press.
+
+        A longer step has more sequences in it, which lengthen it in turn; this is where that ends.
+        """
         work, model = self.work, self.engine.step_time
         each_ns = model.decode_sequence_ns + model.decode_kv_token_ns * work.kv_tokens / work.decodes
         busy = least(self.tokens_per_ns / mixed * each_ns, MOST_BUSY)
-        step_ns = reading_ns(model, work.decodes / mixed) / (1 - busy)
-        if rides:
-            decodes, kv_tokens = self.filled
-            filled = decodes + 0.0 * mixed, kv_tokens + 0.0 * mixed
-            pressure = prompt_pressure(self.engine, work, *filled, prefill=prefill, mixed=mixed)
-            step_ns = _filled_ns(work, pressure, step_ns)
-        return _decodes(work, self.tokens_per_ns, step_ns)
+        read_ns = reading_ns(model, work.decodes / mixed)
+        part = PROMPTS_PART * least(pressure, 1.0)
+        lent_ns = ((1 - part) * read_ns + part * (work.tpot_ns * (1 - IN_HAND))) / (1 - (1 - part) * busy)
+        return most(read_ns / (1 - busy), lent_ns)
 
 
 def _decodes(work: Workload, tokens_per_ns: float, step_ns: N) -> tuple[N, N]:
     """Return the sequences and their KV tokens that generate `tokens_per_ns` in steps of `step_ns`."""
     decodes = least(most(tokens_per_ns * step_ns, work.decodes / MOST_CHANGE), work.decodes * MOST_CHANGE)
     return most(rounded(decodes), 1.0), rounded(work.kv_tokens * (decodes / work.decodes))
-
-
-def _filled_ns(work: Workload, pressure: N, alone_ns: N) -> N:
-    """Return the time of a decode step lengthened by prompts, as far as they press."""
-    return alone_ns + (lent_step_ns(alone_ns, work.tpot_ns) - alone_ns) * least(pressure, 1.0)

@@ -99,10 +99,15 @@ signs = st.builds(LifeSigns, times, times, st.booleans(), st.booleans(), st.bool
 @given(st.lists(st.tuples(st.dictionaries(st.sampled_from("abc"), signs), st.integers(0, 80 * S)), max_size=12))
 def test_every_named_worker_has_exactly_one_state_that_began_by_now_and_no_other_is_invented(looks):
     watch, now_ns, ever = LifeWatch(), 200 * S, set()
+    latest_ns, advanced_ns, stood, resumed = 0, 0, False, False
     for named, later_ns in looks:
         now_ns += later_ns
         ever |= named.keys()
-        watch.look(named, newest_of(named.values()), now_ns)
+        watch.look(named, newest_ns := newest_of(named.values()), now_ns)
+        if newest_ns > latest_ns:
+            latest_ns, advanced_ns, stood, resumed = newest_ns, now_ns, False, resumed or stood
+        elif latest_ns and now_ns - advanced_ns > SILENT_AFTER_NS:
+            stood = True
         assert named.keys() <= watch.known.keys() <= ever
         for name, each in named.items():
             life = watch.known[name]
@@ -110,9 +115,9 @@ def test_every_named_worker_has_exactly_one_state_that_began_by_now_and_no_other
             assert life.since_ns <= now_ns
             assert (life.state in SERVING) is watch.serves(name)
             if each.heard_ns and not each.left:
-                silent_ns = newest_of(named.values()) - each.heard_ns
-                # After a silence of all each has some time to report again, so not all that are late are silent.
-                assert silent_ns > SILENT_AFTER_NS or life.state not in (SILENT, GONE)
+                late = newest_ns - each.heard_ns > SILENT_AFTER_NS
+                # After a silence of all each has some time to report again.
+                assert (life.state in (SILENT, GONE)) is late or (resumed and late)
 
 
 def after_an_outage(returns_s, *, away_s=10.0, until_s=16.0):
