@@ -150,11 +150,8 @@ async def open_metrics(
         live = tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns, loads=loads, verdicts=verdicts)
         tasks.spawn("live", live)
         await bus.start()
-        _start_observing(observed, settings, tasks)
-        more = (
-            alerts.router, *demand.routers(), _planner_routes(settings, ports), *access.routers(), audit.router(),
-            *_reports(observed, access),
-        )  # fmt: skip
+        own = (alerts.router, *demand.routers(), _planner_routes(settings, ports), *access.routers(), audit.router())
+        more = (*own, *_start_observing(observed, settings, access, tasks))
         make_app = partial(make_api, lag_ns=lag_ns, live_lag_ns=live_lag_ns, verdicts=verdicts, recorder=recorder)
         served = make_app(state, hub, desk.book, clock, registry, more=more)
         async with transport.http(
@@ -170,13 +167,14 @@ async def open_metrics(
             await keeper.close()
 
 
-def _start_observing(observed: ObservedFleet | None, settings: MetricsSettings, tasks: TaskOwner) -> None:
-    if observed is not None:
-        observed.start(tasks, settings.observed_file())
-
-
-def _reports(observed: ObservedFleet | None, access: AccessControl) -> Iterable[APIRouter]:
-    return () if observed is None else (reports_router(observed, access.admit_report),)
+def _start_observing(
+    observed: ObservedFleet | None, settings: MetricsSettings, access: AccessControl, tasks: TaskOwner
+) -> Iterable[APIRouter]:
+    """Observe servers if there are any to observe, and return the routes by which they report themselves."""
+    if observed is None:
+        return ()
+    observed.start(tasks, settings.observed_file())
+    return (reports_router(observed, access.admit_report),)
 
 
 async def _resume(keeper: HistoryKeeper, registry: CollectorRegistry, tasks: TaskOwner) -> int | None:

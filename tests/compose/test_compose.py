@@ -122,7 +122,7 @@ async def served_certificate(cluster: ComposeCluster, service: str) -> str:
 
 
 async def test_no_request_fails_while_certificates_are_rotated_and_a_release_is_replaced() -> None:
-    """By hand, as security-network.md and deploy.md say; streams end before the only gateway is replaced."""
+    """Rotate by hand, as security-network.md and deploy.md say; streams end before the only gateway is replaced."""
 
     async def certify(cluster: ComposeCluster) -> None:
         await cluster.compose("run", "--rm", "-T", "certificates", "init")

@@ -35,7 +35,7 @@ STRANGER: Final = "stranger"
 BROKER: Final = "broker"
 """What Kafka's broker calls itself: the one user that no rule binds."""
 REDIS_RULES: Final = ("~fulcrum:*", "&fulcrum:*", "+@all", "-@admin", "-@dangerous", "+info", "+keys")
-"""What docs/security-network.md grants the suite's user."""
+"""The commands and keys that docs/security-network.md grants the suite's user."""
 _KAFKA: Final = string.Template("""
 listeners=SASL_SSL://127.0.0.1:$port,CONTROLLER://127.0.0.1:$controller_port
 advertised.listeners=SASL_SSL://127.0.0.1:$port

@@ -57,7 +57,7 @@ class _Reporter:
 class ReportCounts:
     taken: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """By the code of the error."""
+    """The refused reports by error code."""
 
 
 class StepReports:
@@ -92,11 +92,6 @@ class StepReports:
     def dropped_batches(self) -> int:
         """Batches that engines gave up sending, by their own count."""
         return sum(each.dropped_batches for each in self._reporters.values())
-
-    def exact_servers(self, now_ns: int) -> frozenset[str]:
-        """Return the names of all servers and groups that have reported lately."""
-        lately = [(name, each) for name, each in self._reporters.items() if now_ns < each.heard_ns + EXACT_NS]
-        return frozenset(each.group or name for name, each in lately)
 
     def _entered(self, batch: StepBatch, now_ns: int) -> StepBatch:
         known = self._reporters.get(batch.worker_id)

