@@ -11,7 +11,7 @@ from libs.demand.history import DemandBins, Mix, Trend, demand_history, last_tre
 from libs.policy.capacity import WorkerKind, decode_seconds, hang_together, phases_together, prefill_seconds
 from libs.policy.forecast.bands import DAY_S, LEVELS
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName
-from libs.policy.forecast.model import DemandForecaster, HorizonExplanation
+from libs.policy.forecast.model import DemandForecaster, HorizonExplanation, has_little_history
 
 # A week of hours is the most that a forecast covers.
 MOST_STRETCHES: Final = 168
@@ -30,6 +30,7 @@ class DemandOutlook:
     step_s: float
     quantiles: dict[SeriesName, Floats]
     """Rates per second at `LEVELS`, of shape [stretches, levels]."""
+    little_history: bool
     notes: tuple[str, ...]
     hang: float
     """Correlation between neighbouring stretches of a series."""
@@ -62,7 +63,8 @@ def make_outlook(history: DemandHistory, horizon_s: float) -> DemandOutlook:
     together = phases_together(seen.prefill, seen.decode, day)
     carried = {name: explained(model.explain(name), seen.step_s) for name in SERIES}
     start_s = seen.start_s + len(seen) * seen.step_s
-    return DemandOutlook(start_s, seen.step_s, quantiles, tuple(notes), hang, together, carried)
+    little = has_little_history(seen)
+    return DemandOutlook(start_s, seen.step_s, quantiles, little, tuple(notes), hang, together, carried)
 
 
 def explained(found: list[HorizonExplanation], step_s: float) -> list[HorizonExplanation]:
@@ -173,7 +175,7 @@ def forecast_report(
         "series": series,
         "history": _shown(demand),
         "mix": None if demand.mix is None else {name: _plain(getattr(demand.mix, name)) for name in Mix.__slots__},
-        "little_history": any("little history" in note for note in outlook.notes),
+        "little_history": outlook.little_history,
         "notes": list(outlook.notes) + ([] if each else ["no worker has reported its step times: no GPU-seconds"]),
         "carried": _carried(demand, outlook),
         "trend": trends_in_words(demand, each),

@@ -25,6 +25,8 @@ from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesNa
 
 # A fit uses the latest 8 weeks of 10-minute bins.
 MOST_BINS: Final = 8064
+# A daily season shows from the second day on.
+LITTLE_HISTORY_S: Final = 2 * DAY_S
 _OFFSET: Final = 0.01
 # The share added before logarithms are taken, of both the median of nonzero values and the mean move between bins
 # (at most the median). With less, noise around zeros dominates the logarithm of a sparse series.
@@ -159,13 +161,13 @@ class DemandModel:
             return ("no bin of this series is known: nothing is predicted",)
         if self.models[name] is None:
             return ("no demand so far: none is predicted",)
-        span_s = (len(values) - int(np.isfinite(values).argmax())) * history.step_s
+        span_s = _span_s(history, name)
         notes = []
         if np.nanmin(values) == np.nanmax(values):
             notes.append(
                 f"{name}: the same in all {known} known bins: its band is narrow only as nothing has changed yet"
             )
-        if span_s < 2 * DAY_S:
+        if span_s < LITTLE_HISTORY_S:
             notes.append(f"little history ({_age(span_s)}): no daily season is known yet, bands are wide")
         elif span_s < 2 * WEEK_S:
             notes.append(f"{_age(span_s)} of history: too short to know a weekly season")
@@ -187,6 +189,16 @@ class DemandModel:
             recent = {model.names[at]: float(error[at]) for at in order}
             found.append(HorizonExplanation(blend.horizon, carried, since_s, {each: recent[each] for each in carried}))
         return found
+
+
+def _span_s(history: DemandHistory, name: SeriesName) -> float:
+    known = np.isfinite(history.series(name))
+    return (len(known) - int(known.argmax())) * history.step_s if known.any() else 0.0
+
+
+def has_little_history(history: DemandHistory) -> bool:
+    """Whether requests are known for under two days, or none came."""
+    return _span_s(history, "requests") < LITTLE_HISTORY_S or not np.nansum(history.requests)
 
 
 def _age(span_s: float) -> str:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -10,8 +11,10 @@ from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan
 from libs.contracts.topics import DEMAND
 from libs.demand.counts import Counts, DemandKey
+from libs.demand.report import make_outlook
 from libs.demand.wire import plan_of, totals_message
 from libs.keys.gate import ChangeGuard
+from libs.policy.forecast.history import DemandHistory
 from libs.runtime.web import make_web_app
 from libs.telemetry.steps import prefill_shares
 from libs.testing.wait import ManualClock
@@ -111,6 +114,13 @@ async def test_history_is_brought_with_the_token_only_and_then_there_is_a_foreca
     assert found["little_history"]
     assert found["series"]["requests"]["p50"][0] == pytest.approx(10, rel=0.05)
     assert len(found["starts_unix_s"]) == 24
+
+
+@pytest.mark.parametrize("rate, days, little", [(10.0, 1, True), (10.0, 3, False), (0.0, 3, True)])
+def test_history_is_little_under_two_days_and_where_nothing_came(rate: float, days: int, little: bool) -> None:
+    counts = np.full(days * 144, rate)
+    outlook = make_outlook(DemandHistory(600.0, 0.0, counts, counts, counts), 3600.0)
+    assert outlook.little_history == little
 
 
 def test_rates_brought_add_up_to_the_whole_in_whole_numbers() -> None:
