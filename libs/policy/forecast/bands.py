@@ -6,6 +6,7 @@ it is exceeded too often and shrinks while it is not (adaptive conformal inferen
 Bursts are among the errors, so the bands contain them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -103,6 +104,10 @@ PRIOR_ERROR: Final = 0.12
 PRIOR_GROWTH: Final = 0.3
 # The prior counts like this many horizons of history.
 PRIOR_WINDOWS: Final = 2.0
+# What a shorter horizon's errors say of a longer one fades with this power of their ratio, and counts like at most this
+# many horizons of history. Both were chosen on the tuning half of `make bench-forecast`, with 1 to 7 days of history.
+CARRY: Final = 0.5
+MOST_CARRIED: Final = 2.0
 WARM_BINS: Final = 288
 """The number of bins before the first forecast over which widths adapt."""
 ANCHOR_BINS: Final = 6
@@ -123,6 +128,7 @@ _SAME: Final = 1e-9
 _LAPLACE: Final = 1.3 * np.array(
     [-np.log(2 - 2 * p) if p > 0.5 else np.log(2 * p) for p in np.linspace(0.025, 0.975, 20)]
 )
+_LAPLACE_SIZE: Final = float(np.abs(_LAPLACE).mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +260,14 @@ def _adapt(
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """Return (bands of shape [n - start, horizons, levels], widths after the last bin)."""
     count, lead = point.shape[1], len(state.pending)
-    shapes = [
-        _shapes(point[k], actual, scale[k], h, step_s=step_s, start=start, fitted=fitted)
+    known = [
+        _evidence(point[k], actual, scale[k], h, step_s=step_s, start=start, fitted=fitted)
         for k, h in enumerate(horizons)
+    ]
+    sizes, counts = _expected(known, horizons, step_s)
+    shapes = [
+        _shapes(each, scale[k], size, few, start=start)
+        for k, (each, size, few) in enumerate(zip(known, sizes, counts, strict=True))
     ]
     raw = np.stack(shapes, axis=1)  # [n - start, horizons, levels] offsets in logarithms
     out = np.concatenate([state.pending, np.empty_like(raw)])
@@ -282,37 +293,82 @@ def _adapt(
     return out[lead:], width
 
 
-def _shapes(
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """The past errors of one horizon, as they are known at each anchor."""
+
+    anchors: NDArray[np.intp]
+    ends: NDArray[np.intp]
+    """The bin in which each error became known."""
+    relative: Floats
+    """Errors over their scale."""
+    weight: Floats
+    total: Floats
+    """Sum of the weights known at each anchor."""
+    windows: Floats
+    """Number of independent errors that they are worth, at each anchor."""
+    size: Floats
+    """Mean size of the relative errors at each anchor; that of the prior's shape where none is known."""
+    usual: float
+    """Usual scale, in logarithms of the series."""
+
+
+def _evidence(
     point: Floats, actual: Floats, scale: Floats, horizon: int, *, step_s: float, start: int, fitted: int
-) -> Floats:
-    """Return the offsets of quantiles from each origin's forecast before they adapt, of shape [n - start, levels]."""
+) -> _Evidence:
     count = len(point)
     ended = max(count - horizon, 0)
     places = np.flatnonzero(np.isfinite(actual[horizon:]))[: ended or None]
     relative = (actual[places + horizon] - point[places]) / scale[places]
-    weight = 0.5 ** ((start - places) * step_s / MEMORY_S)  # of one reference, whatever follows
+    weight = np.asarray(0.5 ** ((start - places) * step_s / MEMORY_S))  # of one reference, whatever follows
     anchors = np.arange(start - start % ANCHOR_BINS, count, ANCHOR_BINS)
     seen = np.searchsorted(places, anchors - horizon, side="right")  # errors known at each anchor
     parts = weight, weight**2, weight * np.abs(relative)
     total, squares, sizes = (_sum_before(np.asarray(part), seen) for part in parts)
     windows = total**2 / np.maximum(squares, 1e-300) / _bins_alike(relative[places + horizon < fitted], horizon)
-    size = np.where(total > 0, np.maximum(sizes / np.maximum(total, 1e-300), 1e-6), 1.0)
-    # The prior's share, in size and in shape, shrinks with the horizons that were seen.
-    expected = prior_error(horizon * step_s) / np.exp(np.log(scale[: start + 1]).mean())
-    shrunk = np.exp((windows * np.log(size) + PRIOR_WINDOWS * np.log(expected)) / (windows + PRIOR_WINDOWS))
-    few = 1 + 1.55 / np.maximum(windows + PRIOR_WINDOWS, 1.5)  # near Student's t over the normal at 95 %
+    size = np.where(total > 0, np.maximum(sizes / np.maximum(total, 1e-300), 1e-6), _LAPLACE_SIZE)
+    usual = float(np.exp(np.log(scale[: start + 1]).mean()))
+    return _Evidence(anchors, places + horizon, relative, weight, total, windows, size, usual)
+
+
+def _expected(
+    known: Sequence[_Evidence], horizons: tuple[int, ...], step_s: float
+) -> tuple[list[Floats], list[Floats]]:
+    """Return (sizes of relative errors, numbers of errors behind them) at each anchor, by horizon.
+
+    What is known of a shorter horizon stands in for a longer one: a series that is calm or restless an hour ahead is
+    so a day ahead, long before errors of a day ahead are known.
+    """
+    sizes, counts = [np.empty(0)] * len(horizons), [np.empty(0)] * len(horizons)
+    ratio, count, before = np.zeros(len(known[0].anchors)), np.zeros(len(known[0].anchors)), 0
+    for at in sorted(range(len(horizons)), key=horizons.__getitem__):
+        each, horizon = known[at], horizons[at]
+        fade = (before / horizon) ** CARRY
+        prior = prior_error(horizon * step_s) / each.usual
+        own = np.log(each.size / prior)
+        ratio = (each.windows * own + PRIOR_WINDOWS * fade * ratio) / (each.windows + PRIOR_WINDOWS)
+        count = each.windows + np.minimum(fade * count, MOST_CARRIED)
+        sizes[at], counts[at], before = prior * np.exp(ratio), count, horizon
+    return sizes, counts
+
+
+def _shapes(known: _Evidence, scale: Floats, expected: Floats, counts: Floats, *, start: int) -> Floats:
+    """Return the offsets of quantiles from each origin's forecast before they adapt, of shape [n - start, levels]."""
+    anchors, relative, total, windows = known.anchors, known.relative, known.total, known.windows
+    few = 1 + 1.55 / np.maximum(counts + PRIOR_WINDOWS, 1.5)  # near Student's t over the normal at 95 %
     merged = np.concatenate([relative, _LAPLACE])
     order = np.argsort(merged, kind="stable")
-    known_from = np.concatenate([places + horizon, np.full(len(_LAPLACE), -1)])[order]
-    base = np.concatenate([weight, np.zeros(len(_LAPLACE))])[order]
-    pseudo = np.concatenate([np.zeros(len(places)), np.full(len(_LAPLACE), 1 / len(_LAPLACE))])[order]
+    known_from = np.concatenate([known.ends, np.full(len(_LAPLACE), -1)])[order]
+    base = np.concatenate([known.weight, np.zeros(len(_LAPLACE))])[order]
+    pseudo = np.concatenate([np.zeros(len(relative)), np.full(len(_LAPLACE), 1 / len(_LAPLACE))])[order]
+    # The prior's share, in size and in shape, shrinks with the horizons that were seen.
     share = np.where(total > 0, PRIOR_WINDOWS / (windows + PRIOR_WINDOWS), 1.0)
     own = ((1 - share) / np.maximum(total, 1e-300))[:, None]
     reached = np.cumsum(np.where(known_from <= anchors[:, None], base, 0.0) * own + share[:, None] * pseudo, axis=1)
     at = [np.searchsorted(row, np.array(LEVELS) * row[-1] - _SAME) for row in reached]
-    out = merged[order][np.minimum(np.stack(at), len(merged) - 1)] * (shrunk / size * few)[:, None]
+    out = merged[order][np.minimum(np.stack(at), len(merged) - 1)] * (expected / known.size * few)[:, None]
     out[:, LEVELS.index(0.5)] = 0.0  # the blend was learned as a median; one of few past errors is worse
-    return np.asarray(out[(np.arange(start, count) - anchors[0]) // ANCHOR_BINS] * scale[start:, None])
+    return np.asarray(out[(np.arange(start, len(scale)) - anchors[0]) // ANCHOR_BINS] * scale[start:, None])
 
 
 def _bins_alike(errors: Floats, horizon: int) -> float:
