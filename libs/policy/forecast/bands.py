@@ -102,11 +102,13 @@ PRIOR_ERROR: Final = 0.12
 # The mean absolute error in logarithms before any evidence is 0.12 ten minutes ahead and grows with this power of
 # the horizon. Both figures are from ServeGen's m-large, days 1 to 10.
 PRIOR_GROWTH: Final = 0.3
+# Beyond a day the hour of the day is known, and errors grow with this power.
+PRIOR_GROWTH_FAR: Final = 0.15
 # The prior counts like this many horizons of history.
 PRIOR_WINDOWS: Final = 2.0
 # What a shorter horizon's errors say of a longer one fades with this power of their ratio, and counts like at most this
 # many horizons of history. Both were chosen on the tuning half of `make bench-forecast`, with 1 to 7 days of history.
-CARRY: Final = 0.5
+CARRY: Final = 0.3
 MOST_CARRIED: Final = 2.0
 WARM_BINS: Final = 288
 """The number of bins before the first forecast over which widths adapt."""
@@ -212,7 +214,8 @@ def fit_scale(states: Floats, errors: Floats, horizons: tuple[int, ...], step_s:
 
 def prior_error(horizon_s: float) -> float:
     """Return the expected mean absolute error in logarithms of a series of which nothing is known."""
-    return float(PRIOR_ERROR * (horizon_s / 600.0) ** PRIOR_GROWTH)
+    near_s = min(horizon_s, DAY_S)
+    return float(PRIOR_ERROR * (near_s / 600.0) ** PRIOR_GROWTH * (horizon_s / near_s) ** PRIOR_GROWTH_FAR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +350,7 @@ def _expected(
         prior = prior_error(horizon * step_s) / each.usual
         own = np.log(each.size / prior)
         ratio = (each.windows * own + PRIOR_WINDOWS * fade * ratio) / (each.windows + PRIOR_WINDOWS)
-        count = each.windows + np.minimum(fade * count, MOST_CARRIED)
+        count = each.windows + np.minimum(count, MOST_CARRIED)
         sizes[at], counts[at], before = prior * np.exp(ratio), count, horizon
     return sizes, counts
 
