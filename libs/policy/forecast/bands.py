@@ -106,6 +106,7 @@ PRIOR_GROWTH: Final = 0.3
 PRIOR_GROWTH_FAR: Final = 0.15
 # The prior counts like this many horizons of history.
 PRIOR_WINDOWS: Final = 2.0
+UNLEARNED: Final = 0.1
 # What a shorter horizon's errors say of a longer one fades with this power of their ratio, and counts like at most this
 # many horizons of history. Both were chosen on the tuning half of `make bench-forecast`, with 1 to 7 days of history.
 CARRY: Final = 0.3
@@ -192,7 +193,8 @@ def fit_scale(states: Floats, errors: Floats, horizons: tuple[int, ...], step_s:
 
     `states` is [horizons, n, features]; `errors` is [horizons, n], nan where unknown.
     """
-    recency = 0.5 ** (np.arange(states.shape[1])[::-1] * step_s / MEMORY_S)
+    origins = np.arange(states.shape[1])
+    recency = _knew(origins, step_s) * 0.5 ** (origins[::-1] * step_s / MEMORY_S)
     centre = states.mean(axis=1)
     centre[:, 0] = 0.0
     weights = np.zeros((len(horizons), states.shape[2]))
@@ -210,6 +212,11 @@ def fit_scale(states: Floats, errors: Floats, horizons: tuple[int, ...], step_s:
         weights[place] = solved
         weights[place, 0] += mean
     return Scale(centre, weights)
+
+
+def _knew(origins: NDArray[np.intp], step_s: float) -> Floats:
+    """Return the weights of errors by what was known at their origins: those of the first day knew no day."""
+    return np.where(origins * step_s < DAY_S, UNLEARNED, 1.0)
 
 
 def prior_error(horizon_s: float) -> float:
@@ -323,7 +330,7 @@ def _evidence(
     ended = max(count - horizon, 0)
     places = np.flatnonzero(np.isfinite(actual[horizon:]))[: ended or None]
     relative = (actual[places + horizon] - point[places]) / scale[places]
-    weight = np.asarray(0.5 ** ((start - places) * step_s / MEMORY_S))  # of one reference, whatever follows
+    weight = _knew(places, step_s) * 0.5 ** ((start - places) * step_s / MEMORY_S)  # of one reference, whatever follows
     anchors = np.arange(start - start % ANCHOR_BINS, count, ANCHOR_BINS)
     seen = np.searchsorted(places, anchors - horizon, side="right")  # errors known at each anchor
     parts = weight, weight**2, weight * np.abs(relative)
