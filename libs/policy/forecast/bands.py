@@ -28,6 +28,8 @@ DAYS_BACK: Final = 6
 """The number of days in a daily profile, and of weeks in a weekly one."""
 FADE: Final = 0.8
 """The weight of a day in the profile relative to the day after it."""
+PROFILE: Final = "profile of"
+DAY_PROFILE: Final = f"{PROFILE} a day"
 SEASON_LEVEL_S: Final = 600.0
 """The half-life that smooths the value taken from a past season."""
 
@@ -43,6 +45,11 @@ class Targets:
     seasons: tuple[int, ...]
     """The bins of each season that the history covers more than once."""
     names: tuple[str, ...]
+
+    @property
+    def profile(self) -> int:
+        """The index of the profile of a day, or of the origin's bin where no day is known."""
+        return self.names.index(DAY_PROFILE) if DAY_PROFILE in self.names else 0
 
     def at(self, horizon: int, first: int = 0) -> Floats:
         """Return the targets of the origins from `first` on, of shape [n - first, names]."""
@@ -63,7 +70,7 @@ def make_targets(log: Floats, step_s: float, fitted: int) -> Targets:
     seasons = [season for season in seasons if season > 1]
     for season in seasons:
         span = "a week" if season * step_s > 2 * DAY_S else "a day"
-        names += [f"{span} ago", f"profile of {span}", f"level, moved as in {span}", f"now, moved as in {span}"]
+        names += [f"{span} ago", f"{PROFILE} {span}", f"level, moved as in {span}", f"now, moved as in {span}"]
     smooth = running_means(log, np.array([max(SEASON_LEVEL_S / step_s, 0.5)]))[0]
     return Targets(log, smooth, np.stack(levels, axis=1), tuple(seasons), tuple(names))
 
@@ -106,6 +113,7 @@ PRIOR_GROWTH: Final = 0.3
 PRIOR_GROWTH_FAR: Final = 0.15
 # The prior counts like this many horizons of history.
 PRIOR_WINDOWS: Final = 2.0
+# The weight of an error whose forecast was made within the first day, when no hour of the day was known.
 UNLEARNED: Final = 0.1
 # What a shorter horizon's errors say of a longer one fades with this power of their ratio, and counts like at most this
 # many horizons of history. Both were chosen on the tuning half of `make bench-forecast`, with 1 to 7 days of history.
