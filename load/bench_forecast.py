@@ -32,6 +32,7 @@ from libs.cli.console import plain_table
 from libs.forecast.backtest import HORIZONS_S, BacktestForecasts, inside, make_plan, run, score
 from libs.forecast.baselines import heavy_baselines, light_baselines
 from libs.forecast.demand_file import read_demand
+from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats, history_from_rates
 from libs.policy.forecast.model import DemandForecaster
 
@@ -268,6 +269,10 @@ CHANGED: Final = frozenset({"launch", "migration", "regime"})
 
 
 HORIZONS: Final = (1, 6, 18, 144)
+# How far ahead a history of some days is tried, in bins, and how far apart its beginnings lie.
+SHORT_DAYS: Final = (1, 2, 3, 4, 7)
+FAR_AHEAD: Final = (36, 72, 144, 290, 504, 650)
+SHORT_EVERY: Final = 223
 # Bands must hold again within so many bins after a change.
 RECOVERY_BINS: Final = 24
 WEEK_BINS: Final = 1008
@@ -285,7 +290,9 @@ def main() -> None:
         summary = summarize(records)
         for line in in_words(summary, recovery):
             console.print(line)
-        found |= {"records": records, "summary": summary, "recovery": recovery}
+        short = _short_histories(asked)
+        console.print(_short_table(short))
+        found |= {"records": records, "summary": summary, "recovery": recovery, "short": short}
     if asked.days:
         rows = [_measure(int(each), asked.series, asked.seed) for each in asked.days.split(",")]
         console.print(_speeds(rows, asked.series))
@@ -312,6 +319,58 @@ def _accuracy(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str
             })  # fmt: skip
         print(f"{each.name}: done", file=sys.stderr, flush=True)
     return records, recovery
+
+
+def _short_histories(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return, by days of history and horizon, how forecasts of all series and many origins came out."""
+    cells: dict[tuple[int, int], list[tuple[float, ...]]] = {}
+    for _, history in suite(Path(os.environ.get("FULCRUM_DATA", "")), None if asked.half == "both" else asked.half):
+        for days in SHORT_DAYS:
+            for start in range(0, max(len(history) - days * DAY, 1), SHORT_EVERY):
+                _try_short(history, start, days, cells)
+    return [
+        {"days": days, "horizon_s": ahead * STEP_S, "forecasts": len(rows)}
+        | dict(zip(("coverage90", "below_p95", "width", "wis_log"), np.mean(rows, axis=0).tolist(), strict=True))
+        for (days, ahead), rows in sorted(cells.items())
+    ]
+
+
+def _try_short(
+    history: DemandHistory, start: int, days: int, cells: dict[tuple[int, int], list[tuple[float, ...]]]
+) -> None:
+    """Add the outcomes of forecasts from the end of `days` from bin `start` on. Widths and scores are logarithms."""
+    count = days * DAY
+    series = (history.requests[start:], history.prefill[start:], history.decode[start:])
+    part = DemandHistory(history.step_s, history.start_s + start * history.step_s, *series)
+    ahead = tuple(each for each in FAR_AHEAD if count + each <= len(part))
+    if not ahead:
+        return
+    fitted = DemandForecaster().fit(part.before(count), ahead)
+    for name in SERIES:
+        if (model := fitted.models[name]) is None:
+            continue
+        said = fitted.forecast_at(part.before(count), name, [count - 1])[0]
+        for horizon, quantiles in zip(ahead, np.log(said + model.offset + 1e-12), strict=True):
+            came = np.log(part.series(name)[count - 1 + horizon] + model.offset + 1e-12)
+            if isfinite(came):
+                off = came - quantiles
+                losses = np.where(off >= 0, np.array(LEVELS) * off, (np.array(LEVELS) - 1) * off)
+                held = inside(np.array([came]), quantiles[None])[0]
+                row = (float(held), float(off[-1] <= 0), float(quantiles[-1] - quantiles[3]), 2 * float(losses.mean()))
+                cells.setdefault((days, horizon), []).append(row)
+
+
+def _short_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = plain_table("days of history", *(f"{each * STEP_S / 3600:.0f} h" for each in FAR_AHEAD))
+    for days in SHORT_DAYS:
+        by_horizon = {each["horizon_s"]: each for each in rows if each["days"] == days}
+        found = [by_horizon.get(each * STEP_S) for each in FAR_AHEAD]
+        table.add_row(
+            str(days),
+            *("–" if each is None else f"{each['coverage90']:.2f}  x{exp(each['width']):.1f}" for each in found),
+        )
+    table.title, table.title_justify = "90 % bands far ahead of short histories: share that held, p95 over p50", "left"
+    return table
 
 
 def _recovery(found: BacktestForecasts) -> dict[str, float]:
