@@ -151,7 +151,7 @@ def trace_of(text: str, start_s: float, seconds: float, seed: int) -> Trace:
 QUIET_S: Final = 2.0
 
 
-class Notes(Protocol):
+class ProgressNotes(Protocol):
     """A display of what is being done and what has been done."""
 
     def doing(self, text: str) -> None: ...
@@ -185,7 +185,7 @@ class _Spinner:
 
 
 @contextmanager
-def noting() -> Iterator[Notes]:
+def noting() -> Iterator[ProgressNotes]:
     """Yield the display that suits stderr, and clear it at the end."""
     console = make_console(stderr=True)
     if not console.is_terminal:

@@ -28,7 +28,7 @@ STAGES: Final = {
 OUTCOMES: Final = {"ok": "finished", "client_gone": "ended when its client left", "rejected": "refused"}
 
 
-class Stage(msgspec.Struct, frozen=True):
+class ListedStage(msgspec.Struct, frozen=True):
     name: str
     at: str
     start_ns: int
@@ -60,7 +60,7 @@ class RequestAnswer(ListedRequest, frozen=True, kw_only=True):
     """The metrics service's answer to `GET /v1/requests/ID`. Fields that a newer service adds are ignored."""
 
     arrival_unix_ns: int
-    stages: list[Stage]
+    stages: list[ListedStage]
     tenant: str = ""
     service_class: str = ""
     gateway: str = ""

@@ -37,7 +37,7 @@ from libs.policy.kv_links import SLOW_LINK
 LINKS_PATH: Final = "/v1/links"
 
 
-class LinkAnswer(msgspec.Struct, frozen=True):
+class ListedLink(msgspec.Struct, frozen=True):
     """One pair of workers in the metrics service's answer."""
 
     source: str
@@ -57,11 +57,11 @@ def show_links(ready_file: Path | None, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(answer))
         return
-    links = msgspec.convert(answer, list[LinkAnswer])
+    links = msgspec.convert(answer, list[ListedLink])
     make_console().print(links_table(links) if links else "No KV has come from one worker to another yet.")
 
 
-def links_table(links: Sequence[LinkAnswer]) -> Table:
+def links_table(links: Sequence[ListedLink]) -> Table:
     table = Table("from", "to", "way", "transfers", "GB", "GB/s", "of the fastest", box=None)
     for each in links:
         slow = each.of_fastest is not None and each.of_fastest < SLOW_LINK

@@ -140,7 +140,7 @@ class PoolTime:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenWorker:
+class WorkerStanding:
     """A worker and its state."""
 
     id: str
@@ -163,7 +163,7 @@ class StatusLook:
     tpot_target_ms: tuple[tuple[str, float], ...] = ()
     places: tuple[tuple[str, int], ...] = ()
     """The most sequences that decode workers run, by model."""
-    workers: tuple[SeenWorker, ...] = ()
+    workers: tuple[WorkerStanding, ...] = ()
     """Every known worker, by id."""
 
 
@@ -265,7 +265,7 @@ class VerdictEvaluator:
         await asyncio.sleep(0)
         self._look_at_paces(by_model, engines, now_ns)
         await asyncio.sleep(0)
-        seen = [SeenWorker(each.worker_id, each.assignment.model, role_name(each.assignment),
+        seen = [WorkerStanding(each.worker_id, each.assignment.model, role_name(each.assignment),
                            self._lives.known[each.worker_id]) for each in newest]  # fmt: skip
         self.seen = replace(self._seen(by_model, engines, now_ns), workers=tuple(seen))
 
