@@ -66,7 +66,7 @@ def variables(*classes: type[CommonSettings]) -> Json:
 
 
 def schema() -> Json:
-    """Of values.yaml."""
+    """Return the JSON schema of the chart's values.yaml."""
     placed = {"resources": ANY, "nodeSelector": ANY, "tolerations": {"type": "array", "items": ANY}}
     worker = {
         "env": variables(CommonSettings, WorkerSettings), "gpus": COUNT, "gpuResource": TEXT, "sharedMemory": AMOUNT,

@@ -101,7 +101,6 @@ def digest(kind: str, torch_index: str) -> str:
 
 
 def venv_of(kind: str) -> Path:
-    """Where `kind` is installed."""
     return VLLM_VENV if kind.startswith("vllm") else VENV
 
 
@@ -172,7 +171,7 @@ def install_project(venv: Path, env: Mapping[str, str]) -> None:
 
 
 def install_broker(venv: Path, env: Mapping[str, str]) -> None:
-    """Build the embedded broker into it."""
+    """Build the embedded broker and put it into the venv."""
     with tempfile.TemporaryDirectory() as folder:
         go = own_go()
         if not go:
@@ -200,7 +199,7 @@ def own_go() -> str:
 
 
 def main(kind: str) -> None:
-    """Install unless it has been done."""
+    """Install the packages of a kind, unless its lock has been installed before."""
     if sys.version_info[:2] not in PYTHONS:
         found = ".".join(map(str, sys.version_info[:2]))
         raise SetupError(

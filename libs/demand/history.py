@@ -33,7 +33,7 @@ class DemandBins:
     heard: NDArray[np.bool_]
     """[n] Whether the arrivals of a bin are known."""
     rows: Mapping[DemandKey, Ints]
-    """[n, fields] Counts by row."""
+    """[n, fields] The counts of each model, class and tenant."""
 
     def __len__(self) -> int:
         return len(self.heard)

@@ -31,8 +31,6 @@ MOST_SPREAD: Final = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A gateway's totals at a moment."""
-
     at_ns: int
     rows: Mapping[DemandKey, Counts]
 

@@ -50,7 +50,7 @@ STOPPING = "this gateway is stopping"
 SEQUENCE_IDS = 1 << 32
 
 Ended = Callable[[Generation, Ending], None]
-"""Called once for every choice."""
+"""A listener that is called once, when a choice has ended."""
 
 
 @dataclass(frozen=True, slots=True)

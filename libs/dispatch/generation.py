@@ -120,7 +120,7 @@ class Generation:
     request_id: str
     model: str
     prompt: bytes
-    """Token ids as packed little-endian uint32."""
+    """The token ids of the prompt as packed little-endian uint32."""
     prompt_tokens: int
     max_output_tokens: int
     sampling: pb.Sampling

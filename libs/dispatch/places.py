@@ -139,7 +139,6 @@ class _Round(NamedTuple):
     elsewhere: int
     coming: int
     demands: Mapping[str, PlaceDemand]
-    """Demand at all gateways by tenant."""
     waits: Mapping[str, GatewayPart]
     known: Mapping[str, int]
     """Waiting choices of each tenant, as far as every gateway has received the report."""

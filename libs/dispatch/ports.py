@@ -31,7 +31,7 @@ class Tokens:
     sequence_ids: Sequence[int]
     ids: Sequence[int]
     logprobs: Mapping[int, Logprob]
-    """Logprobs by position in `ids`."""
+    """The logprobs of tokens, by the token's position in `ids`."""
 
 
 class KvOpened(NamedTuple):
@@ -269,7 +269,7 @@ class Link(Protocol):
 class Links(Protocol):
     @property
     def links(self) -> Iterable[Link]:
-        """All links, including those still connecting."""
+        """Return every link, including those that are still connecting."""
         ...
 
     @property

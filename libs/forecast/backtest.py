@@ -88,7 +88,7 @@ class BacktestPlan:
     valid_from: int
     """The first outcome by which the best baseline is chosen."""
     test_from: int
-    """The first outcome that is scored."""
+    """The first outcome that is scored; those before it choose the baseline."""
     fits: tuple[int, ...]
     """The numbers of bins of successive fits; each one predicts until the next."""
 
@@ -135,7 +135,7 @@ def run(
     every: int = 1,
     note: Note = lambda line: None,
 ) -> BacktestForecasts:
-    """Return forecasts from every `every`-th origin."""
+    """Forecast the history from every `every`-th origin, by ours and by each baseline."""
     count = len(history)
     ours = {name: np.full((count, len(plan.horizons), len(LEVELS)), np.nan) for name in SERIES}
     theirs: dict[str, dict[SeriesName, Floats]] = {

@@ -18,7 +18,6 @@ from libs.lab.rivals.dynamo_predictors import FIRST_VARIANCE, LEVEL_NOISE, MEASU
 from libs.policy.forecast.history import DemandHistory, Floats, SeriesName, hold, running_means
 
 MOST_LAGS: Final = 36
-"""The most lags that `Autoregression` considers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def held(values: Floats) -> Floats:
 
 
 class Baseline(Protocol):
-    """A simple forecaster of one series."""
+    """A simple forecaster of one series, to measure ours against."""
 
     name: str
 

@@ -173,7 +173,7 @@ def bare_name(name: str) -> tuple[str, str]:
 
 
 def with_split(name: str, prefill: int, decode: int) -> str:
-    """Insert a split: `static+guard` becomes `static:9:7+guard`."""
+    """Insert a split into a policy's name: `static+guard` becomes `static:9:7+guard`."""
     bare, extras = bare_name(name)
     return f"{bare}:{prefill}:{decode}{extras}"
 

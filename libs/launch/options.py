@@ -40,7 +40,7 @@ class SuiteOptions:
     # 0 picks a free port.
     gateway_port: int = 8000
     kafka: str | None = None
-    """HOST:PORT[,HOST:PORT...]; None starts the embedded broker."""
+    """The bootstrap servers as HOST:PORT[,HOST:PORT...]; None starts the embedded broker."""
     redis: str | None = None
     """The URL of a Redis; None starts the embedded one."""
     sim_profile: str | None = None
@@ -151,13 +151,13 @@ class LaunchSettings(CommonSettings):
     cluster."""
 
     def batch_topics_allowed(self) -> str:
-        """The value of the gateways' setting."""
+        """Return the value of the gateways' setting FULCRUM_GATEWAY_BATCH_TOPICS."""
         if self.batch_topics is not None:
             return self.batch_topics
         return LOOPBACK_BATCH_TOPICS if is_loopback(f"{self.host}:0") else ""
 
     def threads_of(self, workers: int) -> int:
-        """Threads that each of `workers` gets."""
+        """Return the threads of each worker: its share of the cores unless set."""
         return self.worker_threads or max(1, len(os.sched_getaffinity(0)) // workers)
 
     def cluster_of(self, gateway_port: int, *, own_stores: bool) -> str:

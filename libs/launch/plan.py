@@ -134,7 +134,6 @@ class SuitePlan:
     spares: tuple[ChildSpec, ...]
     """Workers that are started when the planner requests them."""
     observers: tuple[ChildSpec, ...]
-    """The planner and the metrics service."""
     kafka: str
     """The broker's address in the services' settings."""
     redis: str

@@ -104,7 +104,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """The name of the model on the hub."""
     machine: str
     not_run: str
-    """What nobody has tried, in words."""
+    """The steps of the profile that nobody has tried, in words."""
     rehearsal: str
     """The step-time profile (libs/perfmodel/profiles.py) of its workers under `--engine sim`."""
     workers: tuple[ProfileWorker, ...]

@@ -22,7 +22,7 @@ class Ready(msgspec.Struct, frozen=True):
     planner: str
     metrics: str
     pid: int
-    """The process id of `fulcrum up`."""
+    """The process id of `fulcrum up`, which ends the suite on SIGTERM."""
     token: str
     """The bearer token of admin routes, new with every suite."""
     kafka: str

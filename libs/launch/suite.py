@@ -50,7 +50,6 @@ class Spares:
 
     @property
     def state(self) -> SpareState:
-        """Return the present state."""
         return SpareState(list(self._running), len(self._specs), self._model)
 
     def have(self, count: int, first_to_end: Sequence[str] = ()) -> None:
@@ -198,7 +197,6 @@ class Suite:
 
     @property
     def tasks(self) -> TaskOwner:
-        """The tasks of the launcher."""
         return self._tasks
 
     def _fail(self, error: StartupError) -> None:

@@ -37,7 +37,7 @@ OnReady = Callable[[Ready], Coroutine[Any, Any, None]]
 
 
 class Up:
-    """One run of `fulcrum up`."""
+    """One run of `fulcrum up`, from the first process to the last."""
 
     def __init__(self, options: SuiteOptions, model: str | None, settings: LaunchSettings, reporter: Reporter) -> None:
         self._options = options
@@ -96,7 +96,7 @@ class Up:
         return [PoolModel(each.name, each.path, size_bytes(each)) for each in found]
 
     def kill(self) -> None:
-        """Kill all processes without draining."""
+        """Kill all processes at once, without a drain."""
         if self._suite is not None:
             self._suite.kill()
 

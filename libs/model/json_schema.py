@@ -57,7 +57,7 @@ class _Document:
         self._definitions: dict[str, Schema] = {}
         self._pending: list[tuple[str, Any, Any]] = []
         self._one_ofs: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        """Schemas with `oneOf`, normalised and original."""
+        """Pairs of a schema with `oneOf`, normalised, and its original."""
         self._index(root, root, "", MAX_DEPTH)
 
     def whole(self) -> dict[str, Any]:

@@ -36,9 +36,9 @@ class ObservedTarget:
     """Name of its model; that of its own metrics if empty."""
     gpus: int = 1
     chunk_tokens: int = CHUNK_TOKENS
-    """Its --max-num-batched-tokens."""
+    """The value of the server's option --max-num-batched-tokens."""
     max_sequences: int = MAX_SEQUENCES
-    """Its --max-num-seqs."""
+    """The value of the server's option --max-num-seqs."""
     token_env: str = ""
     """Name of the environment variable that holds its bearer token."""
 

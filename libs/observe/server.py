@@ -44,7 +44,6 @@ class ObservedServer:
     """The estimators of a server's engines; each one learns separately, as the load of ranks may differ."""
 
     def __init__(self, may_fit: Callable[[bool], bool] = lambda first: True) -> None:
-        """`may_fit` is that of `PhaseEstimator`."""
         self._may_fit = may_fit
         self._parser = VllmParser()
         self._engines: dict[str, _Engine] = {}

@@ -23,7 +23,7 @@ class PoolTable:
     """The capacity of one phase: the most work for each number of workers, in permanently busy workers."""
 
     workers: tuple[int, ...]
-    """Worker counts in strictly increasing order."""
+    """The worker counts of the table's rows, in strictly increasing order."""
     work: tuple[float, ...]
     """The most work for each count, never decreasing."""
 
@@ -133,7 +133,7 @@ class Shortage:
 
     phase: Phase
     at_s: float
-    """The beginning of that stretch."""
+    """The beginning of the stretch that lacks workers."""
     workers: int
     """Workers missing in at least `SURE` of the paths."""
     sure: float

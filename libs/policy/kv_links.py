@@ -59,7 +59,7 @@ class KvLink:
     shared_memory: bool
     """The route of the transfers that set the speed; False means the network."""
     model: str = ""
-    """The target's model; empty if unknown."""
+    """The model of the target worker; empty if it is unknown."""
     transfers: int = 0
     """The number of conclusive transfers of at least `LEAST_BYTES` by that route."""
     total_bytes: int = 0
@@ -70,12 +70,12 @@ class KvLink:
     one_node: bool = False
     """Whether both ends are on one node."""
     moved_unix_ns: int = 0
-    """The end of the last transfer."""
+    """The end of the last transfer; 0 if there was none."""
     measured_unix_ns: int = 0
     """The end of the last transfer of at least `LEAST_BYTES`."""
 
     def moved(self, kv: MovedKv) -> "KvLink":
-        """Return the link after another transfer."""
+        """Return the link with another transfer counted in."""
         duration_ns = kv.end_unix_ns - kv.start_unix_ns
         after = replace(
             self,

@@ -25,7 +25,6 @@ class Shares:
         self._heard_ns: dict[str, int] = {}
 
     def hear(self, instance_id: str, now_ns: int) -> None:
-        """Record the announcement of an instance."""
         if instance_id in self._heard_ns or len(self._heard_ns) < MAX_INSTANCES:
             self._heard_ns[instance_id] = now_ns
 
@@ -173,7 +172,6 @@ class Gaps(Generic[PartitionT]):
         self._open: list[_OpenGap[PartitionT]] = []
         self.jumps = 0
         self.fates = Counter(dict.fromkeys(Fate, 0))
-        """The number of records by outcome."""
 
     @property
     def records(self) -> int:

@@ -111,7 +111,7 @@ class CpuWaitReader:
                 self._wait_ns((pid, thread))
 
     def close(self) -> None:
-        """Read no thread any more."""
+        """Close the files of all threads."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()

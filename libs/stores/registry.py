@@ -106,7 +106,7 @@ def read_worker(member: bytes, value: bytes) -> Worker:
 
 
 def kept_part(worker: Worker) -> bytes:
-    """Serialize what outlives a worker's lease."""
+    """Serialize the fields of a worker that outlive its lease."""
     kept = Worker(id=worker.id, assignment=worker.assignment, role_change=worker.role_change)
     return kept.SerializeToString(deterministic=True)
 

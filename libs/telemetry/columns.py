@@ -72,7 +72,7 @@ class AlignedSteps(NamedTuple):
     """The cover of each batch, one per batch."""
     steps: Spans
     shares: Ints
-    """Prefill parts of the steps, 0..`FULL_SHARE`."""
+    """The prefill part of each step, 0..`FULL_SHARE`."""
     waits: Spans
     """Times in which sequences awaited KV and no step ran."""
     ranges: list[tuple[int, int]]

@@ -51,7 +51,7 @@ class WorkerLife(NamedTuple):
     returned_ns: int = 0
     """The end of the first telemetry after its last absence; 0 if it was never away."""
     seen_ns: int = 0
-    """The first look at this incarnation."""
+    """The time of the first look at this incarnation."""
 
 
 def life_of(

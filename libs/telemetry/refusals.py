@@ -19,7 +19,7 @@ SAMPLE_NS: Final = 250_000_000
 """The least time between two samples that are kept, which bounds them to some fifty a gateway."""
 
 Reason = tuple[int, str]
-"""HTTP status and error code."""
+"""The HTTP status and error code of a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class RefusedTraffic:
 
     span_ns: int
     requests: int
-    """POST requests that arrived."""
+    """The number of POST requests that arrived."""
     refused: Mapping[Reason, int]
 
     def per_s(self, count: int) -> float:

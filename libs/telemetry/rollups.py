@@ -202,7 +202,7 @@ class StoredWindow:
     start_ns: int
     worker_ids: Sequence[str]
     times_ns: NDArray[np.int64]
-    """[workers, 4] int64, as in `Cells.times_ns`."""
+    """[workers, 4] int64: the times of each worker, as in `Cells.times_ns`."""
     roles: NDArray[np.uint8]
     """[workers] uint8: role numbers without the flag `PROVISIONAL`."""
 

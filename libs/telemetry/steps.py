@@ -53,9 +53,9 @@ class FinishedSteps(NamedTuple):
     starts_ns: NDArray[np.int64]
     ends_ns: NDArray[np.int64]
     prefill_shares: NDArray[np.float64]
-    """Prefill parts of the steps, 0..1."""
+    """[steps] float64: the prefill part of each step, 0..1."""
     counts: NDArray[np.float64]
-    """[`StepCounts`, steps]: what each step computed."""
+    """[`StepCounts`, steps] float64: the work of each step, a row a field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class RanStep:
     start_ns: int
     end_ns: int
     prefill_share: int
-    """Prefill part of the step, 0..`FULL_SHARE`."""
+    """The prefill part of the step's time, 0..`FULL_SHARE`."""
     counts: StepCounts
     running: bool
     """Whether the step's end is not known yet."""

@@ -145,7 +145,6 @@ class Names:
         return number
 
     def give_back(self, number: int) -> None:
-        """Release one use of a number."""
         self._bearers[number] -= 1
         if not self._bearers[number]:
             del self._bearers[number], self._numbers[self._names.pop(number)]

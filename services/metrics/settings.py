@@ -42,7 +42,7 @@ class MetricsSettings(HttpSettings):
     tls_role: ClassVar[str] = "metrics"
 
     port: int = Field(8002, ge=0, le=65535)
-    """HTTP port; 0 picks one."""
+    """Port of the HTTP API; 0 picks a free one."""
     lag_ms: int = Field(400, ge=0, le=10_000)
     """How long before now windows end. A worker sends every 100 ms, at rest every 300, and announces a step only after
     100 ms; the broker adds some milliseconds. With a smaller lag the end of a window is often not covered yet."""

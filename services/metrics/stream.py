@@ -344,7 +344,7 @@ class LoadPublisher:
         self._written = [*self._written, *written][-2 * MAX_WINDOWS :]
 
     def tell(self, fleet: FleetTelemetry, now_ns: int) -> None:
-        """Publish everything since the last call."""
+        """Publish all loads, and the windows written since the last call."""
         written, self._written = self._written, []
         if self._unsent() > MAX_UNSENT:
             return

@@ -44,7 +44,7 @@ MAX_BLOCK_TOKENS: Final = 2**16
 
 
 class WorkerColumns:
-    """[workers] arrays in the registry's order."""
+    """Arrays over the workers, [workers] each, in the registry's order."""
 
     def __init__(self, workers: Sequence[Worker], planner_id: str) -> None:
         self.workers = workers
@@ -94,7 +94,7 @@ class WorkerColumns:
         for place, each in enumerate(workers):
             models.setdefault(each.assignment.model, []).append(place)
         self.models: dict[str, Ints] = {name: np.array(places, np.int64) for name, places in sorted(models.items())}
-        """Places of each model's workers."""
+        """The positions of each model's workers in these arrays."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -383,7 +383,7 @@ class ReceivedPlans:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._plans: dict[str, tuple[int, CapacityPlan]] = {}
-        """Pairs of (made_unix_ns, plan) by model."""
+        """The time and the content of each model's newest plan."""
         self.taken = Counter(dict.fromkeys(MessageOutcome, 0))
 
     def take(self, message: PlanMessage) -> MessageOutcome:

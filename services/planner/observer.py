@@ -70,7 +70,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """[workers] arrays in the roster's order."""
+    """Arrays over the workers, [workers] each, in the roster's order."""
 
     role: Ints
     budget_tokens: Ints

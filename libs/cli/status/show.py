@@ -239,7 +239,6 @@ def estimate_text(estimate: EstimateAnswer | None) -> str:
 
 
 def age_line(status: Status) -> Text:
-    """Return how old the data are."""
     if status.age_ms is None:
         return Text("No worker is heard of.", "yellow")
     old = status.age_ms > OLD_MS

@@ -29,7 +29,6 @@ class ChatAnswer:
     """The workers and times of the request, as the gateway reports them."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `fulcrum chat --json` prints."""
         return {
             "text": self.text,
             "finish_reason": self.finish_reason,

@@ -205,7 +205,6 @@ def parse_role(text: str) -> tuple[Any, int]:
 
 
 def answer(moved: WorkerMove) -> dict[str, Any]:
-    """Return what `--json` prints."""
     move = moved.move
     return {
         "worker": moved.worker,

@@ -49,7 +49,6 @@ class Detail(ModalScreen[None]):
         self._refresh()
 
     def action_steps(self) -> None:
-        """Switch between requests and steps."""
         self._steps = not self._steps
         self._follow()
         self._refresh()

@@ -71,7 +71,7 @@ class GroupRow:
 
     @property
     def id(self) -> str:
-        """An id that no worker has."""
+        """Return an id that cannot be that of a worker."""
         return f"group:{self.model}/{self.name}"
 
     @property
@@ -124,7 +124,7 @@ Row = WorkerRow | GroupRow
 
 
 def total(times: Any) -> Times:
-    """Return the sums of windows."""
+    """Return the sum of each time over all windows."""
     sums = [0, 0, 0, 0]
     for each in times:
         for place, value in enumerate(each):

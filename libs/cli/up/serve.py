@@ -48,7 +48,7 @@ class Display(Reporter, Protocol):
 
 
 def make_display() -> Display:
-    """Return the display that suits stderr."""
+    """Return a live display if stderr is a terminal, else one that prints lines."""
     console = make_console(stderr=True)
     return Bars(console) if console.is_terminal else Lines()
 
@@ -73,7 +73,6 @@ class Lines:
         print(plain(text, lines=True), file=sys.stderr, flush=True)
 
     def finish(self) -> None:
-        """Stop printing stages."""
         self._starting = False
 
 

@@ -48,9 +48,7 @@ class Reporter(Protocol):
         """Report that `name` serves, at the first start and after each restart."""
         ...
 
-    def note(self, text: str) -> None:
-        """Report an event in one line."""
-        ...
+    def note(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int:
-        """The id of the process itself."""
+        """Return the id of the process itself, not that of a wrapper."""
         ...
 
     def statuses(self) -> AsyncIterator[StatusLine]:

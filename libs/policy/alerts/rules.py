@@ -31,7 +31,6 @@ class AlertLimits:
     stuck_s: Threshold
     """Time since the last step ended while there is work."""
     stale_s: Threshold
-    """Time since a worker's telemetry ended."""
     slo_objective: float
     """The share of requests that must meet the target."""
     slo_requests: int
@@ -154,7 +153,7 @@ class PhasePool:
 
     @property
     def unit(self) -> str:
-        """The unit in which `waiting` counts."""
+        """Return the unit of `waiting`, as texts name it."""
         return "prompt tokens" if self.phase == "prefill" else "sequences"
 
 
@@ -213,7 +212,6 @@ class Snapshot:
     silent_ns: int | None
     """Time since the last telemetry of any worker; None before the first."""
     causes: Sequence[Cause] = ()
-    """The causes that the verdict names."""
     judged: frozenset[str] = frozenset()
     """Models that the verdict covers; pools of others are judged by how busy they are."""
     links: Sequence[KvLink] = ()

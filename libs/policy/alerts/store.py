@@ -179,7 +179,7 @@ class AlertStore:
         self._firing: dict[str, Alert] = {}
         self._recent: deque[Alert] = deque(maxlen=MAX_RECENT)
         self.count = 0
-        """The number of changes so far."""
+        """The number of changes so far, which numbers the next one."""
 
     def enter(self, transitions: Iterable[Transition]) -> list[Alert]:
         """Record transitions and return them as alerts."""

@@ -96,7 +96,7 @@ def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[
 LEVELS: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Quantiles of every forecast: bands of 50, 80 and 90 %, and the median."""
 MEMORY_S: Final = 360_000.0
-"""The half-life of an error's weight."""
+"""The half-life, in seconds, of the weight of a past error."""
 PRIOR_ERROR: Final = 0.12
 # The mean absolute error in logarithms before any evidence is 0.12 ten minutes ahead and grows with this power of
 # the horizon. Both figures are from ServeGen's m-large, days 1 to 10.

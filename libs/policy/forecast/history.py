@@ -24,7 +24,7 @@ class DemandHistory:
 
     step_s: float
     start_s: float
-    """The beginning of the first bin."""
+    """The beginning of the first bin, by the clock of the data."""
     requests: Floats
     prefill: Floats
     """Prompt tokens per second of all requests."""

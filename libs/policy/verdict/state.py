@@ -78,7 +78,7 @@ class Pressures:
     sequences: int
     """Sequences that press on decode, including those that soon could."""
     kv_tokens: int
-    """KV tokens that these sequences need."""
+    """The number of KV tokens that these sequences need."""
 
     @property
     def decode(self) -> float:
@@ -87,7 +87,7 @@ class Pressures:
 
     @property
     def cluster(self) -> float:
-        """The least pressure over all roles."""
+        """Return the pressure that the best split of roles would leave."""
         return self.least.pressure
 
 
@@ -235,7 +235,7 @@ class WorkerState:
     sequences: int
     """Sequences that it decodes or holds to decode."""
     kv_tokens: int
-    """KV tokens that its sequences hold."""
+    """The number of KV tokens that its sequences hold."""
     prompt_tokens: int
     """Prompt tokens that wait at the worker."""
     slowness: float | None
@@ -359,7 +359,7 @@ class ModelState:
     queued: int
     """Requests at gateways that wait for a decode place and whose prompts could not be computed soon either."""
     at_rest: bool
-    """Whether nothing runs, waits or arrives."""
+    """True if no request of the model runs, waits or arrives."""
     ttft_ns: int
     """The target by which prompts are judged, which `work.tpot_ns` is for decodes."""
     prompts_error: float = 0.0
@@ -367,7 +367,7 @@ class ModelState:
     arrival_rate: float = 0.0
     """Prompt work that arrives, as the number of workers it keeps busy."""
     arrival_error: float = 0.0
-    """Relative standard error of `arrival_rate`."""
+    """The standard error of `arrival_rate`, as a share of it."""
     prompt_tokens: float = 0.0
     """The mean length of recent prompts without their cached part; 0 if unknown."""
     output_tokens: float = 0.0

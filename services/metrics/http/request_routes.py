@@ -52,7 +52,7 @@ class RequestStage:
     at: str
     """The gateway or worker that had the request."""
     start_ns: int
-    """Time since the arrival."""
+    """Nanoseconds from the request's arrival to the beginning of the stage."""
     duration_ns: int
 
 

@@ -141,8 +141,6 @@ class PoolTime:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStanding:
-    """A worker and its state."""
-
     id: str
     model: str
     role: str
@@ -164,7 +162,7 @@ class StatusLook:
     places: tuple[tuple[str, int], ...] = ()
     """The most sequences that decode workers run, by model."""
     workers: tuple[WorkerStanding, ...] = ()
-    """Every known worker, by id."""
+    """Every known worker, in the order of ids."""
 
 
 class VerdictEvaluator:

@@ -140,7 +140,6 @@ class StatusRecorder:
         """Points of models for which there was no room."""
 
     def add(self, unix_ns: int, models: Mapping[str, ModelPoint], traffic: TrafficPoint, verdict: StoodVerdict) -> None:
-        """Record the status of a moment."""
         self._traffic.add(unix_ns, _row(traffic, TRAFFIC_FIELDS))
         for name, point in models.items():
             rings = self._models.get(name)

@@ -168,7 +168,7 @@ class ModelStatus:
     decode: DecodeStatus
     mixed: MixedStatus
     estimate: EstimatedPrefill | None = None
-    """Null where times are measured."""
+    """The estimated phases; null where the times are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class WorkerStatus:
     """One of starting, running, silent, restarting, gone and back."""
     life_since_unix_ms: int
     estimate: EstimatedPrefill | None = None
-    """Null where times are measured."""
+    """The estimated phases; null where the times are measured."""
 
 
 @dataclass(frozen=True, slots=True)

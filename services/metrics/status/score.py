@@ -71,7 +71,7 @@ class PromiseScore:
     of: int
     by_cause: list[PromiseCount]
     promises: list[ReportedPromise]
-    """The newest first."""
+    """The promises of recent advice, the newest of them first."""
     by_figure: list[FigureScore]
     outcomes: list[ReportedOutcome]
     """Of all figures, up to 200 each, the newest command first."""

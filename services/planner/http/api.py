@@ -146,7 +146,7 @@ def make_api(
 
     @app.get("/v1/decisions")
     async def decisions(limit: Limit = 20) -> list[DecisionAnswer]:
-        """Return the last decisions, newest first."""
+        """Return the last decisions, the newest of them first."""
         return [decision_answer(decision) for decision in islice(reversed(state.decisions), limit)]
 
     @app.get("/v1/decisions/{decision_id}", responses={404: {"description": "no such decision is kept"}})

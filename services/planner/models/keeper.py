@@ -175,11 +175,10 @@ class ModelKeeper:
     models: Mapping[str, PlacedModel] = field(default_factory=dict)
     """The models as the last decision saw them."""
     switches: Counter[str] = field(default_factory=Counter)
-    """Number of orders, by reason."""
     cold_starts: int = 0
     """Number of models loaded for a request that was waiting."""
     switched_s: float = 0.0
-    """Worker time spent on loading models."""
+    """Seconds that workers have spent on loading models."""
     uses: UseCounts = field(default_factory=UseCounts)
     """Uses of each model, as gateways count them."""
     _ordered: dict[str, _PendingOrder] = field(default_factory=dict)
@@ -192,7 +191,6 @@ class ModelKeeper:
     chances: Mapping[str, ModelPrediction] = field(default_factory=dict)
     adapter_chances: Mapping[str, ModelPrediction] = field(default_factory=dict)
     adapters: Mapping[str, ModelEntry] = field(init=False)
-    """The catalogue's LoRA adapters, by name."""
     _models: Mapping[str, ModelEntry] = field(init=False)
     """The catalogue's entries other than adapters, by name."""
     _chances_ns: int = 0
