@@ -33,7 +33,7 @@ OWN: Final = frozenset({
 })  # fmt: skip
 """Variables that the chart sets from values of its own."""
 OTHERS: Final = "^(CUDA|HF|HTTP|HTTPS|NCCL|NO|NVIDIA|OMP|PYTORCH|TORCH|UCX|VLLM)_[A-Z0-9_]+$"
-"""Of libraries, which the chart passes on."""
+"""The variables of libraries that the chart passes on."""
 NAME: Final[Json] = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
 TEXT: Final[Json] = {"type": "string"}
 SWITCH: Final[Json] = {"type": "boolean"}

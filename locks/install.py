@@ -46,7 +46,7 @@ CUDA_BUILD = re.compile(r"^(torch|triton|nvidia-.+|cuda-.+)$")
 
 
 class SetupError(Exception):
-    """What the person reads instead of a traceback."""
+    """An error whose text a person reads instead of a traceback."""
 
 
 def requirements(lock: str) -> Iterator[tuple[str, str]]:
@@ -92,7 +92,7 @@ def client_environment(environ: Mapping[str, str], venv: Path = VENV) -> dict[st
 
 
 def digest(kind: str, torch_index: str) -> str:
-    """What an installation of `kind` is made from."""
+    """Return a digest of everything that an installation of `kind` is made from."""
     parts = [(LOCKS / f"{name}.txt").read_bytes() for name in KINDS[kind]]
     parts += [(ROOT / "pyproject.toml").read_bytes(), torch_index.encode(), str(ROOT).encode()]
     if not kind.startswith("image-"):
@@ -105,7 +105,7 @@ def venv_of(kind: str) -> Path:
 
 
 def up_to_date(kind: str, torch_index: str) -> bool:
-    """Whether its environment already holds what `kind` needs."""
+    """Return whether its environment already holds what `kind` needs."""
     venv = venv_of(kind)
     if not (venv / STAMP).is_file() or not (venv / "bin" / "fulcrum").is_file():
         return False

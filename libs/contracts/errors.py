@@ -56,9 +56,9 @@ class FulcrumError(Exception):
     http_status: ClassVar[int] = 500
     grpc_status: ClassVar[GrpcStatus] = "INTERNAL"
     retry_spread: ClassVar[float] = 0.25
-    """Largest share by which Retry-After is extended at random."""
+    """The largest share by which Retry-After is extended at random."""
     repeatable: ClassVar[bool] = True
-    """Whether clients that retry by themselves, going by the status, may do so."""
+    """True if clients that retry by themselves, going by the status, may do so."""
 
     def __init_subclass__(cls, *, wire: Wire | None = None) -> None:
         super().__init_subclass__()

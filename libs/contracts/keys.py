@@ -2,7 +2,7 @@
 
 
 def workers(cluster: str) -> str:
-    """Set of registered worker ids. An id without a lease key is dead."""
+    """Return the key of the set of registered worker ids. An id without a lease key is dead."""
     return f"fulcrum:{cluster}:workers"
 
 

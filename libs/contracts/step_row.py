@@ -70,7 +70,7 @@ class ReportedStep:
     kind: str
     """The phase of the step's work: prefill, decode or mixed."""
     prefill_share: float
-    """Share of its time that counts as prefill, 0..1; 1 or 0 except for mixed steps."""
+    """The share of its time that counts as prefill, 0..1; 1 or 0 except for mixed steps."""
     prefill_tokens: int
     prefill_sequences: int
     decode_sequences: int

@@ -110,7 +110,7 @@ class _OpenAnswer:
 class _Refused:
     at_ns: int
     known: bool
-    """Whether it had been admitted, so that its prompt was counted."""
+    """True if it had been admitted, so that its prompt was counted."""
 
 
 class ArrivalCounter:

@@ -186,7 +186,7 @@ class Work(Protocol):
 
     @property
     def batch(self) -> bool:
-        """Whether it is a line of a batch job rather than an interactive request."""
+        """Return whether it is a line of a batch job rather than an interactive request."""
         ...
 
     @property
@@ -311,7 +311,7 @@ class Tenancy(Protocol):
 
     @property
     def told_apart(self) -> bool:
-        """Whether tenants are authenticated, so that one may be held back for another."""
+        """Return whether tenants are authenticated, so that one may be held back for another."""
         ...
 
     def weight(self, tenant: str) -> int:

@@ -69,7 +69,7 @@ class SuiteOptions:
 
     @property
     def engine_arguments(self) -> dict[str, Any]:
-        """Return the arguments of vLLM's engine. Raises StartupError for one that is malformed or not the user's to
+        """Return the arguments of vLLM's engine. Raise StartupError for one that is malformed or not the user's to
         choose.
         """
         try:
@@ -130,12 +130,12 @@ class LaunchSettings(CommonSettings):
     worker_threads: int = Field(0, ge=0, validation_alias="FULCRUM_WORKER_THREADS")
     """Threads of each worker's engine; 0 shares the machine's cores out."""
     worker_drain_s: float = Field(1.5, ge=0, validation_alias="FULCRUM_WORKER_DRAIN_S")
-    """How long workers let sequences go on when the suite stops."""
+    """Time for which sequences may go on when the suite stops."""
     gateway_drain_s: int = Field(2, ge=0, validation_alias="FULCRUM_GATEWAY_DRAIN_S")
     """The same for gateways, which stop first."""
 
     worker_device: str = Field("auto", validation_alias="FULCRUM_WORKER_DEVICE")
-    """What workers compute on; GPUs are dealt out among them unless it names one, or none."""
+    """Device that workers compute on; GPUs are dealt out among them unless it names one, or none."""
     vllm_arguments: dict[str, Any] = Field(default_factory=dict, validation_alias="FULCRUM_WORKER_VLLM_ARGUMENTS")
     """Arguments of vLLM's engine, which say how many GPUs a worker computes on."""
 
@@ -147,7 +147,7 @@ class LaunchSettings(CommonSettings):
     beyond."""
 
     keys: str = Field("", validation_alias="FULCRUM_KEYS")
-    """Where hashes of API keys are: `redis`, or the path of a file; empty means a file in the cache folder, by
+    """Store of the hashes of API keys: `redis`, or the path of a file; empty means a file in the cache folder, by
     cluster."""
 
     def batch_topics_allowed(self) -> str:

@@ -144,7 +144,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def load_profile(name: str) -> DeploymentProfile:
-    """Return the shipped profile of that name, checked. Raises StartupError that lists the names."""
+    """Return the shipped profile of that name, checked. Raise StartupError that lists the names."""
     file = FOLDER / f"{name}.json"
     names = profile_names()
     if name not in names:

@@ -143,7 +143,7 @@ class Suite:
         return stores | services
 
     async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`. Raises StartupError as soon as the suite fails."""
+        """Return the result of `work`. Raise StartupError as soon as the suite fails."""
         task = asyncio.get_running_loop().create_task(work)
         try:
             both: set[asyncio.Future[Any]] = {task, self.failure}

@@ -14,9 +14,9 @@ class ObservedShares:
     t_s: float
     """The end of the stretch, in Unix seconds."""
     busy: float | None
-    """Share of the time; None while nothing is known of the server's steps."""
+    """The share of the time; None while nothing is known of the server's steps."""
     prefill: float | None
-    """Share of busy time; None if idle or unknown."""
+    """The share of busy time; None if idle or unknown."""
     low: float | None
     high: float | None
 

@@ -1,4 +1,4 @@
-"""How telemetry is read: shares of its partitions, those on which a reader is behind, and the gaps it skipped."""
+"""The reading of telemetry: shares of its partitions, those on which a reader is behind, and the gaps it skipped."""
 
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping
@@ -141,9 +141,9 @@ class ChunkRead:
     high: int
     """Together with `low` the half-open range of offsets, margins included."""
     begins: bool
-    """Whether the broker holds nothing before `low`."""
+    """True if the broker holds nothing before `low`."""
     ends: bool
-    """Whether the broker holds nothing from `high` on."""
+    """True if the broker holds nothing from `high` on."""
     records: int
     first_ns: int
     own_first_ns: int

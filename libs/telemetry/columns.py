@@ -78,7 +78,7 @@ class AlignedSteps(NamedTuple):
     ranges: list[tuple[int, int]]
     """The first and one past the last step of each batch."""
     plain: Bools
-    """Whether each batch's steps and waits lie within its cover, in order, without overlap."""
+    """True if each batch's steps and waits lie within its cover, in order, without overlap."""
 
 
 def lay(gathered: StepBatchColumns, prefill_shares: Callable[[StepBatch], list[int]]) -> AlignedSteps:

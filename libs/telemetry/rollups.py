@@ -216,7 +216,7 @@ class RollUps:
         """The slot of each worker in every ring."""
         self._size = FIRST_SLOTS
         self._newest_ns = np.zeros(MAX_WORKERS, np.int64)
-        """By slot, the newest window that was written. Some workers' windows are written later than others'."""
+        """The newest window that was written in each slot. Some workers' windows are written later than others'."""
         self._finest_from_ns = 0
         """Time before which only the coarser tiers hold anything."""
 

@@ -75,7 +75,7 @@ class _Columns:
     role: Ints
     budget_tokens: Ints
     fresh: Bools
-    """Whether the worker has reported within `FRESH_NS`."""
+    """True if the worker has reported within `FRESH_NS`."""
     kv_tokens: Ints
     """KV tokens that its sequences hold; 0 for a worker that has reported nothing."""
     times_ns: Ints

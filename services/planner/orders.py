@@ -67,7 +67,7 @@ class OrderExecutor:
 
     @property
     def may_ask(self) -> bool:
-        """Whether this planner has the token that workers require for changes."""
+        """Return whether this planner has the token that workers require for changes."""
         return bool(self._token)
 
     @property

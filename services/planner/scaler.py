@@ -174,7 +174,7 @@ class Scaler:
         self._kept_ns = 0
         self.asked = dict.fromkeys(ActuatorCall, 0)
         self.forecast: dict[str, Mapping[Phase, int]] = {}
-        """By model with a capacity plan, the workers that the plan wants in each pool."""
+        """The workers that each capacity plan wants in each pool, by model."""
 
     async def run(self) -> None:
         await self._restore()

@@ -58,7 +58,7 @@ class Source(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The time [from_ns, to_ns) of an engine and all that happened in it."""
+    """The steps, KV waits and load of an engine in the time [from_ns, to_ns)."""
 
     sequence: int
     from_ns: int

@@ -52,7 +52,7 @@ class ListedLink(msgspec.Struct, frozen=True):
 
 
 def show_links(ready_file: Path | None, *, as_json: bool) -> None:
-    """Print each pair, the slowest first. Raises StartupError if there is no suite."""
+    """Print each pair, the slowest first. Raise StartupError if there is no suite."""
     answer = get_json(find_suite(ready_file).metrics, LINKS_PATH, exact=as_json)
     if as_json:
         print(json.dumps(answer))
@@ -382,7 +382,7 @@ PERIOD_S: Final = 1.0
 
 
 def show_status(ready_file: Path | None, *, watch: bool, as_json: bool) -> None:
-    """Print the status. Raises StartupError if there is no suite."""
+    """Print the status. Raise StartupError if there is no suite."""
     url, console = find_suite(ready_file).metrics, make_console()
     if not watch or as_json:
         while True:

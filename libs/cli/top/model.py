@@ -151,7 +151,7 @@ class TopModel:
         self.requests: dict[str, Any] = {}
         """The last answer of `/v1/requests/summary`; empty before the first."""
         self.queues: list[dict[str, Any]] = []
-        """What waits at workers and gateways, by model and phase."""
+        """The work that waits at workers and gateways, by model and phase."""
         self.age_ms: int | None = None
         """The age of the data at the last tick that gave one; None without any worker."""
         self.last_ms = 0

@@ -140,7 +140,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def serve(options: SuiteOptions, model: str | None, *, question: bool, as_json: bool) -> int:
-    """Serve until a signal and return the exit code. Raises StartupError if it cannot start or ends by itself."""
+    """Serve until a signal and return the exit code. Raise StartupError if it cannot start or ends by itself."""
     settings = load_settings(LaunchSettings)
     configure_logging("up", level="warning", log_format="console")
     if options.profile is not None and model is None:

@@ -84,7 +84,7 @@ class ProcessLauncher:
         self._started: set[str] = set()
 
     async def start(self, spec: ChildSpec) -> ProcessChild:
-        """Start a child. Raises StartupError if processes or files run out."""
+        """Start a child. Raise StartupError if processes or files run out."""
         try:
             return await self._start(spec)
         except OSError as error:

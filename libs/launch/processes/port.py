@@ -80,7 +80,7 @@ class Child(Protocol):
         ...
 
     async def wait(self) -> int:
-        """Return the exit code once it has ended; a negative one is a signal."""
+        """Wait for its end and return the exit code; a negative one is a signal's number."""
         ...
 
     async def stop(self, grace_s: float) -> None:
@@ -96,7 +96,7 @@ class Launcher(Protocol):
     """Starts children, which never outlive the launcher's own process."""
 
     async def start(self, spec: ChildSpec) -> Child:
-        """Start a child. Raises StartupError if that is impossible."""
+        """Start a child. Raise StartupError if that is impossible."""
         ...
 
     def log_of(self, name: str) -> str:

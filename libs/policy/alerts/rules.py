@@ -75,9 +75,9 @@ class Rule:
     """The durations after which a condition becomes an alert and after which the alert ends."""
 
     for_ns: int
-    """How long the condition must hold without a break."""
+    """The time for which the condition must hold without a break."""
     clear_ns: int
-    """How long it must be clear without a break; longer for one that has fired often recently."""
+    """The time for which it must be clear without a break; longer for one that has fired often recently."""
 
 
 def make_rules(limits: AlertLimits) -> dict[Name, Rule]:
@@ -148,7 +148,7 @@ class PhasePool:
 
     @property
     def full(self) -> bool:
-        """Whether every place is taken, so that further sequences wait at the gateways."""
+        """Return whether every place is taken, so that further sequences wait at the gateways."""
         return 0 < self.places <= self.taken
 
     @property
@@ -166,15 +166,15 @@ class WorkerReport(NamedTuple):
     silent_ns: int
     """Time since its telemetry ended, beyond the usual delay."""
     left: bool
-    """Whether it announced the end of its telemetry."""
+    """True if it announced the end of its telemetry."""
     at_hand: int
-    """Sequences that it holds, running or not."""
+    """The number of sequences that it holds, running or not."""
     since_step_ns: int
     """Time from the end of its last finished step to the end of its telemetry."""
     reader: str
     """The instance that reads its telemetry; empty for this one."""
     kv_used: float | None
-    """Share of its KV blocks that sequences hold; None if it does not report it."""
+    """The share of its KV blocks that sequences hold; None if it does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class RequestCount:
 
     @property
     def share(self) -> float:
-        """Share of bad requests; 0 if there is none."""
+        """The share of bad requests; 0 if there is none."""
         return self.bad / self.total if self.total else 0.0
 
 

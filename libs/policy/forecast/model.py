@@ -197,7 +197,7 @@ def _span_s(history: DemandHistory, name: SeriesName) -> float:
 
 
 def has_little_history(history: DemandHistory) -> bool:
-    """Whether requests are known for under two days, or none came."""
+    """Return whether requests are known for under two days, or none came."""
     return _span_s(history, "requests") < LITTLE_HISTORY_S or not np.nansum(history.requests)
 
 

@@ -1,4 +1,4 @@
-"""How tenants share the decode places of one model while some of them wait for one.
+"""The sharing of one model's decode places between tenants while some of them wait for one.
 
 The shares are weighted max-min fair (Bertsekas and Gallager, Data Networks, 6.5). No tenant gets more than it
 demands, and what it leaves is divided by weight among those that demand more. A tenant alone may hold every place.

@@ -1,4 +1,5 @@
-"""When each model is requested next: several arrival laws side by side, each model's chosen by how well it predicted.
+"""Predictions of each model's next request: several arrival laws side by side, each model's chosen by how well it
+predicted.
 
 A law yields the cumulative hazard of every model's next arrival over the seconds ahead. `constant` is a Poisson
 process. `hourly` is one whose rate follows the hour of the day as the total of all models does. `gamma` is a

@@ -1,4 +1,6 @@
-"""How many GPUs the active models need: sums and mixtures of their counts, the laws of their runs, and calibration."""
+"""The number of GPUs that the active models need: sums and mixtures of their counts, the laws of their runs, and
+calibration.
+"""
 
 from collections.abc import Callable
 from math import erfc, lgamma, sqrt

@@ -31,9 +31,9 @@ class ModelPool:
     """The GPUs that each model needs while it is loaded."""
     loaded: Bools
     busy: Bools
-    """Whether a request is in flight, so that the model must stay."""
+    """True if a request is in flight, so that the model must stay."""
     floor: Bools
-    """Whether the model is kept loaded regardless of its worth."""
+    """True if the model is kept loaded regardless of its worth."""
     worth: Floats
     """The worth of keeping a loaded model or of loading another; see `worth_of`."""
 

@@ -80,7 +80,7 @@ class _Followed:
     at_ns: int
     pressures: list[float] = field(default_factory=list)
     settled: bool = False
-    """Whether the time in which its pressure is seen has passed."""
+    """True if the time in which its pressure is seen has passed."""
     gone_ns: int = 0
     """The time at which no backlog was left; 0 before."""
     answers: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERS))

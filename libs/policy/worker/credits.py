@@ -307,12 +307,12 @@ class TakenSequence(Protocol):
 
     @property
     def awaits_prompt(self) -> bool:
-        """Whether this worker still has to compute the prompt."""
+        """Return whether this worker still has to compute the prompt."""
         ...
 
     @property
     def yields(self) -> bool:
-        """Whether the prompt waits while another one can be computed."""
+        """Return whether the prompt waits while another one can be computed."""
         ...
 
 

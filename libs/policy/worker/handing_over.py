@@ -173,7 +173,7 @@ class KvSplit:
     kv_heads: int
     """Number of KV heads of the whole model; ignored for a latent."""
     is_latent: bool = False
-    """Whether the model uses MLA, where each rank holds the whole latent."""
+    """True if the model uses MLA, where each rank holds the whole latent."""
     has_states: bool = False
     """True if the model has state-space layers, whose states move whole."""
     order: str = ""

@@ -58,7 +58,7 @@ _BATCH: Final = StepCounts._fields.index("decode_sequences")
 
 @dataclass(frozen=True, slots=True)
 class StepPace:
-    """How slow one worker's steps are in a window."""
+    """The slowness of one worker's steps in a window."""
 
     slowness: float | None
     """Measured over expected duration; None for too few steps."""
@@ -233,7 +233,7 @@ class VerdictEvaluator:
 
     @property
     def promises(self) -> Mapping[PromisedFigure, Sequence[PromiseOutcome]]:
-        """What came of the last commands that were followed, by figure, oldest first."""
+        """Return the outcomes of the last commands that were followed, by figure, the oldest first."""
         return self._watch.promises.outcomes
 
     def assessments(self, now_ns: int) -> list[Assessment]:

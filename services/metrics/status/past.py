@@ -80,7 +80,7 @@ class ModelPoint:
     waiting_tokens: float | None
     running: float | None
     starved: float | None
-    """Share of decode workers' time (see `DecodeStatus`)."""
+    """The share of decode workers' time (see `DecodeStatus`)."""
     kv_wait: float | None
 
 

@@ -184,7 +184,7 @@ class ModelKeeper:
     _ordered: dict[str, _PendingOrder] = field(default_factory=dict)
     _failures: dict[str, _Failure] = field(default_factory=dict)
     _moves: dict[str, int] = field(default_factory=dict)
-    """By worker, the time of its last model change that has been processed."""
+    """The time of each worker's last model change that has been processed."""
     follower: UseFollower = field(init=False)
     """Follows the use of models. Requests to adapters count for their model, since they need the same GPUs."""
     adapter_follower: UseFollower = field(init=False)
