@@ -200,12 +200,12 @@ class Splits:
     def costs(self) -> Numbers:
         return _cost(self.prompt_pressure, self.decode_pressure)
 
-    def at(self, place: int) -> Split:
+    def at(self, index: int) -> Split:
         return Split(
-            int(self.prefill[place]),
-            int(self.mixed[place]),
-            float(self.prompt_pressure[place]),
-            float(self.decode_pressure[place]),
+            int(self.prefill[index]),
+            int(self.mixed[index]),
+            float(self.prompt_pressure[index]),
+            float(self.decode_pressure[index]),
         )
 
 

@@ -73,20 +73,20 @@ def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[
     Where there is no earlier season yet, today's level stands in for each.
     """
     log, smooth = targets.log, targets.smooth
-    places = np.arange(start, len(smooth))
+    indices = np.arange(start, len(smooth))
     today, now_log = smooth[start:], log[start:]
     first = -(-horizon // season)
-    total, moved, weights, moved_weights = (np.zeros(len(places)) for _ in range(4))
+    total, moved, weights, moved_weights = (np.zeros(len(indices)) for _ in range(4))
     for back in range(first, first + DAYS_BACK):
         weight = FADE ** (back - first)
-        then, now = places + horizon - back * season, places - back * season
+        then, now = indices + horizon - back * season, indices - back * season
         seen = then >= 0
         total[seen] += weight * smooth[then[seen]]
         weights[seen] += weight
         both = now >= 0
         moved[both] += weight * (smooth[then[both]] - smooth[now[both]])
         moved_weights[both] += weight
-    last = places + horizon - first * season
+    last = indices + horizon - first * season
     ago = np.where(last >= 0, smooth[np.maximum(last, 0)], today)
     profile = np.where(weights > 0, total / np.maximum(weights, 1e-9), today)
     moved /= np.maximum(moved_weights, 1e-9)
@@ -160,8 +160,8 @@ def _restless_at_time(moved: Floats, horizons: tuple[int, ...], step_s: float) -
     """
     day, around = round(DAY_S / step_s), max(round(AROUND_S / step_s), 1)
     sums = np.concatenate([[0.0], np.cumsum(moved)])
-    places = np.arange(len(moved))
-    usual = np.log(sums[1:] / (places + 1) + _SMALL_ERROR)
+    indices = np.arange(len(moved))
+    usual = np.log(sums[1:] / (indices + 1) + _SMALL_ERROR)
     out = np.zeros((len(horizons), len(moved)))
     if day <= 2 * around:
         return out
@@ -169,7 +169,7 @@ def _restless_at_time(moved: Floats, horizons: tuple[int, ...], step_s: float) -
         total, weights = np.zeros(len(moved)), np.zeros(len(moved))
         first = -(-(horizon + around) // day)
         for back in range(first, first + DAYS_BACK):
-            last = places + horizon + around - back * day  # of a window that has ended at the origin
+            last = indices + horizon + around - back * day  # of a window that has ended at the origin
             seen = last - 2 * around >= 0
             window = (sums[last[seen] + 1] - sums[last[seen] - 2 * around]) / (2 * around + 1)
             total[seen] += FADE ** (back - first) * window
@@ -188,19 +188,19 @@ def fit_scale(states: Floats, errors: Floats, horizons: tuple[int, ...], step_s:
     centre = states.mean(axis=1)
     centre[:, 0] = 0.0
     weights = np.zeros((len(horizons), states.shape[2]))
-    for place, horizon in enumerate(horizons):
-        known = np.isfinite(errors[place])
-        weights[place, 0] = np.log(prior_error(horizon * step_s))
+    for index, horizon in enumerate(horizons):
+        known = np.isfinite(errors[index])
+        weights[index, 0] = np.log(prior_error(horizon * step_s))
         if not known.any():
             continue
-        rows, weight = states[place, known] - centre[place], recency[known] / recency[known].sum()
-        sizes = np.log(np.abs(errors[place, known]) + _SMALL_ERROR)
+        rows, weight = states[index, known] - centre[index], recency[known] / recency[known].sum()
+        sizes = np.log(np.abs(errors[index, known]) + _SMALL_ERROR)
         mean = float(weight @ sizes)
         # Few independent errors say little about what their size depends on.
         ridge = np.diag([1e-9, *[_RIDGE * (1 + horizon / 12)] * 3, _RIDGE])
         solved = np.linalg.solve((rows * weight[:, None]).T @ rows + ridge, (rows * weight[:, None]).T @ (sizes - mean))
-        weights[place] = solved
-        weights[place, 0] += mean
+        weights[index] = solved
+        weights[index, 0] += mean
     return Scale(centre, weights)
 
 
@@ -288,14 +288,14 @@ def _shapes(
     """Return the offsets of quantiles from each origin's forecast before they adapt, of shape [n - start, levels]."""
     count = len(point)
     ended = max(count - horizon, 0)
-    places = np.flatnonzero(np.isfinite(actual[horizon:]))[: ended or None]
-    relative = (actual[places + horizon] - point[places]) / scale[places]
-    weight = 0.5 ** ((start - places) * step_s / MEMORY_S)  # of one reference, whatever follows
+    indices = np.flatnonzero(np.isfinite(actual[horizon:]))[: ended or None]
+    relative = (actual[indices + horizon] - point[indices]) / scale[indices]
+    weight = 0.5 ** ((start - indices) * step_s / MEMORY_S)  # of one reference, whatever follows
     anchors = np.arange(start - start % ANCHOR_BINS, count, ANCHOR_BINS)
-    seen = np.searchsorted(places, anchors - horizon, side="right")  # errors known at each anchor
+    seen = np.searchsorted(indices, anchors - horizon, side="right")  # errors known at each anchor
     parts = weight, weight**2, weight * np.abs(relative)
     total, squares, sizes = (_sum_before(np.asarray(part), seen) for part in parts)
-    windows = total**2 / np.maximum(squares, 1e-300) / _bins_alike(relative[places + horizon < fitted], horizon)
+    windows = total**2 / np.maximum(squares, 1e-300) / _bins_alike(relative[indices + horizon < fitted], horizon)
     size = np.where(total > 0, np.maximum(sizes / np.maximum(total, 1e-300), 1e-6), 1.0)
     # The prior's share, in size and in shape, shrinks with the horizons that were seen.
     expected = prior_error(horizon * step_s) / np.exp(np.log(scale[: start + 1]).mean())
@@ -303,9 +303,9 @@ def _shapes(
     few = 1 + 1.55 / np.maximum(windows + PRIOR_WINDOWS, 1.5)  # near Student's t over the normal at 95 %
     merged = np.concatenate([relative, _LAPLACE])
     order = np.argsort(merged, kind="stable")
-    known_from = np.concatenate([places + horizon, np.full(len(_LAPLACE), -1)])[order]
+    known_from = np.concatenate([indices + horizon, np.full(len(_LAPLACE), -1)])[order]
     base = np.concatenate([weight, np.zeros(len(_LAPLACE))])[order]
-    pseudo = np.concatenate([np.zeros(len(places)), np.full(len(_LAPLACE), 1 / len(_LAPLACE))])[order]
+    pseudo = np.concatenate([np.zeros(len(indices)), np.full(len(_LAPLACE), 1 / len(_LAPLACE))])[order]
     share = np.where(total > 0, PRIOR_WINDOWS / (windows + PRIOR_WINDOWS), 1.0)
     own = ((1 - share) / np.maximum(total, 1e-300))[:, None]
     reached = np.cumsum(np.where(known_from <= anchors[:, None], base, 0.0) * own + share[:, None] * pseudo, axis=1)
@@ -330,5 +330,5 @@ def _bins_alike(errors: Floats, horizon: int) -> float:
     return float(np.sqrt(min(lag * (1 + 2 * alike), horizon) * horizon))
 
 
-def _sum_before(values: Floats, places: NDArray[np.intp]) -> Floats:
-    return np.asarray(np.concatenate([[0.0], np.cumsum(values)])[places])
+def _sum_before(values: Floats, indices: NDArray[np.intp]) -> Floats:
+    return np.asarray(np.concatenate([[0.0], np.cumsum(values)])[indices])

@@ -168,8 +168,8 @@ class PromiseLog:
         return True
 
     def _record_latencies(self, followed: _Followed, model: str) -> None:
-        for figure, place in ((PromisedFigure.TTFT, 0), (PromisedFigure.TPOT, 1)):
-            values = [each[place] for each in followed.answers if each[place]]
+        for figure, index in ((PromisedFigure.TTFT, 0), (PromisedFigure.TPOT, 1)):
+            values = [each[index] for each in followed.answers if each[index]]
             if len(values) >= LEAST_ANSWERS:
                 self._record(followed, model, figure, p95(values))
 
