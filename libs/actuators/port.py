@@ -23,7 +23,7 @@ class ActuatorDown(Exception):
 
 
 class Actuator(Protocol):
-    """Starts and ends workers. `look` reflects earlier calls, including those of other callers."""
+    """A port that starts and ends workers. `look` reflects earlier calls, including those of other callers."""
 
     kind: str
     """The name of the actuator in the planner's decisions."""

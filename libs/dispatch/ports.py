@@ -331,7 +331,7 @@ class OneForAll:
 
 
 class LinkListener(Protocol):
-    """Receives the events of a link; live it is the `Dispatcher`."""
+    """A receiver of a link's events; live it is the `Dispatcher`."""
 
     def received(self, link: Link, news: WorkerUpdate) -> None:
         """Process a frame whose credits, load and assignment the link has applied."""

@@ -151,7 +151,7 @@ class LaunchSettings(CommonSettings):
     cluster."""
 
     def batch_topics_allowed(self) -> str:
-        """Return the value of the gateways' setting FULCRUM_GATEWAY_BATCH_TOPICS."""
+        """Return the topics that batch jobs may use, as the gateways' setting has them."""
         if self.batch_topics is not None:
             return self.batch_topics
         return LOOPBACK_BATCH_TOPICS if is_loopback(f"{self.host}:0") else ""
@@ -161,5 +161,5 @@ class LaunchSettings(CommonSettings):
         return self.worker_threads or max(1, len(os.sched_getaffinity(0)) // workers)
 
     def cluster_of(self, gateway_port: int, *, own_stores: bool) -> str:
-        """The name in topics and keys: suites that share a broker share it only where it is set."""
+        """Return the name in topics and keys: suites that share a broker share it only where it is set."""
         return self.cluster if own_stores or "cluster" in self.model_fields_set else f"{self.cluster}-{gateway_port}"

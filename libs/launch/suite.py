@@ -24,7 +24,7 @@ MAX_WAIT_S: Final = 60.0
 
 
 class Spares:
-    """Supervises the requested number of spare workers, the first ones of the plan."""
+    """A supervisor of the requested number of spare workers, the first ones of the plan."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ T = TypeVar("T")
 
 
 class Suite:
-    """Starts and stops the processes of a plan. `failure` is set when one of them ends the suite."""
+    """The processes of a plan, started and stopped together. `failure` is set when one of them ends the suite."""
 
     def __init__(self, plan: SuitePlan, launcher: Launcher, reporter: Reporter, *, restart: bool) -> None:
         self.failure: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()

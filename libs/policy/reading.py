@@ -62,7 +62,7 @@ class Behind(Generic[PartitionT]):
     """A bounded history of where partitions ended."""
 
     def __init__(self, after_s: float) -> None:
-        """A reader is behind if it has not reached the partition's end of `after_s` ago."""
+        """Count a reader as behind if it has not reached the partition's end of `after_s` ago."""
         self._after_s = after_s
         # (time, end) pairs, the oldest first: one that is as old as the bound, and all younger ones.
         self._ends: dict[PartitionT, deque[tuple[float, int]]] = {}

@@ -74,7 +74,7 @@ class AlignedSteps(NamedTuple):
     shares: Ints
     """The prefill part of each step, 0..`FULL_SHARE`."""
     waits: Spans
-    """Times in which sequences awaited KV and no step ran."""
+    """The spans in which sequences awaited KV and no step ran."""
     ranges: list[tuple[int, int]]
     """The first and one past the last step of each batch."""
     plain: Bools

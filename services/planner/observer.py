@@ -83,7 +83,7 @@ class _Columns:
 
 
 class Observer:
-    """Observes every model's workers, and caches their profiles until their step times change."""
+    """An observer of every model's workers, which caches their profiles until their step times change."""
 
     def __init__(self, view: FleetView) -> None:
         self._view = view

@@ -77,7 +77,7 @@ class ProcessChild:
 
 
 class ProcessLauncher:
-    """Starts children as processes whose logs lie in one folder."""
+    """A launcher of children as processes whose logs lie in one folder."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs

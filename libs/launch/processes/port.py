@@ -38,7 +38,7 @@ def parse_status(line: bytes) -> StatusLine | None:
 
 
 class Reporter(Protocol):
-    """Shows progress; the command line has one for terminals and one for plain output."""
+    """A display of progress; the command line has one for terminals and one for plain output."""
 
     def progress(self, name: str, stage: str, fraction: float) -> None:
         """Report the fraction (0..1) of a stage of `name` that is done."""
@@ -93,7 +93,7 @@ class Child(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts children, which never outlive the launcher's own process."""
+    """A starter of children, which never outlive the launcher's own process."""
 
     async def start(self, spec: ChildSpec) -> Child:
         """Start a child. Raise StartupError if that is impossible."""

@@ -148,7 +148,7 @@ class JudgedRequest:
     """True if it was refused for want of room or of a worker, rather than for its content."""
     arrival_unix_ns: int
     ttft_ns: int
-    """Time to the first token; 0 if no token was sent."""
+    """The time to the first token; 0 if no token was sent."""
     ttft_deadline_unix_ns: int
     decode_ns: int
     """Time from the first token to the last one."""

@@ -23,7 +23,7 @@ class AlertLimits:
     idle: Threshold
     """The share of the other pool's time in which nothing runs."""
     queue_tokens: int
-    """Prompt tokens a GPU that make a queue for prefill; it grows if it gains as many a minute."""
+    """The prompt tokens per GPU that count as a queue for prefill; it grows if it gains as many a minute."""
     queue_sequences: int
     """Sequences a GPU that make a queue for decode; it grows if it gains as many a minute."""
     kv_wait: Threshold

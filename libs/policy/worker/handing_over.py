@@ -179,7 +179,7 @@ class KvSplit:
     order: str = ""
     """The order of a block's dimensions in memory, by vLLM's name; empty if unknown."""
     context_width: int = 1
-    """Number of ranks that divide the tokens of a sequence between them."""
+    """The number of ranks that divide the tokens of a sequence between them."""
     over_nixl: bool = True
     """True if NIXL's connector alone moves the blocks."""
 

@@ -133,7 +133,7 @@ class DecodeStatus:
     kv_wait: float | None
     running: int | None
     held: int | None
-    """Sequences that are to decode and do not yet."""
+    """The number of sequences that will decode and have not begun to."""
     slots: int
     """The most sequences that the workers run, by their settings."""
     largest_batch: int | None

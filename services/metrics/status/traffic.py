@@ -66,7 +66,7 @@ class Traffic:
     cache_hit: float | None
     """The share of prompt tokens found cached; null without any prompt."""
     ttft_p50_ms: float | None
-    """This and the next three leave out lines of batch jobs.
+    """The median TTFT of interactive requests. This and the next three fields leave out lines of batch jobs.
 
     TTFT includes requests that still wait for their first token, by how long they have waited so far.
     """

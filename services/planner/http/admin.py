@@ -24,7 +24,7 @@ Write = Callable[[PlannerStore], Awaitable[bool]]
 
 
 class Admin:
-    """Checks callers of admin verbs and publishes what they set."""
+    """The admin verbs: callers are checked, and their settings published."""
 
     def __init__(
         self,
