@@ -40,7 +40,6 @@ FIRST_ROLES = (PrefillSettings, DecodeSettings)
 
 
 def page() -> str:
-    """Return the whole text of docs/settings.md."""
     roles = ", ".join(f"`{cls.model_fields['role'].default}`" for cls in FIRST_ROLES)
     parts = [INTRO]
     for title, settings, base in SECTIONS:

@@ -55,7 +55,7 @@ class Traffic:
     window_ms: int
     requests_per_s: float
     prompt_tokens_per_s: float
-    """Of prompts that were computed. One whose client left or that failed before its first token was not."""
+    """The tokens of computed prompts; a request that ended before its first token adds none."""
     output_tokens_per_s: float
     errors_per_s: float
     """Requests that failed through a fault of the suite."""
