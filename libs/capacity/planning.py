@@ -91,7 +91,7 @@ GRID: Final = 1.25
 class PlanQuery:
     slo: SloSpec
     horizon_s: float
-    """Planned time span, measured by the clock."""
+    """The length of the planned time, in seconds of the day's clock."""
     confidence: float = 0.95
     traffic: float = 1.0
     """A factor by which the demand is multiplied."""

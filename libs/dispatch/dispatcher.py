@@ -50,7 +50,7 @@ STOPPING = "this gateway is stopping"
 SEQUENCE_IDS = 1 << 32
 
 Ended = Callable[[Generation, Ending], None]
-"""Called once for every choice."""
+"""A listener that is called once, when a choice has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Bounds:
     max_waiting: int
     patience: WaitBounds
     max_reroutes: int
-    """How often a choice is rerouted because workers fail it."""
+    """The number of times that a choice is rerouted because workers fail it."""
 
 
 class Dispatcher:
@@ -154,12 +154,14 @@ class Dispatcher:
 
     @property
     def draining(self) -> bool:
-        """Whether it refuses new choices and waits for the present ones."""
+        """Return whether it refuses new choices and waits for the present ones."""
         return self._on_idle is not None
 
     @property
     def wants_keys(self) -> bool:
-        """Whether callers should pass keys to `check_room` and `submit`: while the queue is full, or has been."""
+        """Return whether callers should pass keys to `check_room` and `submit`: while the queue is full, or has
+        been.
+        """
         return self._queue.wants_keys
 
     def check_room(self, count: int, key: bytes = b"", tenant: str | None = None) -> None:

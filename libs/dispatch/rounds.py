@@ -84,7 +84,7 @@ class _WorkerAttempts(NamedTuple):
 
 
 class Attempts:
-    """Carries out the effects of placements on workers, and finds choices by the workers' sequence ids."""
+    """The submissions to workers: they carry out the effects of placements, and find choices by sequence id."""
 
     def __init__(self, links: Links) -> None:
         self._links = links

@@ -35,7 +35,7 @@ class WaitingQueue:
         self._max_waiting = max_waiting
         self._tenants = tenants or OneForAll()
         self._of_tenant: dict[str, Counter[str]] = {}
-        """By model and tenant, the number of waiting choices other than batch lines; zeros are removed."""
+        """The number of waiting choices of each model and tenant, other than batch lines; zeros are removed."""
         self._waiting: dict[int, Generation] = {}
         # Both are by model and hold only models with waiting choices.
         self._lines: dict[str, Line[Generation]] = {}
@@ -89,7 +89,7 @@ class WaitingQueue:
 
     @property
     def wants_keys(self) -> bool:
-        """Whether requests need keys because some are refused, or were told when to retry."""
+        """Return whether requests need keys because some are refused, or were told when to retry."""
         return bool(self._promises) or len(self._waiting) >= self._max_waiting
 
     def check_room(self, count: int, now_ns: int, key: bytes = b"") -> None:
@@ -130,7 +130,7 @@ class WaitingQueue:
             raise QueueFull(message, retry_after_s=self.drain_s(now_ns))
 
     def drain_s(self, now_ns: int) -> float:
-        """Return in how many seconds the queue will be empty, by the rate at which it has drained so far."""
+        """Return the seconds until the queue is empty at the rate at which it has drained so far."""
         return retry_after_s(self._tokens.total(), self._outflow.per_s(now_ns))
 
     def add(self, generation: Generation, now_ns: int) -> None:

@@ -81,20 +81,20 @@ def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[
     Where there is no earlier season yet, today's level stands in for each.
     """
     log, smooth = targets.log, targets.smooth
-    places = np.arange(start, len(smooth))
+    indices = np.arange(start, len(smooth))
     today, now_log = smooth[start:], log[start:]
     first = -(-horizon // season)
-    total, moved, weights, moved_weights = (np.zeros(len(places)) for _ in range(4))
+    total, moved, weights, moved_weights = (np.zeros(len(indices)) for _ in range(4))
     for back in range(first, first + DAYS_BACK):
         weight = FADE ** (back - first)
-        then, now = places + horizon - back * season, places - back * season
+        then, now = indices + horizon - back * season, indices - back * season
         seen = then >= 0
         total[seen] += weight * smooth[then[seen]]
         weights[seen] += weight
         both = now >= 0
         moved[both] += weight * (smooth[then[both]] - smooth[now[both]])
         moved_weights[both] += weight
-    last = places + horizon - first * season
+    last = indices + horizon - first * season
     ago = np.where(last >= 0, smooth[np.maximum(last, 0)], today)
     profile = np.where(weights > 0, total / np.maximum(weights, 1e-9), today)
     moved /= np.maximum(moved_weights, 1e-9)
@@ -104,7 +104,7 @@ def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[
 LEVELS: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Quantiles of every forecast: bands of 50, 80 and 90 %, and the median."""
 MEMORY_S: Final = 360_000.0
-"""The half-life of an error's weight."""
+"""The half-life, in seconds, of the weight of a past error."""
 PRIOR_ERROR: Final = 0.12
 # The mean absolute error in logarithms before any evidence is 0.12 ten minutes ahead and grows with this power of
 # the horizon. Both figures are from ServeGen's m-large, days 1 to 10.
@@ -177,8 +177,8 @@ def _restless_at_time(moved: Floats, horizons: tuple[int, ...], step_s: float) -
     """
     day, around = round(DAY_S / step_s), max(round(AROUND_S / step_s), 1)
     sums = np.concatenate([[0.0], np.cumsum(moved)])
-    places = np.arange(len(moved))
-    usual = np.log(sums[1:] / (places + 1) + _SMALL_ERROR)
+    indices = np.arange(len(moved))
+    usual = np.log(sums[1:] / (indices + 1) + _SMALL_ERROR)
     out = np.zeros((len(horizons), len(moved)))
     if day <= 2 * around:
         return out
@@ -186,7 +186,7 @@ def _restless_at_time(moved: Floats, horizons: tuple[int, ...], step_s: float) -
         total, weights = np.zeros(len(moved)), np.zeros(len(moved))
         first = -(-(horizon + around) // day)
         for back in range(first, first + DAYS_BACK):
-            last = places + horizon + around - back * day  # of a window that has ended at the origin
+            last = indices + horizon + around - back * day  # of a window that has ended at the origin
             seen = last - 2 * around >= 0
             window = (sums[last[seen] + 1] - sums[last[seen] - 2 * around]) / (2 * around + 1)
             total[seen] += FADE ** (back - first) * window
@@ -206,19 +206,19 @@ def fit_scale(states: Floats, errors: Floats, horizons: tuple[int, ...], step_s:
     centre = states.mean(axis=1)
     centre[:, 0] = 0.0
     weights = np.zeros((len(horizons), states.shape[2]))
-    for place, horizon in enumerate(horizons):
-        known = np.isfinite(errors[place])
-        weights[place, 0] = np.log(prior_error(horizon * step_s))
+    for index, horizon in enumerate(horizons):
+        known = np.isfinite(errors[index])
+        weights[index, 0] = np.log(prior_error(horizon * step_s))
         if not known.any():
             continue
-        rows, weight = states[place, known] - centre[place], recency[known] / recency[known].sum()
-        sizes = np.log(np.abs(errors[place, known]) + _SMALL_ERROR)
+        rows, weight = states[index, known] - centre[index], recency[known] / recency[known].sum()
+        sizes = np.log(np.abs(errors[index, known]) + _SMALL_ERROR)
         mean = float(weight @ sizes)
         # Few independent errors say little about what their size depends on.
         ridge = np.diag([1e-9, *[_RIDGE * (1 + horizon / 12)] * 3, _RIDGE])
         solved = np.linalg.solve((rows * weight[:, None]).T @ rows + ridge, (rows * weight[:, None]).T @ (sizes - mean))
-        weights[place] = solved
-        weights[place, 0] += mean
+        weights[index] = solved
+        weights[index, 0] += mean
     return Scale(centre, weights)
 
 
@@ -336,17 +336,17 @@ def _evidence(
 ) -> _Evidence:
     count = len(point)
     ended = max(count - horizon, 0)
-    places = np.flatnonzero(np.isfinite(actual[horizon:]))[: ended or None]
-    relative = (actual[places + horizon] - point[places]) / scale[places]
-    weight = _knew(places, step_s) * 0.5 ** ((start - places) * step_s / MEMORY_S)  # of one reference, whatever follows
+    indices = np.flatnonzero(np.isfinite(actual[horizon:]))[: ended or None]
+    relative = (actual[indices + horizon] - point[indices]) / scale[indices]
+    weight = _knew(indices, step_s) * 0.5 ** ((start - indices) * step_s / MEMORY_S)  # of one reference, whatever follows
     anchors = np.arange(start - start % ANCHOR_BINS, count, ANCHOR_BINS)
-    seen = np.searchsorted(places, anchors - horizon, side="right")  # errors known at each anchor
+    seen = np.searchsorted(indices, anchors - horizon, side="right")  # errors known at each anchor
     parts = weight, weight**2, weight * np.abs(relative)
     total, squares, sizes = (_sum_before(np.asarray(part), seen) for part in parts)
-    windows = total**2 / np.maximum(squares, 1e-300) / _bins_alike(relative[places + horizon < fitted], horizon)
+    windows = total**2 / np.maximum(squares, 1e-300) / _bins_alike(relative[indices + horizon < fitted], horizon)
     size = np.where(total > 0, np.maximum(sizes / np.maximum(total, 1e-300), 1e-6), _LAPLACE_SIZE)
     usual = float(np.exp(np.log(scale[: start + 1]).mean()))
-    return _Evidence(anchors, places + horizon, relative, weight, total, windows, size, usual)
+    return _Evidence(anchors, indices + horizon, relative, weight, total, windows, size, usual)
 
 
 def _expected(
@@ -404,5 +404,5 @@ def _bins_alike(errors: Floats, horizon: int) -> float:
     return float(np.sqrt(min(lag * (1 + 2 * alike), horizon) * horizon))
 
 
-def _sum_before(values: Floats, places: NDArray[np.intp]) -> Floats:
-    return np.asarray(np.concatenate([[0.0], np.cumsum(values)])[places])
+def _sum_before(values: Floats, indices: NDArray[np.intp]) -> Floats:
+    return np.asarray(np.concatenate([[0.0], np.cumsum(values)])[indices])

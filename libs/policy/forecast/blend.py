@@ -70,17 +70,17 @@ class FittedWeights:
     unlearned: int = 0
     """The candidate that stands in for all learned ones as long as they are not."""
 
-    def predict(self, targets: Floats, log: Floats, places: NDArray[np.int64]) -> Floats:
-        """Return all candidates, of shape [places, names + LEARNED].
+    def predict(self, targets: Floats, log: Floats, indices: NDArray[np.int64]) -> Floats:
+        """Return all candidates, of shape [indices, names + LEARNED].
 
-        `log` is the whole series; `targets` has the rows at `places`.
+        `log` is the whole series; `targets` has the rows at `indices`.
         """
         if not len(self.ridges):
             now = targets[:, self.unlearned : self.unlearned + 1]
             return np.concatenate([targets, now, now, np.median(targets, axis=1)[:, None], now], axis=1)
         moves = targets - targets[:, :1]
         moves[:, 0] = 1.0
-        lagged = log[np.maximum(places[:, None] - np.arange(LAGS), 0)] - self.mean
+        lagged = log[np.maximum(indices[:, None] - np.arange(LAGS), 0)] - self.mean
         low, high = targets.min(axis=1)[:, None], targets.max(axis=1)[:, None]
         learned = np.stack([*(targets[:, 0] + moves @ row for row in self.ridges), self.mean + lagged @ self.lags], 1)
         # A regression outside the range of the simple forecasts would extrapolate.
@@ -200,9 +200,9 @@ class Blender:
         state = np.append(blend.losses, blend.seen)
         sums = np.empty((len(values), len(state)))
         sums[0] = state
-        for place, row in enumerate(errors, start=1):
+        for index, row in enumerate(errors, start=1):
             state = self._keep * state + row
-            sums[place] = state
+            sums[index] = state
         return np.asarray(np.einsum("tc,tc->t", self._weights(sums[:, :-1], sums[:, -1], blend.horizon), values))
 
 
@@ -245,8 +245,8 @@ def _regressions(rows: Floats, log: Floats, actual: Floats, horizon: int, ends: 
         for ridge in RIDGES:
             drawn = stacked + (ridge * horizon**0.5 * unit / rows_seen)[:, :, None] * np.eye(names)
             solved.append(np.linalg.solve(drawn, np.stack([crosses[at] for at in enough])[:, :, None])[:, :, 0])
-        for place, at in enumerate(enough):
-            found[at] = np.stack([each[place] for each in solved])
+        for index, at in enumerate(enough):
+            found[at] = np.stack([each[index] for each in solved])
     return found
 
 

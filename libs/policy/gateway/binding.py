@@ -1,4 +1,4 @@
-"""Which waiting requests are bound to which workers: views in, bindings out.
+"""The binding of waiting requests to workers: views in, bindings out.
 
 A request is bound only against credits. Its decode worker is chosen together with its prefill worker, so that a
 prompt is computed only where its tokens have somewhere to go.

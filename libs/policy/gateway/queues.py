@@ -27,7 +27,7 @@ class Queued(Protocol):
 
     @property
     def decodes_next(self) -> bool:
-        """Whether its prompt is computed and its blocks wait for a decode worker."""
+        """Return whether its prompt is computed and its blocks wait for a decode worker."""
         ...
 
 
@@ -110,7 +110,7 @@ class Awaiting(Protocol):
 
     @property
     def ttft_deadline_unix_ns(self) -> int:
-        """When its first token is due; 0 for never."""
+        """The deadline of its first token; 0 for none."""
         ...
 
 

@@ -66,11 +66,11 @@ class BindingRequest:
     kv_kind: str | None = None
     """The kind of decode worker that its computed blocks wait for; None before the prompt is computed."""
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
-    """By worker id, the leading prompt tokens whose KV the worker already holds."""
+    """The leading prompt tokens whose KV each worker already holds, by worker id."""
     avoid: frozenset[str] = frozenset()
     """The ids of workers that failed it, used only if there are no others."""
     batch: bool = False
-    """Whether it is a batch line, which nobody waits for interactively."""
+    """True if it is a batch line, which nobody waits for interactively."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class WorkerRoom:
 
     @property
     def runs_out_of_prompts(self) -> bool:
-        """Whether a step could lack prompt tokens before the next prompt arrives.
+        """Return whether a step could lack prompt tokens before the next prompt arrives.
 
         A prompt that the worker cannot begin yet waits in a gateway, where it can still go elsewhere or let others
         pass. Credits bound how many prompts are at a worker, but not how long they are.
