@@ -20,8 +20,12 @@ PRODUCT = ("libs", "services", "deploy", "locks")
 NOT_PRODUCT = ("libs/testing", "libs/contracts/pb")
 SMALL_MODULE_LINES = 100
 SHORT_DOCSTRING_WORDS = 6
-PATHS = ("A request, file by file", "A role move, file by file", "Occupancy, file by file")
-"""Headings of docs/architecture.md whose tables name the files on a path."""
+PATHS = {
+    "A request, file by file": "architecture.md",
+    "A role move, file by file": "architecture.md",
+    "Occupancy, file by file": "occupancy.md",
+}
+"""Headings whose tables name the files on a path, with their pages in docs."""
 GENERATED_PAGES = ("docs/settings.md",)
 LONG_PAGE_WORDS = 1_200
 SHELL = re.compile(r"^```sh$", re.MULTILINE)
@@ -124,8 +128,8 @@ def docstring_lines(module: Module) -> int:
 
 
 def files_on_path(heading: str) -> list[str]:
-    """Return the Python files that docs/architecture.md names in the section of a heading."""
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    """Return the Python files that the section of a heading in `PATHS` names."""
+    page = (ROOT / "docs" / PATHS[heading]).read_text()
     _, found, section = page.partition(f"## {heading}\n")
     if not found:
         return []
