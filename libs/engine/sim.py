@@ -12,6 +12,7 @@ Real, since it is the code of the other engines: queueing, blocks, prefix reuse,
 Not modelled:
 
 - what tokens mean: they follow from prompt, position, seed and guide; penalties, bias and cut-offs change nothing;
+- what vectors mean: equal prompts have equal ones, and all others are unrelated;
 - the end of an answer, except by guides, stop tokens and lengths;
 - link latency, and the sender's side of a link;
 - variance between equal steps, and steps shorter than a timer's tick except in the mean.
@@ -232,6 +233,7 @@ class SimRunner:
             vocab_size=info.vocab_size,
             streams_kv=True,
             scores_prompts=True,
+            pools=True,
             hands_over_running_kv=True,
             sleeps=True,
             loads_adapters=True,
@@ -250,6 +252,8 @@ class SimRunner:
         for chunk in batch.chunks:
             if chunk.scored is not None:
                 sampled.setdefault(chunk.sequence_id, Sampled(0)).prompt = self._tokens.score(chunk, chunk.scored)
+            if chunk.pooling is not None and chunk.sample:
+                sampled[chunk.sequence_id].pooled = sim_vector(chunk.history)
         return sampled
 
     async def _guided(self, batch: Batch) -> dict[int, Sampled]:
@@ -289,6 +293,16 @@ class SimRunner:
     async def close(self) -> None:
         # There is nothing to free.
         ...
+
+
+EMBEDDING_SIZE: Final = 64
+
+
+def sim_vector(token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Return [EMBEDDING_SIZE] 1D float32: a unit vector that follows from all tokens and means nothing."""
+    seed = crc32(token_ids.astype("<i4").tobytes())
+    drawn = np.random.default_rng(seed).standard_normal(EMBEDDING_SIZE)
+    return (drawn / np.linalg.norm(drawn)).astype(np.float32)
 
 
 def _special_token_ids(info: ModelInfo) -> frozenset[int]:
