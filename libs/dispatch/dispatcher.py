@@ -293,16 +293,22 @@ class Dispatcher:
 
     def _start(self, generation: Generation, binding: Binding, links: Mapping[str, Link], now_ns: int) -> None:
         self._queue.bound(generation, now_ns)
-        self.places.bound(generation)
+        if binding.decode_worker:
+            self.places.bound(generation)
         self.suspects.bound(generation)
         generation.timeline.bound(now_ns, binding.predicted.ttft_ns)
         self._experience.bound(generation.model, generation.timeline)
-        decode, prompt_key = links[binding.decode_worker], None
-        decode.outlook.turn = turn = next(self._turns)
-        if binding.prompt_worker is not None:
-            prompt = links[binding.prompt_worker]
-            prompt.outlook.turn, prompt_key = turn, prompt.key
-        self._do(generation, generation.placement.bound(prompt_key, decode.key, len(generation.output)))
+        prompt = links[binding.prompt_worker] if binding.prompt_worker is not None else None
+        decode = links[binding.decode_worker] if binding.decode_worker else None
+        turn = next(self._turns)
+        for link in (prompt, decode):
+            if link is not None:
+                link.outlook.turn = turn
+        if decode is not None:
+            prompt_key = None if prompt is None else prompt.key
+            self._do(generation, generation.placement.bound(prompt_key, decode.key, len(generation.output)))
+        elif prompt is not None:
+            self._do(generation, generation.placement.bound_to_prompt(prompt.key))
 
     # ------------------------------------------------------------ what workers say
 
@@ -331,6 +337,8 @@ class Dispatcher:
     def _token(
         self, generation: Generation, attempt: Attempt, token_id: int, logprob: Logprob | None, now_ns: int
     ) -> None:
+        if generation.pooled:
+            return  # of a worker that is too old to pool: it ends without a vector
         ended = generation.token(token_id, logprob, now_ns)
         attempt.tokens += 1
         if len(generation.output) == 1:
@@ -343,6 +351,17 @@ class Dispatcher:
             self._do(generation, generation.placement.first_decoded())
         if ended is not None:
             self._end(generation, ended)
+
+    def _vector(self, generation: Generation, attempt: Attempt, vector: bytes) -> bool:
+        """Give a choice its prompt's vector, and return whether it is one."""
+        if not vector or len(vector) % 4:
+            return False
+        generation.vector = vector
+        generation.timeline.token(self._clock.now_ns())
+        self.suspects.computed(generation)
+        if not generation.resumed:
+            self._learn(generation, attempt.worker)
+        return True
 
     def _learn(self, generation: Generation, worker: WorkerKey) -> None:
         """Compare a first token with its prediction, for the model and for the worker."""
@@ -367,7 +386,10 @@ class Dispatcher:
         elif isinstance(happened, SequenceFinished):
             if attempt is placement.prompt_attempt and not placement.resumed:
                 generation.cached_tokens = happened.cached_tokens
-            effects = placement.finished(attempt, self, well=happened.reason is not None, whole=whole)
+            well = happened.reason is not None
+            if generation.pooled:
+                well = self._vector(generation, attempt, happened.vector)
+            effects = placement.finished(attempt, self, well=well, whole=whole)
             self._do(generation, effects, happened.reason)
         elif isinstance(happened, SequenceHandedOver):
             if attempt is placement.prompt_attempt and not placement.resumed:

@@ -136,8 +136,8 @@ class Runner(Protocol):
         """Compute the batch and return tokens by sequence id. One call at a time.
 
         Each chunk with `sample` gets a token. A chunk that only scores gets an arbitrary one, and so does one that is
-        pooled, with its vector: with `Pooling.LAST` the chunk with `sample`, with `Pooling.MEAN` every chunk. A cancelled call
-        raises only once the device is done with the batch's blocks, so that they can be freed.
+        pooled, with its vector: with `Pooling.LAST` the chunk with `sample`, with `Pooling.MEAN` every chunk. A
+        cancelled call raises only once the device is done with the batch's blocks, so that they can be freed.
         """
         ...
 

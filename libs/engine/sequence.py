@@ -37,6 +37,9 @@ class Stage(IntEnum):
 class Sequence:
     """A request's tokens, KV progress and blocks while the engine holds it."""
 
+    _pooled: NDArray[np.float32] | None = None
+    """[hidden] 1D float32: the sum of the vectors of the chunks so far, if it is pooled."""
+
     def __init__(self, request: EngineRequest, *, block_size_tokens: int, max_context_tokens: int) -> None:
         self.request = request
         self.stage: Stage | None = None
@@ -75,8 +78,6 @@ class Sequence:
         self.line_from_length = 0
         self.prompt_logprobs: list[Logprob] = []
         """Log-probabilities of the prompt's tokens so far, if requested."""
-        self._pooled: NDArray[np.float32] | None = None
-        """[hidden] 1D float32: the sum of the vectors of the chunks so far, if it is pooled."""
         self.in_step = False
         """Whether the running step computes it. Its blocks may not change owner before that step ends."""
         self.aborting = False

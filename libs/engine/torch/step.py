@@ -190,9 +190,7 @@ def _hidden_states(model: Any, chunks: Sequence[Chunk]) -> Iterator[list[torch.T
         hook.remove()
 
 
-def _pool(
-    hidden: torch.Tensor, chunks: Sequence[Chunk], broken: dict[int, str], results: dict[int, Sampled]
-) -> None:
+def _pool(hidden: torch.Tensor, chunks: Sequence[Chunk], broken: dict[int, str], results: dict[int, Sampled]) -> None:
     """Add the vectors of pooled chunks, or their faults, to the results. `hidden` is [tokens, hidden]."""
     first = 0
     for place, chunk in enumerate(chunks):
