@@ -36,7 +36,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity, Progress, SamplingParams
 from libs.engine.reports import Logprob
 from libs.engine.runner import Batch, Chunk, Sampled, without_ends
-from libs.model.info import BUILTIN_SIM, ModelInfo, load_model_info, read_json
+from libs.model.info import BUILTIN_SIM, SIM_VECTOR_SIZE, ModelInfo, load_model_info, read_json
 from libs.perfmodel.profiles import profile
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ class SimRunner:
         self._tokens = TokenSource.builtin()
         self._eos_token_ids: frozenset[int] = frozenset()
         self._vocab_size = 0
+        self._vector_size = SIM_VECTOR_SIZE
         self._device_pacer = Pacer()
         self._link_pacer = Pacer()
         self._link = asyncio.Lock()
@@ -184,6 +185,7 @@ class SimRunner:
         """Read the vocabulary of the model folder, if there is one. Raise StartupError."""
         info = load_model_info(self._config.model_path or BUILTIN_SIM)
         self._eos_token_ids, self._vocab_size = info.eos_token_ids, info.vocab_size
+        self._vector_size = info.embedding.size or SIM_VECTOR_SIZE
         self._faults = SimFaults(self._config.sim_faults, identity.worker_id, asyncio.get_running_loop().time)
         if info.path is not None:
             self._tokens = TokenSource.ordinary(info.vocab_size, _special_token_ids(info))
@@ -253,7 +255,7 @@ class SimRunner:
             if chunk.scored is not None:
                 sampled.setdefault(chunk.sequence_id, Sampled(0)).prompt = self._tokens.score(chunk, chunk.scored)
             if chunk.pooling is not None and chunk.sample:
-                sampled[chunk.sequence_id].pooled = sim_vector(chunk.history)
+                sampled[chunk.sequence_id].pooled = sim_vector(chunk.history, self._vector_size)
         return sampled
 
     async def _guided(self, batch: Batch) -> dict[int, Sampled]:
@@ -295,13 +297,10 @@ class SimRunner:
         ...
 
 
-EMBEDDING_SIZE: Final = 64
-
-
-def sim_vector(token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Return [EMBEDDING_SIZE] 1D float32: a unit vector that follows from all tokens and means nothing."""
+def sim_vector(token_ids: NDArray[np.int32], size: int) -> NDArray[np.float32]:
+    """Return [size] 1D float32: a unit vector that follows from all tokens and means nothing."""
     seed = crc32(token_ids.astype("<i4").tobytes())
-    drawn = np.random.default_rng(seed).standard_normal(EMBEDDING_SIZE)
+    drawn = np.random.default_rng(seed).standard_normal(size)
     return (drawn / np.linalg.norm(drawn)).astype(np.float32)
 
 
