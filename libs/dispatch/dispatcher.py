@@ -338,7 +338,7 @@ class Dispatcher:
         self, generation: Generation, attempt: Attempt, token_id: int, logprob: Logprob | None, now_ns: int
     ) -> None:
         if generation.pooled:
-            return  # of a worker that is too old to pool: it ends without a vector
+            return  # of a worker that does not know pooling: it ends without a vector
         ended = generation.token(token_id, logprob, now_ns)
         attempt.tokens += 1
         if len(generation.output) == 1:
@@ -352,16 +352,21 @@ class Dispatcher:
         if ended is not None:
             self._end(generation, ended)
 
-    def _vector(self, generation: Generation, attempt: Attempt, vector: bytes) -> bool:
-        """Give a choice its prompt's vector, and return whether it is one."""
+    def _pooled(self, generation: Generation, attempt: Attempt, happened: Prefilled | SequenceFinished) -> None:
+        """End a choice with its prompt's vector, or send it elsewhere if its worker made none."""
+        placement = generation.placement
+        vector = happened.vector if isinstance(happened, SequenceFinished) else b""
         if not vector or len(vector) % 4:
-            return False
+            why = "its worker made no vector"
+            self._do(generation, placement.failed(attempt, why, self, blocks_lost=False, whole=False))
+            return
         generation.vector = vector
         generation.timeline.token(self._clock.now_ns())
         self.suspects.computed(generation)
         if not generation.resumed:
+            generation.cached_tokens = happened.cached_tokens
             self._learn(generation, attempt.worker)
-        return True
+        self._do(generation, placement.finished(attempt, self, well=True, whole=False), ApiFinishReason.STOP)
 
     def _learn(self, generation: Generation, worker: WorkerKey) -> None:
         """Compare a first token with its prediction, for the model and for the worker."""
@@ -379,6 +384,8 @@ class Dispatcher:
             left = 0 if whole else generation.max_output_tokens - attempt.known
             effects = placement.opened_blocks(attempt, happened.blocks, self, len(generation.output), left)
             self._do(generation, effects)
+        elif generation.pooled and isinstance(happened, Prefilled | SequenceFinished):
+            self._pooled(generation, attempt, happened)
         elif isinstance(happened, Prefilled):
             if not placement.resumed:
                 generation.cached_tokens = happened.cached_tokens
@@ -386,10 +393,7 @@ class Dispatcher:
         elif isinstance(happened, SequenceFinished):
             if attempt is placement.prompt_attempt and not placement.resumed:
                 generation.cached_tokens = happened.cached_tokens
-            well = happened.reason is not None
-            if generation.pooled:
-                well = self._vector(generation, attempt, happened.vector)
-            effects = placement.finished(attempt, self, well=well, whole=whole)
+            effects = placement.finished(attempt, self, well=happened.reason is not None, whole=whole)
             self._do(generation, effects, happened.reason)
         elif isinstance(happened, SequenceHandedOver):
             if attempt is placement.prompt_attempt and not placement.resumed:
