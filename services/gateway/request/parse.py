@@ -288,7 +288,7 @@ def parse_tokenize(body: bytes) -> tuple[ParsedRequest, bool]:
 
 def pooled_asked(model: str, prompts: tuple[Prompt, ...], field: str, *, raw: bool = False) -> ParsedRequest:
     """Return the request that has each prompt become a vector. Errors about prompts name `field`."""
-    if not all(prompts):
+    if not prompts or not all(prompts):
         raise InvalidRequest(f"{field} is empty, or has an empty part", param=field)
     # A vector takes the place of the one token.
     asked = _asked(CompletionRequest(model=model, prompt=""), Sampling(), max_tokens=1)
