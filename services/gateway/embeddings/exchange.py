@@ -95,6 +95,10 @@ class PooledExchange:
 
     async def whole(self, wire: Wire) -> None:
         """Send one JSON object once every vector is there."""
+        await wire.json(200, await self.reply(), self._headers)
+
+    async def reply(self) -> object:
+        """Return the whole answer once every vector is there."""
         while not all(choice.text.done for choice in self._choices):
             await self._news.wait()
             self._raise_error()
@@ -104,7 +108,7 @@ class PooledExchange:
         vectors = shaped([each.vector for each in generations], self._embedding, self._dimensions)
         arrival = self._arrival
         pooled = Pooled(arrival.request_id, arrival.arrival_ns // 10**9, vectors, PooledUsage(tokens, tokens))
-        await wire.json(200, self._render(pooled), self._headers)
+        return self._render(pooled)
 
     async def stream(self, wire: Wire) -> None:
         """Send the same: these routes have no streams."""
