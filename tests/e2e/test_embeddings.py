@@ -105,9 +105,3 @@ def test_rerank_puts_the_likeliest_document_first(suite: RunningSuite) -> None:
     brief = {**body, "top_n": 1, "return_documents": False}
     (only,) = httpx.post(f"{suite.gateway}/v1/rerank", json=brief).json()["results"]
     assert (only["index"], "document" in only) == (1, False)
-
-
-def test_no_decode_worker_has_part_in_an_embedding(suite: RunningSuite) -> None:
-    for worker in suite.workers("decode"):
-        suite.kill(worker)
-    assert httpx.post(f"{suite.gateway}/v1/embeddings", json={"model": MODEL, "input": TEXTS}).status_code == 200
