@@ -136,6 +136,10 @@ class Generation:
     """Folder of an adapter that the catalogue names; empty if workers have it configured."""
     batch: bool = False
     """True if it is a line of a batch job, which yields to all interactive requests."""
+    pooling: int = pb.POOLING_UNSPECIFIED
+    """How its prompt becomes a vector, in place of tokens; unspecified for all that generate."""
+    vector: bytes = b""
+    """The prompt's vector as packed little-endian float32, once a worker has computed it."""
     output: MutableSequence[int] = field(default_factory=list)
     cached_hints: Mapping[str, int] = field(default_factory=dict)
     """Prompt tokens that workers are believed to hold, by worker id."""
@@ -165,6 +169,16 @@ class Generation:
     def tokens(self) -> int:
         """Number of prompt and output tokens so far."""
         return self.prompt_tokens + len(self.output)
+
+    @property
+    def pooled(self) -> bool:
+        """Return whether its prompt becomes a vector, so that it needs no decode worker."""
+        return self.pooling != pb.POOLING_UNSPECIFIED
+
+    @property
+    def answered(self) -> bool:
+        """Return whether it has a first token, or its vector."""
+        return bool(self.output or self.vector)
 
     @property
     def decodes_next(self) -> bool:
@@ -218,6 +232,7 @@ class Generation:
             model=self.model,
             adapter=self.adapter,
             adapter_source=self.adapter_source,
+            pooling=cast(pb.Pooling, self.pooling),
         )
 
 

@@ -279,7 +279,7 @@ class TenantPlaces:
         if found is None:
             return iter(ready)
         allowance = found.allowance
-        return (each for each in ready if each.batch or allowance.take(each.context.tenant))
+        return (each for each in ready if each.batch or each.pooled or allowance.take(each.context.tenant))
 
     def asked(
         self, model: str, demand: QueuedDemand, waiting: Mapping[str, int], free: int, now_ns: int

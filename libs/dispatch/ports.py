@@ -69,6 +69,8 @@ class SequenceFinished(NamedTuple):
     sequence_id: int
     reason: ApiFinishReason | None
     cached_tokens: int
+    vector: bytes = b""
+    """The prompt's vector as packed little-endian float32; empty unless the sequence is pooled."""
 
 
 class SequenceRefused(NamedTuple):
@@ -128,7 +130,8 @@ def _moved(event: pb.SequenceEvent, kind: str, once: bool) -> AttemptEvent:
 
 
 def _finished(event: pb.SequenceEvent, _kind: str, _once: bool) -> AttemptEvent:
-    return SequenceFinished(event.sequence, _FINISHED.get(event.finished.reason), event.finished.cached_tokens)
+    finished = event.finished
+    return SequenceFinished(event.sequence, _FINISHED.get(finished.reason), finished.cached_tokens, finished.pooled)
 
 
 def _refused(event: pb.SequenceEvent, _kind: str, _once: bool) -> AttemptEvent:

@@ -234,6 +234,12 @@ class Placement:
         self.prompt_attempt = Attempt(prompt, self.sequence_id, phase, output_tokens)
         return [Reserve(decode), Submit(self.prompt_attempt, None)]
 
+    def bound_to_prompt(self, worker: WorkerKey) -> Effects:
+        """Start a sequence that ends with its prompt, and that no worker decodes."""
+        self.waiting, self.prefill_worker = False, worker[0]
+        self.prompt_attempt = Attempt(worker, self.sequence_id, Phase.PREFILL, 0)
+        return [Submit(self.prompt_attempt, None)]
+
     def _submit_decode(self, worker: WorkerKey, blocks: Blocks | None, output_tokens: int) -> Submit:
         """Return the submit that uses the reserved decode credit."""
         self.reserved, self.decode_worker = None, worker[0]

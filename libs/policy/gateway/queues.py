@@ -30,6 +30,11 @@ class Queued(Protocol):
         """Return whether its prompt is computed and its blocks wait for a decode worker."""
         ...
 
+    @property
+    def pooled(self) -> bool:
+        """Whether its prompt becomes a vector, so that it needs no decode worker."""
+        ...
+
 
 @dataclass(slots=True)
 class Queue:
@@ -70,7 +75,7 @@ def model_queues(waiting: Iterable[Queued], workers: Sequence[WorkerView]) -> li
         queue = found[model]
         if each.decodes_next:
             queue.decode_requests += 1
-        elif lacks_decode[model]:
+        elif lacks_decode[model] and not each.pooled:
             queue.decode_requests += 1
             queue.decode_prompt_tokens += each.tokens
         else:

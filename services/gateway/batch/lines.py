@@ -37,7 +37,7 @@ from services.gateway.batch.job import (
 )
 from services.gateway.batch.shares import Cutter, LineSplitter
 from services.gateway.request.exchange import error_reply
-from services.gateway.request.formats import ChatChoice, CompletionChoice, Envelope, ErrorReply
+from services.gateway.request.formats import ErrorReply
 
 
 class _Named(msgspec.Struct):
@@ -252,7 +252,7 @@ def request_id(job_id: str, place: int) -> str:
     return f"{job_id}-{place}"
 
 
-def answered(job_id: str, line: BatchLine, reply: Envelope[ChatChoice | CompletionChoice]) -> Result:
+def answered(job_id: str, line: BatchLine, reply: object) -> Result:
     response = _Response(200, request_id(job_id, line.place), msgspec.Raw(_encoder.encode(reply)))
     answer = _encoder.encode(_Answer(_id(job_id, line.place), line.custom_id, response, None))
     return Result(job_id=job_id, place=line.place, custom_id=line.custom_id, ok=True, answer=answer)
