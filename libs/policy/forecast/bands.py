@@ -338,7 +338,8 @@ def _evidence(
     ended = max(count - horizon, 0)
     indices = np.flatnonzero(np.isfinite(actual[horizon:]))[: ended or None]
     relative = (actual[indices + horizon] - point[indices]) / scale[indices]
-    weight = _knew(indices, step_s) * 0.5 ** ((start - indices) * step_s / MEMORY_S)  # of one reference, whatever follows
+    # Weights are of one reference, whatever follows.
+    weight = _knew(indices, step_s) * 0.5 ** ((start - indices) * step_s / MEMORY_S)
     anchors = np.arange(start - start % ANCHOR_BINS, count, ANCHOR_BINS)
     seen = np.searchsorted(indices, anchors - horizon, side="right")  # errors known at each anchor
     parts = weight, weight**2, weight * np.abs(relative)
