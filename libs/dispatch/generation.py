@@ -137,7 +137,7 @@ class Generation:
     batch: bool = False
     """True if it is a line of a batch job, which yields to all interactive requests."""
     pooling: int = pb.POOLING_UNSPECIFIED
-    """How its prompt becomes a vector, in place of tokens; unspecified for all that generate."""
+    """The way to make one vector of its prompt, in place of tokens; unspecified if it generates."""
     vector: bytes = b""
     """The prompt's vector as packed little-endian float32, once a worker has computed it."""
     output: MutableSequence[int] = field(default_factory=list)

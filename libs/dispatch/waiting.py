@@ -53,7 +53,7 @@ class WaitingQueue:
         self._unjudged: list[Generation] = []
         self._tokens: Counter[str] = Counter()
         self._pooled: Counter[str] = Counter()
-        """By model, the number of waiting choices that need no decode worker."""
+        """The number of waiting choices that need no decode worker, by model."""
         self._batch: Counter[str] = Counter()
         self._batch_tokens: Counter[str] = Counter()
         self._outflow = Outflow()

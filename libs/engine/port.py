@@ -63,7 +63,7 @@ class Capabilities:
     scores_prompts: bool = False
     """Whether the engine computes `SamplingParams.prompt_logprobs`; if not, `submit` refuses them."""
     pools: bool = False
-    """Whether the engine computes `EngineRequest.pooling`; if not, `submit` refuses it."""
+    """True if the engine computes `EngineRequest.pooling`; otherwise `submit` refuses it."""
     seeds_by_position: bool = True
     """Whether a seeded sequence that moves draws the tokens that it would have drawn here. If not, seeds repeat only
     sequences that run in one place.
@@ -172,7 +172,7 @@ class EngineRequest:
     yields: bool = False
     """Whether it is background work, such as a batch line. Its prompt is computed while no other prompt waits."""
     pooling: Pooling | None = None
-    """How the prompt becomes a vector. The sequence then ends with its prompt, without a token or a handle. None
+    """The way to make one vector of the prompt, with which the sequence ends, without a token or a handle. None
     generates tokens. With `Pooling.MEAN`, `chain_root` must be empty.
     """
     kind: str = ""

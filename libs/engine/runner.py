@@ -41,7 +41,7 @@ class Chunk:
     adapter_source: str = ""
     """Folder of the adapter, if the engine was not started with it."""
     pooling: Pooling | None = None
-    """How the prompt becomes a vector, which is then computed in place of a token. None for all other work."""
+    """The way to make one vector of the prompt, computed in place of a token; None if the sequence generates."""
 
     @property
     def decodes(self) -> bool:

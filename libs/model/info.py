@@ -114,7 +114,7 @@ class Embedding:
     size: int = SIM_VECTOR_SIZE
     """The length of a vector; 0 if unknown."""
     shortens: bool = False
-    """Whether the model was trained so that the beginning of a vector is a vector too (Matryoshka)."""
+    """True if the model was trained so that the beginning of a vector is a vector too (Matryoshka)."""
     sizes: frozenset[int] = frozenset()
     """The lengths to which vectors can be shortened; empty allows all below `size`."""
     unserved: str = ""

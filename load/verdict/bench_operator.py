@@ -54,9 +54,9 @@ class Look:
     sentence: str
     command: str
     pressures: tuple[float, float] | None
-    """Of prompts and of decodes, by the status."""
+    """The pressures of prompts and of decodes that the status shows."""
     planned: tuple[float, float] | None
-    """The same by the planner."""
+    """The same two as the planner shows them."""
     recommended: frozenset[str]
     """Workers that the planner would have moved by an order of its own; empty for none."""
     advised: frozenset[str]
@@ -130,7 +130,7 @@ class Judge:
     """The first such moment."""
     _recent: deque[Look] = field(default_factory=deque)
     _differing: dict[str, float] = field(default_factory=dict)
-    """By what differs, since when; infinite once it was counted."""
+    """The time since which voices differ, by what differs; infinite once it was counted."""
     unfounded: str = ""
     """The first sentence that calls requests late more than `LATE_S` after the last moment at which they were."""
     _late_since_s: float | None = None

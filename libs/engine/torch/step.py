@@ -193,13 +193,13 @@ def _hidden_states(model: Any, chunks: Sequence[Chunk]) -> Iterator[list[torch.T
 def _pool(hidden: torch.Tensor, chunks: Sequence[Chunk], broken: dict[int, str], results: dict[int, Sampled]) -> None:
     """Add the vectors of pooled chunks, or their faults, to the results. `hidden` is [tokens, hidden]."""
     first = 0
-    for place, chunk in enumerate(chunks):
+    for index, chunk in enumerate(chunks):
         end = first + len(chunk.token_ids)
         if chunk.pooling and (chunk.sample or chunk.pooling is Pooling.MEAN):
             # A sum in bfloat16 would lose most of a long prompt.
             rows = hidden[end - 1 : end] if chunk.pooling is Pooling.LAST else hidden[first:end]
             pooled = rows.float().sum(dim=0).cpu().numpy()
-            results[chunk.sequence_id] = Sampled(0, fault=broken.get(place, ""), pooled=pooled)
+            results[chunk.sequence_id] = Sampled(0, fault=broken.get(index, ""), pooled=pooled)
         first = end
 
 

@@ -28,8 +28,7 @@ DAYS_BACK: Final = 6
 """The number of days in a daily profile, and of weeks in a weekly one."""
 FADE: Final = 0.8
 """The weight of a day in the profile relative to the day after it."""
-PROFILE: Final = "profile of"
-DAY_PROFILE: Final = f"{PROFILE} a day"
+DAY_PROFILE: Final = "profile of a day"
 SEASON_LEVEL_S: Final = 600.0
 """The half-life that smooths the value taken from a past season."""
 
@@ -70,7 +69,7 @@ def make_targets(log: Floats, step_s: float, fitted: int) -> Targets:
     seasons = [season for season in seasons if season > 1]
     for season in seasons:
         span = "a week" if season * step_s > 2 * DAY_S else "a day"
-        names += [f"{span} ago", f"{PROFILE} {span}", f"level, moved as in {span}", f"now, moved as in {span}"]
+        names += [f"{span} ago", f"profile of {span}", f"level, moved as in {span}", f"now, moved as in {span}"]
     smooth = running_means(log, np.array([max(SEASON_LEVEL_S / step_s, 0.5)]))[0]
     return Targets(log, smooth, np.stack(levels, axis=1), tuple(seasons), tuple(names))
 

@@ -32,7 +32,7 @@ class Queued(Protocol):
 
     @property
     def pooled(self) -> bool:
-        """Whether its prompt becomes a vector, so that it needs no decode worker."""
+        """Return whether its prompt becomes a vector, so that it needs no decode worker."""
         ...
 
 

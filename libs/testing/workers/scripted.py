@@ -86,7 +86,7 @@ class ScriptedWorker:
     script: list[int] = field(default_factory=list)
     """Token ids by their place in the output, in place of the usual ones; after them it ends."""
     pools: bool = True
-    """Whether it knows pooling; one that does not samples a token, as a worker of an earlier release does."""
+    """False for a worker of an earlier release, which samples a token where a vector is wanted."""
     stops: bool = False
     """Whether answers end by a stop token, rather than at their length."""
     _streamed: dict[int, pb.Submit] = field(default_factory=dict)

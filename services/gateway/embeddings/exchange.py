@@ -82,7 +82,7 @@ class PooledExchange:
         news: News,
         headers: Mapping[str, str],
     ) -> None:
-        """Raise InvalidRequest if the model's vectors cannot have so many `dimensions`; None asks for its own."""
+        """Raise InvalidRequest if the model cannot shorten its vectors to `dimensions`; None keeps their length."""
         self._embedding = model.info.embedding
         if fault := self._embedding.fault(dimensions):
             raise InvalidRequest(f"dimensions: {dimensions} for model {model.info.name!r}: {fault}", param="dimensions")

@@ -243,7 +243,7 @@ class ParsedRequest:
     continues: bool = False
     """Whether the answer continues the text of the last message."""
     pooled: bool = False
-    """Whether each prompt becomes a vector, in place of an answer."""
+    """True if each prompt becomes a vector, in place of an answer."""
 
     @property
     def guided(self) -> bool:
