@@ -25,12 +25,6 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def client(suite: RunningSuite) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{suite.gateway}/v1", api_key="none", max_retries=0) as found:
-        yield found
-
-
 def test_a_list_of_texts_becomes_one_unit_vector_each(client: openai.OpenAI) -> None:
     found = client.embeddings.create(model=MODEL, input=TEXTS)
     vectors = np.array([item.embedding for item in found.data])

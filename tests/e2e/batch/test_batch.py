@@ -36,12 +36,6 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def client(suite: RunningSuite) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{suite.gateway}/v1", api_key="none", max_retries=0) as found:
-        yield found
-
-
 def line(custom_id: str, **change: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": f"Question {custom_id}"}]
     body = {"model": "sim", "messages": messages, "max_tokens": 6, "temperature": 0, **change.pop("body", {})}
