@@ -73,6 +73,8 @@ PROMPTS_PRESS: Final = 0.7
 DECODES_PRESS: Final = 0.85
 GAIN: Final = 0.15
 """The share of the pressure by which another split must relieve it."""
+FAR_MORE: Final = 2.0
+"""The factor by which prompts must press more than decodes would, for a move that makes those press."""
 APART_GAIN: Final = 0.05
 """The same share for separating decodes from prompts and for ending that; changing a budget costs nothing."""
 # Budgets rise once prompts would press this hard on prefill workers alone, and fall after `CALM_NS` below `LOWER`.
@@ -381,7 +383,19 @@ def _more_mixed(now: Split, rated: RatedSplits, *, by_limits: bool) -> int:
     # more. A queue that begins makes every further worker look useful, and most of them would soon be missed.
     enough = SplitBounds(PROMPTS_PRESS * (1 - GAIN), DECODES_PRESS * (1 - GAIN), now.cost * (1 - GAIN))
     nearest = rated.nearest(now.mixed, best.cost * (1 + GAIN / 3), None if by_limits else enough)
-    return nearest.mixed - now.mixed if nearest is not None else 0
+    if nearest is None or (not by_limits and _trades(now, nearest)):
+        return 0
+    return nearest.mixed - now.mixed
+
+
+def _trades(now: Split, then: Split) -> bool:
+    """Return whether a split would relieve prompts by making decodes press, which they do for longer.
+
+    A burst of prompts is over within a second or two. Decodes that press call the worker back just then.
+    """
+    if then.mixed >= now.mixed or then.decode_pressure <= DECODES_PRESS * (1 - GAIN):
+        return False
+    return now.prompt_pressure < FAR_MORE * then.decode_pressure
 
 
 def _role_changes(
