@@ -210,7 +210,8 @@ def assign(
     rests = lacking_since_ns and now_ns - lacking_since_ns < LACKING_NS
     unmet_since_ns = 0 if limits.allow(now.prefill, now.mixed) else _unmet_since_ns(memory, asked, now_ns)
     by_limits = unmet_since_ns != 0 and now_ns - unmet_since_ns >= STARTING_NS
-    wanted = 0 if rests else _more_mixed(now, rated, by_limits=by_limits)
+    lately = memory.turn.called_decodes(now_ns)
+    wanted = 0 if rests else _more_mixed(now, rated, by_limits=by_limits, lately=lately)
     if apart and wanted < 0:  # the present decodes still need room
         wanted = min(max(wanted, _fewest_mixed(engine, work) - len(pool.mixed)), 0)
     turn = memory.turn.called(wanted, now_ns)
@@ -369,10 +370,10 @@ def _unmet_since_ns(memory: Memory, limits: ModelLimits, now_ns: int) -> int:
     return memory.unmet_since_ns or now_ns
 
 
-def _more_mixed(now: Split, rated: RatedSplits, *, by_limits: bool) -> int:
+def _more_mixed(now: Split, rated: RatedSplits, *, by_limits: bool, lately: bool) -> int:
     """Return how many workers should go from prefill to mixed, below 0 for the other way.
 
-    `by_limits` says that the limits are to be met, whatever the pressure.
+    `by_limits` says that the limits are to be met, whatever the pressure; `lately` that decodes have called a worker.
     """
     best = rated.best
     if best is None:
@@ -383,17 +384,18 @@ def _more_mixed(now: Split, rated: RatedSplits, *, by_limits: bool) -> int:
     # more. A queue that begins makes every further worker look useful, and most of them would soon be missed.
     enough = SplitBounds(PROMPTS_PRESS * (1 - GAIN), DECODES_PRESS * (1 - GAIN), now.cost * (1 - GAIN))
     nearest = rated.nearest(now.mixed, best.cost * (1 + GAIN / 3), None if by_limits else enough)
-    if nearest is None or (not by_limits and _trades(now, nearest)):
+    if nearest is None or (not by_limits and _trades(now, nearest, lately=lately)):
         return 0
     return nearest.mixed - now.mixed
 
 
-def _trades(now: Split, then: Split) -> bool:
+def _trades(now: Split, then: Split, *, lately: bool) -> bool:
     """Return whether a split would relieve prompts by making decodes press, which they do for longer.
 
     A burst of prompts is over within a second or two. Decodes that press call the worker back just then.
     """
-    if then.mixed >= now.mixed or then.decode_pressure <= DECODES_PRESS * (1 - GAIN):
+    most = DECODES_PRESS * (1 - GAIN) ** (2 if lately else 1)
+    if then.mixed >= now.mixed or then.decode_pressure <= most:
         return False
     return now.prompt_pressure < FAR_MORE * then.decode_pressure
 
