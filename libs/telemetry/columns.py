@@ -85,31 +85,31 @@ def lay(gathered: StepBatchColumns, prefill_shares: Callable[[StepBatch], list[i
     """Align the steps of all batches; shares of batches that are not plain are not filled in."""
     counts = np.array([len(columns[START]) for columns in gathered.columns], np.int64) // ENTRY_BYTES
     edges = [0, *np.cumsum(counts).tolist()]
-    places = np.arange(len(counts))
-    of = np.repeat(places, counts)
+    indices = np.arange(len(counts))
+    of = np.repeat(indices, counts)
 
     def column(index: int) -> Ints:
         return np.frombuffer(b"".join([columns[index] for columns in gathered.columns]), np.int64)
 
-    covers = Spans(places, np.array(gathered.lows_ns, np.int64), np.array(gathered.highs_ns, np.int64))
+    covers = Spans(indices, np.array(gathered.lows_ns, np.int64), np.array(gathered.highs_ns, np.int64))
     steps, waits = Spans(of, column(START), column(END)), _waits(gathered.batches)
     plain = _apart(covers, steps, waits)
     has_prefill, has_decode = column(PREFILL_TOKENS) != 0, column(DECODE_SEQUENCES) != 0
     shares = np.where(has_prefill, FULL_SHARE, 0)
     mixed = {*np.unique(of[has_prefill & has_decode]).tolist()}
-    mixed.update(place for place, batch in enumerate(gathered.batches) if batch.HasField("estimate"))
-    for place in sorted(mixed):
+    mixed.update(index for index, batch in enumerate(gathered.batches) if batch.HasField("estimate"))
+    for index in sorted(mixed):
         try:
-            shares[edges[place] : edges[place + 1]] = prefill_shares(gathered.batches[place])
+            shares[edges[index] : edges[index + 1]] = prefill_shares(gathered.batches[index])
         except ValueError:
-            plain[place] = False
+            plain[index] = False
     return AlignedSteps(covers, steps, shares, waits, list(pairwise(edges)), plain)
 
 
 def _waits(batches: Sequence[StepBatch]) -> Spans:
     waits = [
-        (place, wait.start_unix_ns, wait.end_unix_ns)
-        for place, batch in enumerate(batches)
+        (index, wait.start_unix_ns, wait.end_unix_ns)
+        for index, batch in enumerate(batches)
         for wait in batch.kv_waits or ()
     ]
     # Values too large for an int64 wrap from uint64 to negative ones, which lie before any cover.
@@ -172,27 +172,27 @@ class WindowAccumulator:
         """Number of the window in each row; -1 for none yet."""
         self._exact_from = array("q", [NEVER]) * max_workers
         self._roles = bytearray(max_workers)
-        self._places: dict[str, int] = {}
+        self._index_of: dict[str, int] = {}
         self._free = list(range(max_workers - 1, -1, -1))
 
     def forget(self, worker_id: str) -> None:
-        """Free the worker's place for another one."""
-        place = self._places.pop(worker_id, None)
-        if place is None:
+        """Free the worker's index for another one."""
+        index = self._index_of.pop(worker_id, None)
+        if index is None:
             return
-        self._sums[:, place] = 0
-        self._exact_from[place] = NEVER
-        self._free.append(place)
+        self._sums[:, index] = 0
+        self._exact_from[index] = NEVER
+        self._free.append(index)
 
     def begin(self, worker_id: str, exact_from_ns: int, role: int) -> None:
         """Count a worker's time from `exact_from_ns` on, of which nothing is known yet; the role holds until the next
         `begin`.
         """
-        place = self._places.get(worker_id)
-        if place is None:
-            place = self._places[worker_id] = self._free.pop()
-        self._exact_from[place] = exact_from_ns
-        self._roles[place] = role
+        index = self._index_of.get(worker_id)
+        if index is None:
+            index = self._index_of[worker_id] = self._free.pop()
+        self._exact_from[index] = exact_from_ns
+        self._roles[index] = role
 
     def add(self, worker_ids: Sequence[str], laid: AlignedSteps, arrived_ns: Ints) -> Bools:
         """Add the plain ones among workers' next batches, and return which were added.
@@ -203,13 +203,13 @@ class WindowAccumulator:
         taken = laid.plain & (laid.covers.ends_ns <= arrived_ns + MAX_AHEAD * WINDOW_NS)
         cover, numbers, lows, highs = _by_window(laid.covers)
         self._open(numbers[taken[cover]])
-        places = np.array([self._places[worker_id] for worker_id in worker_ids], np.int64)
+        indices = np.array([self._index_of[worker_id] for worker_id in worker_ids], np.int64)
 
         def put(part: int, batches: Ints, numbers: Ints, ns: Ints) -> None:
             rows = numbers % WINDOWS
             # Time older than its row is left out, as nobody reads it here.
             kept = taken[batches] & (self._numbers[rows] == numbers)
-            cells = rows[kept] * self._max_workers + places[batches[kept]]
+            cells = rows[kept] * self._max_workers + indices[batches[kept]]
             np.add.at(self._cells, cells * PARTS + part, ns[kept])
 
         put(COVERED, cover, numbers, highs - lows)
@@ -230,16 +230,16 @@ class WindowAccumulator:
 
         Times and roles are meaningless where `exact` is False.
         """
-        places = np.array([self._places.get(worker_id, -1) for worker_id in worker_ids], np.int64)
+        indices = np.array([self._index_of.get(worker_id, -1) for worker_id in worker_ids], np.int64)
         number = start_ns // WINDOW_NS
         row = number % WINDOWS
-        exact = (np.frombuffer(self._exact_from, np.int64)[places] <= start_ns) & (places >= 0)
-        times = self._sums[row][places]
+        exact = (np.frombuffer(self._exact_from, np.int64)[indices] <= start_ns) & (indices >= 0)
+        times = self._sums[row][indices]
         if self._numbers[row] < number:  # newer than any batch, so it is exactly empty
             times[:] = 0
         elif self._numbers[row] > number:
             exact[:] = False
-        return times, np.frombuffer(self._roles, np.uint8)[places], exact
+        return times, np.frombuffer(self._roles, np.uint8)[indices], exact
 
     def _open(self, numbers: Ints) -> None:
         """Reset rows for windows that are newer than what the rows hold, the newest first."""

@@ -215,12 +215,12 @@ class FleetTelemetry:
             exact &= np.array([worker_id not in self.directory.relayed for worker_id in worker_ids], np.bool_)
         if high_ns - low_ns != WINDOW_NS:
             exact[:] = False
-        for place in np.flatnonzero(~exact).tolist():
-            roles[place] = NO_ROLE
-            if (known := self.window(worker_ids[place], low_ns, high_ns)) is not None:
+        for index in np.flatnonzero(~exact).tolist():
+            roles[index] = NO_ROLE
+            if (known := self.window(worker_ids[index], low_ns, high_ns)) is not None:
                 time, role = known
-                times[place] = time.covered_ns, time.prefill_ns, time.decode_ns, time.kv_wait_ns
-                roles[place] = ROLE_NUMBERS[role] + PROVISIONAL * time.provisional
+                times[index] = time.covered_ns, time.prefill_ns, time.decode_ns, time.kv_wait_ns
+                roles[index] = ROLE_NUMBERS[role] + PROVISIONAL * time.provisional
         return Cells(worker_ids, times, roles).where(roles != NO_ROLE)
 
     def effort(self, worker_id: str, low_ns: int, high_ns: int) -> Effort:
@@ -317,30 +317,30 @@ class FleetTelemetry:
         self._note_asides(gathered.batches, gathered.arrived_ns)
         laid = lay(gathered, self._prefill_shares)
         if not laid.plain.all():  # a batch that is not plain affects the worker's other batches
-            sorted_in = {worker_ids[place] for place in np.flatnonzero(~laid.plain).tolist()}
+            sorted_in = {worker_ids[index] for index in np.flatnonzero(~laid.plain).tolist()}
             laid.plain[[worker_id in sorted_in for worker_id in worker_ids]] = False
         self.on_change(worker_ids, laid.covers.starts_ns, laid.covers.ends_ns)
         added = self._newest.add(worker_ids, laid, np.array(gathered.arrived_ns, np.int64))
         waits: dict[int, list[tuple[int, int]]] = {}
-        for place, *wait in zip(*(each.tolist() for each in laid.waits), strict=True):
-            waits.setdefault(place, []).append((wait[0], wait[1]))
+        for index, *wait in zip(*(each.tolist() for each in laid.waits), strict=True):
+            waits.setdefault(index, []).append((wait[0], wait[1]))
         shares, ends_ns, plain = laid.shares.tobytes(), laid.steps.ends_ns.tolist(), laid.plain.tolist()
-        for place, (worker_id, columns, (first, last)) in enumerate(
+        for index, (worker_id, columns, (first, last)) in enumerate(
             zip(worker_ids, gathered.columns, laid.ranges, strict=True)
         ):
             timeline = self.directory.timelines[worker_id]
             timeline.max_steps = self._max_steps
-            if not plain[place]:
-                self._sort_in(gathered.batches[place], worker_id, timeline)
+            if not plain[index]:
+                self._sort_in(gathered.batches[index], worker_id, timeline)
                 continue
             timeline.enter(
-                gathered.lows_ns[place],
-                gathered.highs_ns[place],
+                gathered.lows_ns[index],
+                gathered.highs_ns[index],
                 [*columns[:2], shares[ENTRY_BYTES * first : ENTRY_BYTES * last], *columns[COUNTS]],
-                waits.get(place, ()),
+                waits.get(index, ()),
                 ends_ns[last - 1] if last > first else 0,
             )
-        for worker_id in {worker_ids[place] for place in np.flatnonzero(~added).tolist()}:
+        for worker_id in {worker_ids[index] for index in np.flatnonzero(~added).tolist()}:
             self._begin_newest(self.directory.timelines[worker_id], worker_id)
 
     def _sort_in(self, batch: StepBatch, worker_id: str, timeline: Timeline) -> None:

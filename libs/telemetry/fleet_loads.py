@@ -88,9 +88,9 @@ class LoadMessageBuilder:
         reported = np.array([(*_row(batch), _cpu_wait(fleet, batch)) for batch in newest], np.uint64)
         for name, column in zip(COLUMNS, reported.T, strict=True):
             setattr(message, name, column.astype("<u8").tobytes())
-        places = {name: place for place, name in enumerate(ids)}
+        indices = {name: index for index, name in enumerate(ids)}
         windows = sorted(written, key=lambda window: window.start_ns)[-MAX_WINDOWS:]
-        message.windows.extend(found for window in windows if (found := _window(window, ids, places)) is not None)
+        message.windows.extend(found for window in windows if (found := _window(window, ids, indices)) is not None)
         message.step_times.extend(self._step_times(newest))
         waits = reported[:, COLUMNS.index("running") : COLUMNS.index("free_kv_blocks")].any()
         ran = any(window.workers.times_ns[:, [PREFILL, DECODE]].any() for window in windows)
@@ -101,9 +101,9 @@ class LoadMessageBuilder:
         first = self._turn % len(newest)
         self._turn = first + count
         for number in range(first, first + count):
-            place = number % len(newest)
-            if newest[place].HasField("step_time"):
-                yield WorkerStepTime(worker=place, step_time=newest[place].step_time)
+            index = number % len(newest)
+            if newest[index].HasField("step_time"):
+                yield WorkerStepTime(worker=index, step_time=newest[index].step_time)
 
 
 def columns_of(message: FleetLoads, workers: int) -> NDArray[np.uint64]:
@@ -122,21 +122,21 @@ def columns_of(message: FleetLoads, workers: int) -> NDArray[np.uint64]:
 
 
 def window_of(window: LoadWindow, workers: int) -> tuple[int, NDArray[np.int64], NDArray[np.int32]]:
-    """Return a window's start, the places of its workers, and [places, 3] covered, prefill and decode time in ns.
+    """Return a window's start, the indices of its workers, and [workers, 3] covered, prefill and decode time in ns.
 
     Raise ValueError for a window that is out of bounds.
     """
-    places: NDArray[np.int64] = np.arange(workers, dtype=np.int64)
+    indices: NDArray[np.int64] = np.arange(workers, dtype=np.int64)
     if window.workers:
         asked = _column(window.workers, len(window.workers) // ENTRY_BYTES)
         if (asked >= np.uint64(workers)).any():
             raise ValueError("a window of workers that are not named")
-        places = asked.astype(np.int64)
+        indices = asked.astype(np.int64)
     columns = (window.covered_ns, window.prefill_ns, window.decode_ns)
-    times = np.array([_column(each, len(places)) for each in columns], np.uint64)
+    times = np.array([_column(each, len(indices)) for each in columns], np.uint64)
     if window.start_unix_ns % WINDOW_NS or (times > np.uint64(WINDOW_NS)).any():
         raise ValueError("no such window")
-    return window.start_unix_ns, places, times.T.astype(np.int32)
+    return window.start_unix_ns, indices, times.T.astype(np.int32)
 
 
 def _row(batch: StepBatch) -> tuple[int, ...]:
@@ -149,14 +149,14 @@ def _cpu_wait(fleet: FleetTelemetry, batch: StepBatch) -> int:
     return 0 if share is None else round(share * CPU_WAIT_UNITS) + 1
 
 
-def _window(window: WrittenWindow, ids: Sequence[str], places: dict[str, int]) -> LoadWindow | None:
+def _window(window: WrittenWindow, ids: Sequence[str], indices: dict[str, int]) -> LoadWindow | None:
     cells = window.workers
     message = LoadWindow(start_unix_ns=window.start_ns)
     if list(cells.worker_ids) != ids:
-        cells = cells.among(places)
+        cells = cells.among(indices)
         if not cells:
             return None
-        message.workers = _bytes(np.array([places[name] for name in cells.worker_ids], np.uint64))
+        message.workers = _bytes(np.array([indices[name] for name in cells.worker_ids], np.uint64))
     covered, prefill, decode, _ = cells.times_ns.T
     message.covered_ns, message.prefill_ns, message.decode_ns = _bytes(covered), _bytes(prefill), _bytes(decode)
     return message

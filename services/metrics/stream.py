@@ -36,7 +36,7 @@ from services.metrics.status.evaluator import VerdictEvaluator
 
 
 class StreamWorker(msgspec.Struct, frozen=True):
-    """A worker in the stream; ticks refer to it by its place in `StreamWorkers.workers`."""
+    """A worker in the stream; ticks refer to it by its index in `StreamWorkers.workers`."""
 
     id: str
     node: str
@@ -60,7 +60,7 @@ class StreamWorkers(msgspec.Struct):
 
 
 class Window(msgspec.Struct, array_like=True):
-    """One window of `workers`, given as places in `members`; None for all of them.
+    """One window of `workers`, given as indices in `members`; None for all of them.
 
     The other lists are in the same order; times are in ns of one GPU.
     """
@@ -111,7 +111,7 @@ class TickWriter:
         self._listing: Listing | None = None
         self._members: list[StreamWorker] = []
         """The members as they were last sent."""
-        self._places: dict[str, int] = {}
+        self._index_of: dict[str, int] = {}
         self.version = 0
         self.number = 0
 
@@ -127,7 +127,7 @@ class TickWriter:
         if self.version and same:
             return None
         self.version += 1
-        self._places = {member.id: place for place, member in enumerate(members)}
+        self._index_of = {member.id: index for index, member in enumerate(members)}
         message = StreamWorkers(self.version, self._window_ms, self._settled_ms, ROLE_NAMES, members)
         return b"event: members\ndata: " + msgspec.json.encode(message) + b"\n\n"
 
@@ -149,7 +149,7 @@ class TickWriter:
 
     def knows(self, written: Sequence[WrittenWindow]) -> bool:
         """Report whether the last `members` contained every worker of these windows."""
-        return all(self._places.keys() >= set(window.workers.worker_ids) for window in written)
+        return all(self._index_of.keys() >= set(window.workers.worker_ids) for window in written)
 
     def changes(self, now_ns: int, written: Sequence[WrittenWindow], alerts: list[Alert]) -> bytes:
         """Encode a tick with only what was written between two windows."""
@@ -172,12 +172,12 @@ class TickWriter:
         return b"id: %d\nevent: tick\ndata: %b\n\n" % (self.number, msgspec.json.encode(message))
 
     def _window(self, window: WrittenWindow) -> Window:
-        workers = window.workers.among(self._places)
-        places = [self._places[worker_id] for worker_id in workers.worker_ids]
+        workers = window.workers.among(self._index_of)
+        indices = [self._index_of[worker_id] for worker_id in workers.worker_ids]
         covered, prefill, decode, kv_wait = workers.times_ns.T.tolist()
-        everybody = len(places) == len(self._places) and places == list(range(len(places)))
+        everybody = len(indices) == len(self._index_of) and indices == list(range(len(indices)))
         start_ms, roles = window.start_ns // MS_NS, workers.roles.tolist()
-        return Window(start_ms, None if everybody else places, covered, prefill, decode, kv_wait, roles)
+        return Window(start_ms, None if everybody else indices, covered, prefill, decode, kv_wait, roles)
 
 
 MAX_READERS: Final = 64

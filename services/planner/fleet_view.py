@@ -49,7 +49,7 @@ class WorkerColumns:
     def __init__(self, workers: Sequence[Worker], planner_id: str) -> None:
         self.workers = workers
         self.ids = [each.id for each in workers]
-        self.places = {name: place for place, name in enumerate(self.ids)}
+        self.index_of = {name: index for index, name in enumerate(self.ids)}
         self.incarnation: Uints = _uints(each.incarnation for each in workers)
         self.epoch: Uints = _uints(each.assignment.epoch for each in workers)
         self.role: Ints = _ints(each.assignment.role for each in workers)
@@ -91,9 +91,9 @@ class WorkerColumns:
         self.counts: Bools = _bools(name not in self.groups or name in self.ranks for name in self.ids)
         """True if the worker counts as one: of a group only the first rank does."""
         models: dict[str, list[int]] = {}
-        for place, each in enumerate(workers):
-            models.setdefault(each.assignment.model, []).append(place)
-        self.models: dict[str, Ints] = {name: np.array(places, np.int64) for name, places in sorted(models.items())}
+        for index, each in enumerate(workers):
+            models.setdefault(each.assignment.model, []).append(index)
+        self.models: dict[str, Ints] = {name: np.array(indices, np.int64) for name, indices in sorted(models.items())}
         """The positions of each model's workers in these arrays."""
 
     def __len__(self) -> int:
@@ -103,8 +103,8 @@ class WorkerColumns:
         """Return which workers keep their role: the named ones and those that a person moved recently."""
         kept: Bools = self._hand_until_ns > np.uint64(max(now_ns, 0))
         for name in named:
-            if (place := self.places.get(name)) is not None:
-                kept[place] = True
+            if (index := self.index_of.get(name)) is not None:
+                kept[index] = True
         return kept
 
 
@@ -147,11 +147,11 @@ class MessageOutcome(StrEnum):
 
 @dataclass(slots=True)
 class _MetricsService:
-    """A metrics service and the places of its workers in the roster."""
+    """A metrics service and the indices of its workers in the roster."""
 
     ids: Sequence[str] = ()
     roster: WorkerColumns | None = None
-    places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    indices: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """Place of each of its workers, or -1 if it is not registered."""
 
 
@@ -191,7 +191,7 @@ class FleetView:
     def take_roster(self, roster: WorkerColumns) -> None:
         """Replace the roster, keeping the telemetry of workers that stay in the same incarnation."""
         before, self.roster = self.roster, roster
-        olds = np.array([before.places.get(name, -1) for name in roster.ids], np.int64)
+        olds = np.array([before.index_of.get(name, -1) for name in roster.ids], np.int64)
         stays = olds >= 0
         stays[stays] = before.incarnation[olds[stays]] == roster.incarnation[stays]
         count, olds = len(roster), olds[stays]
@@ -229,10 +229,10 @@ class FleetView:
         except ValueError:
             return MessageOutcome.MALFORMED
         self.latest_arrival_ns = now_ns
-        places = self._places(message.metrics_id, ids)
-        there = places >= 0
-        there[there] = loads[COLUMNS.index("incarnations")][there] == self.roster.incarnation[places[there]]
-        at = places[there]
+        indices = self._indices(message.metrics_id, ids)
+        there = indices >= 0
+        there[there] = loads[COLUMNS.index("incarnations")][there] == self.roster.incarnation[indices[there]]
+        at = indices[there]
         covered = COLUMNS.index("covered_to_unix_ns")
         newer = (loads[covered][there] > self.loads[covered][at]) | (self.heard_ns[at] == 0)
         busy = any((times[:, PREFILL:] > 0).any() for _, _, times in windows)
@@ -241,10 +241,10 @@ class FleetView:
         self._columns.clear()
         self.heard_ns[at[newer]] = now_ns
         for start_ns, of, times in windows:
-            self._take_window(start_ns, places[of], there[of], times, now_ns)
+            self._take_window(start_ns, indices[of], there[of], times, now_ns)
         for each in message.step_times:
             if each.worker < len(ids) and there[each.worker]:
-                self._take_step_time(int(places[each.worker]), each.step_time)
+                self._take_step_time(int(indices[each.worker]), each.step_time)
         return MessageOutcome.COUNTED
 
     def role_now(self) -> tuple[Ints, Ints, Uints]:
@@ -256,9 +256,9 @@ class FleetView:
         budget = np.where(newer, self.column("budget_tokens"), roster.budget_tokens)
         return role, budget, np.where(newer, epoch, roster.epoch)
 
-    def epoch(self, place: int) -> int:
+    def epoch(self, index: int) -> int:
         """Return the newest known epoch of one worker's assignment."""
-        return max(int(self.loads[COLUMNS.index("epochs"), place]), int(self.roster.epoch[place]))
+        return max(int(self.loads[COLUMNS.index("epochs"), index]), int(self.roster.epoch[index]))
 
     def column(self, name: str) -> Ints:
         """Return a [workers] column by name. Values are small enough for the sum of all to fit 64 bits."""
@@ -270,16 +270,16 @@ class FleetView:
         """Return whether each worker's present incarnation has reported anything."""
         return self.heard_ns > 0
 
-    def load(self, place: int) -> Load | None:
+    def load(self, index: int) -> Load | None:
         """Return a worker's last reported load, or None if it has reported nothing."""
-        if not self.heard_ns[place]:
+        if not self.heard_ns[index]:
             return None
-        words = {name: int(self.loads[COLUMNS.index(name), place]) for name in LOAD_COLUMNS}
+        words = {name: int(self.loads[COLUMNS.index(name), index]) for name in LOAD_COLUMNS}
         return Load(**words)
 
-    def cpu_wait(self, place: int) -> float | None:
+    def cpu_wait(self, index: int) -> float | None:
         """Return the share of time that a worker waits for a CPU, or None if it does not report it."""
-        waits = int(self.loads[COLUMNS.index("cpu_waits"), place])
+        waits = int(self.loads[COLUMNS.index("cpu_waits"), index])
         return min((waits - 1) / CPU_WAIT_UNITS, 1.0) if waits else None
 
     def times_ns(self, end_ns: int) -> Ints:
@@ -292,18 +292,18 @@ class FleetView:
         found: Ints = self._times[wanted].sum(axis=0, dtype=np.int64)
         return found
 
-    def _places(self, metrics_id: str, ids: Sequence[str]) -> Ints:
+    def _indices(self, metrics_id: str, ids: Sequence[str]) -> Ints:
         service = self._services.pop(metrics_id, None) or _MetricsService()
         if len(self._services) >= MAX_METRICS_SERVICES:
             del self._services[next(iter(self._services))]
         self._services[metrics_id] = service
         if service.roster is not self.roster or service.ids != ids:
-            known = self.roster.places
+            known = self.roster.index_of
             service.ids, service.roster = ids, self.roster
-            service.places = np.array([known.get(name, -1) for name in ids], np.int64)
-        return service.places
+            service.indices = np.array([known.get(name, -1) for name in ids], np.int64)
+        return service.indices
 
-    def _take_window(self, start_ns: int, places: Ints, there: Bools, times: NDArray[np.int32], now_ns: int) -> None:
+    def _take_window(self, start_ns: int, indices: Ints, there: Bools, times: NDArray[np.int32], now_ns: int) -> None:
         number = start_ns // WINDOW_NS
         if number < now_ns // WINDOW_NS - self._slots or number > now_ns // WINDOW_NS + self._slots:
             return
@@ -313,20 +313,20 @@ class FleetView:
         if self._numbers[slot] < number:
             self._numbers[slot] = number
             self._times[slot] = 0
-        at, new = places[there], times[there]
+        at, new = indices[there], times[there]
         fuller = new[:, COVERED] >= self._times[slot, at, COVERED]
         self._times[slot, at[fuller]] = new[fuller]
 
-    def _take_step_time(self, place: int, message: StepTime) -> None:
+    def _take_step_time(self, index: int, message: StepTime) -> None:
         raw = message.SerializeToString()
-        if raw != self._step_bytes[place]:
+        if raw != self._step_bytes[index]:
             fitted = fitted_model(message)
-            self._step_bytes[place], self.step_times[place] = raw, fitted
+            self._step_bytes[index], self.step_times[index] = raw, fitted
             known = 0.0 < message.kv_token_ns < MAX_COEFFICIENT_NS
-            self.kv_token_ns[place] = message.kv_token_ns if known else 0.0
+            self.kv_token_ns[index] = message.kv_token_ns if known else 0.0
             for number, kind in enumerate(StepKind):
                 steps = getattr(fitted, kind.value).steps if fitted is not None else -1
-                self.seen_steps[number, place] = min(steps, MOST_COUNTED) + 1
+                self.seen_steps[number, index] = min(steps, MOST_COUNTED) + 1
             self.revision += 1
 
 
@@ -356,8 +356,8 @@ def observed_workers(view: FleetView, end_ns: int) -> list[ObservedWorker]:
     """Return every registered worker over the window that ends at `end_ns`."""
     covered_ns = view.times_ns(end_ns)[:, COVERED].tolist()
     return [
-        ObservedWorker(worker, view.load(place), covered_ns[place] / view.window_ns, view.cpu_wait(place))
-        for place, worker in enumerate(view.roster.workers)
+        ObservedWorker(worker, view.load(index), covered_ns[index] / view.window_ns, view.cpu_wait(index))
+        for index, worker in enumerate(view.roster.workers)
     ]
 
 
@@ -365,8 +365,8 @@ def life_signs(view: FleetView) -> dict[str, LifeSigns]:
     """Return the evidence about every registered worker; times are those of arrival here."""
     heard_ns = view.heard_ns.tolist()
     return {
-        worker.id: LifeSigns(worker.incarnation, heard_ns[place] if reports else 0, ready=reports)
-        for place, worker in enumerate(view.roster.workers)
+        worker.id: LifeSigns(worker.incarnation, heard_ns[index] if reports else 0, ready=reports)
+        for index, worker in enumerate(view.roster.workers)
         for reports in (worker.state in REPORTING,)
     }
 

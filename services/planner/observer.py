@@ -94,8 +94,8 @@ class Observer:
         view, roster = self._view, self._view.roster
         role, budget, _ = view.role_now()
         for name, assignment in look.asked.items():
-            place = roster.places[name]
-            role[place], budget[place] = assignment.role, assignment.budget_tokens
+            index = roster.index_of[name]
+            role[index], budget[index] = assignment.role, assignment.budget_tokens
         held = np.maximum(roster.kv_blocks - view.column("free_kv_blocks"), 0) * roster.block_tokens
         columns = _Columns(
             role=role,
@@ -106,20 +106,20 @@ class Observer:
         )
         models = []
         for model, members in roster.models.items():
-            places = members[_has_role(role[members])]
-            if len(places):
-                models.append(self._model(model, places, columns, look))
+            indices = members[_has_role(role[members])]
+            if len(indices):
+                models.append(self._model(model, indices, columns, look))
         self._engines = {name: each for name, each in self._engines.items() if name in roster.models}
         return ObservedCluster(models, _snapshot(view, columns))
 
-    def _model(self, model: str, places: Ints, columns: _Columns, look: Look) -> ObservedModel:
-        roster, fresh = self._view.roster, columns.fresh[places]
-        gathered = gather(_standings(self._view, places, columns, look.pinned), roster.groups)
-        heard, tpot_ns = places[fresh], look.tpot_ns(model)
+    def _model(self, model: str, indices: Ints, columns: _Columns, look: Look) -> ObservedModel:
+        roster, fresh = self._view.roster, columns.fresh[indices]
+        gathered = gather(_standings(self._view, indices, columns, look.pinned), roster.groups)
+        heard, tpot_ns = indices[fresh], look.tpot_ns(model)
         if gathered.incomplete:
-            heard = heard[[roster.ids[place] not in gathered.incomplete for place in heard.tolist()]]
+            heard = heard[[roster.ids[index] not in gathered.incomplete for index in heard.tolist()]]
         found = self._engine(model, heard)
-        unknown = _unheard(roster.ready[places], fresh) or gathered.unknown
+        unknown = _unheard(roster.ready[indices], fresh) or gathered.unknown
         unknown = unknown or (found if isinstance(found, str) else "")
         if look.waiting is None:
             unknown = unknown or "no gateway says what waits there"
@@ -134,8 +134,8 @@ class Observer:
             work,
             gathered.workers,
             unknown,
-            int(roster.gpus[places].sum()),
-            _links(self._view, places),
+            int(roster.gpus[indices].sum()),
+            _links(self._view, indices),
             _age_ns(self._view, heard, look.now_ns),
             gathered.strays,
             gathered.ranks,
@@ -166,9 +166,9 @@ def _age_ns(view: FleetView, heard: Ints, now_ns: int) -> int:
     return max(now_ns - int(np.median(covered_to_ns)), 0) if len(covered_to_ns) else 0
 
 
-def _links(view: FleetView, places: Ints) -> list[KvSpeed]:
+def _links(view: FleetView, indices: Ints) -> list[KvSpeed]:
     roster = view.roster
-    known = places[view.kv_token_ns[places] > 0]
+    known = indices[view.kv_token_ns[indices] > 0]
     return [
         KvSpeed(roster.ids[at], float(roster.kv_token_bytes[at] / view.kv_token_ns[at]), roster.workers[at].gpus > 0)
         for at in known.tolist()
@@ -180,19 +180,19 @@ def _unheard(ready: Bools, fresh: Bools) -> str:
     return "" if count >= max(whole * HEARD_SHARE, 1) else f"{count} of {whole} workers are heard"
 
 
-def _standings(view: FleetView, places: Ints, columns: _Columns, pinned: Bools) -> list[PlannedWorker]:
+def _standings(view: FleetView, indices: Ints, columns: _Columns, pinned: Bools) -> list[PlannedWorker]:
     roster, own = view.roster, view.roster.own_budgets
     movable = columns.fresh & roster.paired & roster.ready
     reported = (
-        [roster.ids[place] for place in places.tolist()],
-        map(_ROLES.__getitem__, columns.role[places].tolist()),
-        columns.budget_tokens[places].tolist(),
-        movable[places].tolist(),
-        view.column("waiting_prefill_tokens")[places].tolist(),
-        columns.kv_tokens[places].tolist(),
-        pinned[places].tolist(),
-        roster.keeps_budget[places].tolist(),
-        [own.get(roster.ids[place], 0) for place in places.tolist()] if own else [0] * len(places),
+        [roster.ids[index] for index in indices.tolist()],
+        map(_ROLES.__getitem__, columns.role[indices].tolist()),
+        columns.budget_tokens[indices].tolist(),
+        movable[indices].tolist(),
+        view.column("waiting_prefill_tokens")[indices].tolist(),
+        columns.kv_tokens[indices].tolist(),
+        pinned[indices].tolist(),
+        roster.keeps_budget[indices].tolist(),
+        [own.get(roster.ids[index], 0) for index in indices.tolist()] if own else [0] * len(indices),
     )
     return list(map(PlannedWorker._make, zip(*reported, strict=True)))  # a third of the time of calling it
 
@@ -268,15 +268,15 @@ def _snapshot(view: FleetView, columns: _Columns) -> ClusterSnapshot:
     for model, members in roster.models.items():
         roles = np.where(_has_role(columns.role[members]), columns.role[members], 0)
         for role in sorted(set(roles.tolist())):
-            places = members[roles == role]
-            covered_ns, prefill_ns, decode_ns = weighed_ns[places].sum(axis=0).tolist()
-            running, waiting, prompt_tokens = depths[places].sum(axis=0).tolist()
-            gpus = int(roster.gpus[places].sum())
+            indices = members[roles == role]
+            covered_ns, prefill_ns, decode_ns = weighed_ns[indices].sum(axis=0).tolist()
+            running, waiting, prompt_tokens = depths[indices].sum(axis=0).tolist()
+            gpus = int(roster.gpus[indices].sum())
             pools.append(
                 RolePool(
                     model=model,
                     role=_ROLES[role] if role in ROLES else None,
-                    workers=int(roster.counts[places].sum()),
+                    workers=int(roster.counts[indices].sum()),
                     gpus=gpus,
                     busy=(prefill_ns + decode_ns) / covered_ns if covered_ns else None,
                     coverage=covered_ns / (gpus * view.window_ns),

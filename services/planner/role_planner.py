@@ -95,13 +95,13 @@ class RolePlanner:
         """Return the requested assignment of each worker of which nothing newer is known."""
         if not self._wanted:
             return {}
-        places = view.roster.places
+        indices = view.roster.index_of
         found, wanted = {}, {}
         for name, asked in self._wanted.items():
-            place = places.get(name)
-            if place is None or asked.incarnation != view.roster.incarnation[place]:
+            index = indices.get(name)
+            if index is None or asked.incarnation != view.roster.incarnation[index]:
                 continue
-            newer = asked.assignment.epoch > view.epoch(place)
+            newer = asked.assignment.epoch > view.epoch(index)
             if newer or asked.outstanding:
                 wanted[name] = asked
             if newer:
@@ -178,9 +178,9 @@ class RolePlanner:
 
     def order(self, change: RoleOrder, view: FleetView, reason: str, now_ns: int) -> Order:
         """Build the order for a change. The worker counts as changed until `done` reports otherwise."""
-        place = view.roster.places[change.worker_id]
-        worker, asked = view.roster.workers[place], self._wanted.get(change.worker_id)
-        known = max(view.epoch(place), asked.assignment.epoch if asked else 0)
+        index = view.roster.index_of[change.worker_id]
+        worker, asked = view.roster.workers[index], self._wanted.get(change.worker_id)
+        known = max(view.epoch(index), asked.assignment.epoch if asked else 0)
         assignment = Assignment(
             model=worker.assignment.model,
             role=f"ROLE_{change.role.name}",

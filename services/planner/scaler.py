@@ -87,7 +87,7 @@ def why_scaled(
         text = f"limits ask for another number than {there}: {wished}"
     else:
         text = f"{observed.model}: {wished}"
-    started = f"; {workers(found.started, 'started')} in place of {pool.started}"
+    started = f"; {workers(found.started, 'started')} in index of {pool.started}"
     return text + (started if acts and found.started != pool.started else "")
 
 
@@ -326,7 +326,7 @@ class Scaler:
             pools.start_up.note(
                 pools.started.worker_ids,
                 without_machine=pools.started.without_machine,
-                there=self._state.view.roster.places,
+                there=self._state.view.roster.index_of,
                 now_ns=now_ns,
             )
 

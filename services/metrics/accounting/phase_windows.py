@@ -48,20 +48,20 @@ def moved(roles: NDArray[np.uint8], last: NDArray[np.uint8]) -> NDArray[np.bool_
     return found
 
 
-def parts_of(series: Series, place: int, due: NDArray[np.bool_], gpus: int) -> list[RoleGpuTime]:
-    """Return the time of the worker at `place` by role, in order of role.
+def parts_of(series: Series, index: int, due: NDArray[np.bool_], gpus: int) -> list[RoleGpuTime]:
+    """Return the time of the worker at `index` by role, in order of role.
 
     `due` [windows] marks the windows that telemetry should cover. Where nothing is written they count for the last
     role.
     """
-    written = series.roles[:, place]
+    written = series.roles[:, index]
     last = last_roles(written[:, None])[0]
     roles = np.where(written != NO_ROLE, written, np.where(due, last, NO_ROLE))
     parts = []
     for number in np.unique(roles[roles != NO_ROLE]).tolist():
         then = roles == number
-        times = series.times_ns[then, place].sum(axis=0).tolist()
-        running = bool(series.provisional[then, place].any())
+        times = series.times_ns[then, index].sum(axis=0).tolist()
+        running = bool(series.provisional[then, index].any())
         time = PhaseTime(times[COVERED], times[PREFILL], times[DECODE], times[KV_WAIT], running).times(gpus)
         due_ns = int((due & then).sum()) * series.window_ns * gpus
         parts.append(RoleGpuTime(role_text(number), gpus, time, due_ns, _runs(series, then)))
@@ -157,14 +157,14 @@ def spent_in(fleet: FleetTelemetry, rollups: RollUps, members: Members, end_ns: 
     roles = [role_text(number) or role_name(facts.assignment) for facts, number in zip(workers, last, strict=True)]
     has_moved = moved(series.roles, last)
     spent = []
-    for place, (facts, each) in enumerate(zip(workers, times, strict=True)):
-        if not due_ns[place] and (facts.worker_id not in listed or facts.left):
+    for index, (facts, each) in enumerate(zip(workers, times, strict=True)):
+        if not due_ns[index] and (facts.worker_id not in listed or facts.left):
             continue
-        time = PhaseTime(each[COVERED], each[PREFILL], each[DECODE], each[KV_WAIT], bool(provisional[place]))
+        time = PhaseTime(each[COVERED], each[PREFILL], each[DECODE], each[KV_WAIT], bool(provisional[index]))
         whole = RoleGpuTime(
-            roles[place], facts.gpus, time.times(facts.gpus), due_ns[place] * facts.gpus, [(low_ns, high_ns)]
+            roles[index], facts.gpus, time.times(facts.gpus), due_ns[index] * facts.gpus, [(low_ns, high_ns)]
         )
-        parts = parts_of(series, place, due[:, place], facts.gpus) if has_moved[place] else [whole]
+        parts = parts_of(series, index, due[:, index], facts.gpus) if has_moved[index] else [whole]
         spent.append(WorkerTime(facts, whole.time, whole.due_ns, whole.role, parts))
     return WindowSpan(low_ns, high_ns, spent)
 

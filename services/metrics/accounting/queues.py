@@ -48,8 +48,8 @@ def phase_queues(loads: Loads, clocks: Clocks, gateways: GatewayReports, now_ns:
     return list(_queues(sorted(pools), loads, waiting, clocks.offsets_ns(now_ns), now_ns))
 
 
-def pool_places(listing: Listing, model: str, phase: str) -> Ints:
-    """Return the places of a model's workers that serve a phase."""
+def pool_indices(listing: Listing, model: str, phase: str) -> Ints:
+    """Return the indices of a model's workers that serve a phase."""
     pools = [listing.pools[model, role] for role in PHASE_ROLES[phase] if (model, role) in listing.pools]
     return np.concatenate([*pools, np.zeros(0, np.int64)])
 
@@ -62,8 +62,8 @@ def _queues(
     now_ns: int,
 ) -> Iterator[PhaseQueue]:
     for model, phase in pools:
-        places = pool_places(loads.listing, model, phase)
-        if waiting is None or not are_heard(loads, places, offsets_ns, now_ns):
+        indices = pool_indices(loads.listing, model, phase)
+        if waiting is None or not are_heard(loads, indices, offsets_ns, now_ns):
             yield PhaseQueue(
                 model=model,
                 phase=phase,
@@ -77,8 +77,8 @@ def _queues(
         yield PhaseQueue(
             model=model,
             phase=phase,
-            requests=requests + int(loads.waiting[places].sum()),
-            prompt_tokens=min(tokens + int(loads.waiting_prefill_tokens[places].sum()), MAX_COUNT),
+            requests=requests + int(loads.waiting[indices].sum()),
+            prompt_tokens=min(tokens + int(loads.waiting_prefill_tokens[indices].sum()), MAX_COUNT),
             gateway_requests=requests,
             gateway_prompt_tokens=tokens,
         )
@@ -91,12 +91,12 @@ def at_gateways(waiting: ModelBacklog, phase: str) -> tuple[int, int]:
     return waiting.decode_requests, waiting.decode_prompt_tokens
 
 
-def are_heard(loads: Loads, places: Ints, offsets_ns: dict[str, int], now_ns: int) -> bool:
-    """Check that the reports of the workers at `places` are recent; `offsets_ns` are clock offsets by node."""
-    covered_to_ns, gpus = loads.covered_to_ns[places], loads.listing.gpus[places]
+def are_heard(loads: Loads, indices: Ints, offsets_ns: dict[str, int], now_ns: int) -> bool:
+    """Check that the reports of the workers at `indices` are recent; `offsets_ns` are clock offsets by node."""
+    covered_to_ns, gpus = loads.covered_to_ns[indices], loads.listing.gpus[indices]
     surely_ns = now_ns - FRESH_NS + max(offsets_ns.values(), default=0)
     if (covered_to_ns > surely_ns).all():  # nearly always
         return True
-    nodes = [loads.listing.workers[place].node for place in places.tolist()]
+    nodes = [loads.listing.workers[index].node for index in indices.tolist()]
     to_ns = covered_to_ns - np.array([offsets_ns.get(node, 0) for node in nodes], np.int64)
     return bool(gpus[to_ns > now_ns - FRESH_NS].sum() >= FRESH_SHARE * gpus.sum())

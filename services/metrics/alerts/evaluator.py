@@ -18,7 +18,7 @@ from libs.telemetry.gateways import GatewayReports, ModelBacklog
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, ROLE_NUMBERS, RollUps
 from libs.telemetry.workers import Loads
 from services.metrics.accounting.answer import kv_used
-from services.metrics.accounting.queues import PHASE_ROLES, are_heard, at_gateways, pool_places
+from services.metrics.accounting.queues import PHASE_ROLES, are_heard, at_gateways, pool_indices
 from services.metrics.state import MetricsState
 
 
@@ -57,12 +57,12 @@ class _Depths(NamedTuple):
     offsets_ns: dict[str, int]
     now_ns: int
 
-    def waiting(self, places: Ints, model: str, phase: str) -> int | None:
+    def waiting(self, indices: Ints, model: str, phase: str) -> int | None:
         """Return the queue at workers and gateways; None while it is unknown."""
-        if self.at_gateways is None or not are_heard(self.loads, places, self.offsets_ns, self.now_ns):
+        if self.at_gateways is None or not are_heard(self.loads, indices, self.offsets_ns, self.now_ns):
             return None
         requests, tokens = at_gateways(self.at_gateways.get(model, ModelBacklog()), phase)
-        return (tokens if phase == "prefill" else requests) + int(_waiting(self.loads, phase)[places].sum())
+        return (tokens if phase == "prefill" else requests) + int(_waiting(self.loads, phase)[indices].sum())
 
 
 def _pools(depths: _Depths, rollups: RollUps, end_ns: int, window_ns: int) -> Iterator[PhasePool]:
@@ -70,11 +70,11 @@ def _pools(depths: _Depths, rollups: RollUps, end_ns: int, window_ns: int) -> It
     loads, listing = depths.loads, depths.loads.listing
     known = np.array([rollups.knows(worker_id) for worker_id in listing.ids], np.bool_)
     counted = loads.heard & ~listing.left & known
-    places = np.flatnonzero(counted)
+    indices = np.flatnonzero(counted)
     series = rollups.read(
-        rollups.tiers[0].window_ns, end_ns - window_ns, end_ns, [listing.ids[place] for place in places.tolist()]
+        rollups.tiers[0].window_ns, end_ns - window_ns, end_ns, [listing.ids[index] for index in indices.tolist()]
     )
-    # Column of each worker's time in the series, by its place.
+    # Column of each worker's time in the series, by its index.
     columns = np.cumsum(counted) - 1
     gpus = listing.gpus
     for model in sorted({model for model, _ in listing.pools}):
@@ -82,7 +82,7 @@ def _pools(depths: _Depths, rollups: RollUps, end_ns: int, window_ns: int) -> It
         own = own[counted[own]]
         times_ns, had = series.times_ns[:, columns[own]], series.roles[:, columns[own]]
         for phase, roles in PHASE_ROLES.items():
-            members = pool_places(listing, model, phase)
+            members = pool_indices(listing, model, phase)
             members = members[counted[members]]
             if not len(members):
                 continue
@@ -97,7 +97,7 @@ def _pools(depths: _Depths, rollups: RollUps, end_ns: int, window_ns: int) -> It
                 busy_ns=times[PREFILL] + times[DECODE],
                 kv_wait_ns=times[KV_WAIT],
                 waiting=depths.waiting(members, model, phase),
-                places=sum(listing.workers[place].max_sequences for place in members.tolist()),
+                places=sum(listing.workers[index].max_sequences for index in members.tolist()),
                 taken=int((loads.running + loads.awaiting_kv)[members].sum()),
             )
 
@@ -127,15 +127,15 @@ def _workers(fleet: FleetTelemetry, loads: Loads, offsets_ns: dict[str, int], no
             id=worker.worker_id,
             node=worker.node,
             model=worker.model,
-            silent_ns=silent_ns[place],
+            silent_ns=silent_ns[index],
             left=worker.left,
             # An observed server may have worked all the while.
-            at_hand=0 if fleet.estimates.is_unknown(worker.worker_id) else at_hand[place],
-            since_step_ns=since_step_ns[place],
+            at_hand=0 if fleet.estimates.is_unknown(worker.worker_id) else at_hand[index],
+            since_step_ns=since_step_ns[index],
             reader=worker.reader,
-            kv_used=kv_used(free[place], worker.kv_blocks) if heard[place] else None,
+            kv_used=kv_used(free[index], worker.kv_blocks) if heard[index] else None,
         )
-        for place, worker in enumerate(listing.workers)
+        for index, worker in enumerate(listing.workers)
     ]
 
 

@@ -18,7 +18,7 @@ from libs.policy.speed import Speed
 from libs.policy.worker.saturation import knee_of
 from libs.runtime.clock import Clock
 from libs.telemetry.fleet import FleetTelemetry
-from services.metrics.accounting.queues import pool_places
+from services.metrics.accounting.queues import pool_indices
 from services.metrics.demand.keeping import DAY_S, DemandKeeper
 
 LOOK_NS: Final = 30_000_000_000
@@ -101,8 +101,8 @@ def workers_there(fleet: FleetTelemetry, model: str, now_ns: int) -> dict[Phase,
     loads = fleet.directory.loads(now_ns)
     there: dict[Phase, int] = {}
     for phase in PHASES:
-        places = pool_places(loads.listing, model, phase)
-        there[phase] = int(np.count_nonzero(loads.heard[places] & ~loads.listing.left[places]))
+        indices = pool_indices(loads.listing, model, phase)
+        there[phase] = int(np.count_nonzero(loads.heard[indices] & ~loads.listing.left[indices]))
     return there if any(there.values()) else {}
 
 

@@ -84,10 +84,10 @@ class RolesApi:
 
     def _worker(self, worker_id: str) -> Worker:
         roster = self._admin.state.view.roster
-        place = roster.places.get(worker_id)
-        if place is None:
+        index = roster.index_of.get(worker_id)
+        if index is None:
             raise UnknownWorker(f"no worker {quoted(worker_id)} is registered", param="worker_id")
-        return roster.workers[place]
+        return roster.workers[index]
 
     async def _set_role(self, worker: Worker, body: RoleBody, actor: str) -> RoleAnswer:
         if body.actor.startswith(PLANNERS):
@@ -96,7 +96,7 @@ class RolesApi:
             raise InvalidRequest("only role mixed has a budget", param="budget_tokens")
         budget = (body.budget_tokens or BUDGET_TOKENS) if body.role == "mixed" else 0
         role, budget_tokens = role_from_name(body.role, budget)
-        epoch = self._admin.state.view.epoch(self._admin.state.view.roster.places[worker.id])
+        epoch = self._admin.state.view.epoch(self._admin.state.view.roster.index_of[worker.id])
         known = worker.assignment if worker.assignment.epoch == epoch else None
         if known is not None and (known.role, known.budget_tokens) == (role, budget_tokens) and body.epoch is None:
             return _answer(worker.id, known, changed=False)
