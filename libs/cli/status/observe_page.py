@@ -20,7 +20,14 @@ MAX_LINE_CHARS: Final = 65_536
 
 
 def show_page(
-    urls: Sequence[str], file: Path | None, *, host: str, port: int, ready_file: Path | None, as_json: bool
+    urls: Sequence[str],
+    file: Path | None,
+    dynamo: Path | None,
+    *,
+    host: str,
+    port: int,
+    ready_file: Path | None,
+    as_json: bool,
 ) -> int:
     """Serve until a signal, and return the exit code. Raises InvalidRequest and StartupError."""
     # A mistake in the list ends the command before anything starts.
@@ -29,6 +36,7 @@ def show_page(
     own = {
         "FULCRUM_METRICS_OBSERVE": ",".join(urls),
         "FULCRUM_METRICS_OBSERVE_FILE": "" if file is None else str(file.resolve()),
+        "FULCRUM_METRICS_OBSERVE_DYNAMO": "" if dynamo is None else str(dynamo.resolve()),
         "FULCRUM_METRICS_PORT": str(port),
         "FULCRUM_HOST": host,
         "FULCRUM_TOKEN": token,
@@ -86,8 +94,9 @@ def _tell(url: str, ready: Path, servers: int, *, as_json: bool) -> None:
         print(json.dumps({"page": url, "ready": str(ready), "servers": servers}), flush=True)
         return
     several = "server" if servers == 1 else "servers"
+    said = f"{servers} {several}; all GPU time is estimated" if servers else "Dynamo's workers report their own steps"
     print(
-        f"Page:    {url}  ({servers} {several}; all GPU time is estimated)\n"
+        f"Page:    {url}  ({said})\n"
         f"Screen:  fulcrum top --metrics {url}\n"
         f"Status:  fulcrum status --ready {plain(str(ready))}\n"
         "Stop with Ctrl-C.",

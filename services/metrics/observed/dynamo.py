@@ -4,11 +4,15 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 import structlog
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily
 
+from libs.contracts import metric_names as names
 from libs.contracts.errors import FulcrumError, InvalidRequest
 from libs.contracts.foreign_text import plain
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
@@ -79,6 +83,17 @@ class DynamoFleet:
         for batch in batches:
             with suppress(FulcrumError):  # counted where it is refused
                 self._report(batch.SerializeToString())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what came of the workers' messages."""
+        found = CounterMetricFamily(
+            names.OBSERVED_DYNAMO_RECORDS_TOTAL,
+            "Forward-pass metrics of Dynamo's workers, by what came of them.",
+            labels=["outcome"],
+        )
+        for outcome, count in sorted({**asdict(self.counts), **self.refused}.items()):
+            found.add_metric([outcome], count)
+        yield found
 
     async def _cut_forever(self) -> None:
         while True:
