@@ -40,7 +40,7 @@ class PassRecord(msgspec.Struct, frozen=True):
     version: int
     worker_id: Name
     dp_rank: Annotated[int, msgspec.Meta(ge=0, lt=4096)]
-    counter_id: Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+    counter_id: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
     wall_time: Annotated[float, msgspec.Meta(ge=0, le=MAX_STEP_S)]
     scheduled_requests: Scheduled = Scheduled()
     queued_requests: Queued = Queued()
