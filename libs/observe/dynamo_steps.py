@@ -132,8 +132,6 @@ class DynamoEngine:
             covered_to_unix_ns=high_ns,
             steps=step_columns(steps),
             load=self._load,
-            kv_blocks=runtime.total_kv_blocks or 0,
-            block_size_tokens=model.kv_cache_block_size,
             max_sequences=runtime.max_num_seqs or 0,
             chunk_tokens=chunk_tokens,
         )
