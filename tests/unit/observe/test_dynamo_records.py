@@ -1,5 +1,7 @@
 """Forward-pass metrics of Dynamo's workers: what is decoded, refused, and made of them."""
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -139,7 +141,7 @@ def test_steps_that_follow_each_other_keep_their_lengths(lengths_ms):
     assert sum(row.end_unix_ns - row.start_unix_ns for row in got) == pytest.approx(
         sum(lengths_ms) * 10**6 + 300_000 * len(lengths_ms), abs=1000
     )
-    assert all(one.end_unix_ns <= two.start_unix_ns for one, two in zip(got, got[1:], strict=False))
+    assert all(one.end_unix_ns <= two.start_unix_ns for one, two in pairwise(got))
 
 
 def test_transferred_prompts_of_a_decode_worker_are_no_prefill():
