@@ -33,7 +33,7 @@ OWN: Final = frozenset({
 })  # fmt: skip
 """Variables that the chart sets from values of its own."""
 OTHERS: Final = "^(CUDA|HF|HTTP|HTTPS|NCCL|NO|NVIDIA|OMP|PYTORCH|TORCH|UCX|VLLM)_[A-Z0-9_]+$"
-"""Of libraries, which the chart passes on."""
+"""The variables of libraries that the chart passes on."""
 NAME: Final[Json] = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
 TEXT: Final[Json] = {"type": "string"}
 SWITCH: Final[Json] = {"type": "boolean"}
@@ -44,7 +44,7 @@ SCALARS: Final = ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMa
 
 
 def closed(properties: Json, **more: Any) -> Json:
-    """An object of these and no others: a value that is misspelt must not be dropped without a word."""
+    """Return the schema of an object with these properties and no others, so that a misspelt value is refused."""
     return {"type": "object", "additionalProperties": False, "properties": properties, **more}
 
 
@@ -66,7 +66,7 @@ def variables(*classes: type[CommonSettings]) -> Json:
 
 
 def schema() -> Json:
-    """Of values.yaml."""
+    """Return the JSON schema of the chart's values.yaml."""
     placed = {"resources": ANY, "nodeSelector": ANY, "tolerations": {"type": "array", "items": ANY}}
     worker = {
         "env": variables(CommonSettings, WorkerSettings), "gpus": COUNT, "gpuResource": TEXT, "sharedMemory": AMOUNT,
@@ -124,7 +124,7 @@ def schema() -> Json:
 
 
 def profile_values(name: str, profile: DeploymentProfile) -> str:
-    """A values file, as YAML: one pool for each role, and one of the decode workers' kind for the planner."""
+    """Return a values file as YAML: one pool for each role, and one of the decode workers' kind for the planner."""
     roles = sorted({worker.role for worker in profile.workers}, reverse=True)
     pools = {role: _pool(role, profile.of(role)) for role in roles}
     spare = {**_pool("standby", profile.of(roles[-1])), "replicas": 0}
@@ -158,7 +158,7 @@ def _pool(role: str, workers: list[ProfileWorker]) -> Json:
 
 
 def _environment(worker: ProfileWorker) -> Mapping[str, str | int]:
-    """Less what a pod's own GPUs and the chart say."""
+    """Return the environment without the variables that a pod's own GPUs and the chart set."""
     left_out = {*OWN, "CUDA_VISIBLE_DEVICES", "FULCRUM_WORKER_GPUS", "FULCRUM_WORKER_BUDGET_TOKENS"}
     return {
         name: int(value) if value.isdigit() else value
@@ -172,7 +172,7 @@ def _flow(value: Any) -> str:
 
 
 def made() -> dict[Path, str]:
-    """Every file that is made, with its text."""
+    """Return the text of every generated file, by path."""
     files = {CHART / "values.schema.json": json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"}
     for given in (DEPLOY / "prometheus" / "rules.yml", *sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))):
         kept = CHART / "monitoring" / ("dashboards" if given.suffix == ".json" else "") / given.name

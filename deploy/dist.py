@@ -44,7 +44,6 @@ include = ["fulcrum_serving*"]
 
 
 def version() -> str:
-    """Return the version in pyproject.toml."""
     found: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     return found
 

@@ -40,7 +40,6 @@ FIRST_ROLES = (PrefillSettings, DecodeSettings)
 
 
 def page() -> str:
-    """The whole page."""
     roles = ", ".join(f"`{cls.model_fields['role'].default}`" for cls in FIRST_ROLES)
     parts = [INTRO]
     for title, settings, base in SECTIONS:
@@ -82,7 +81,7 @@ def _allowed(field: FieldInfo) -> str:
 
 
 def docstrings(settings: type[CommonSettings]) -> dict[str, str]:
-    """What stands under each field in the source."""
+    """Return the string that stands under each field in the source."""
     tree = ast.parse(dedent(inspect.getsource(settings)))
     assert isinstance(tree.body[0], ast.ClassDef)
     body = tree.body[0].body

@@ -183,7 +183,7 @@ class GpuSampler:
 
     @property
     def fresh(self) -> bool:
-        """Whether there are readings that have not been taken."""
+        """Return whether there are readings that have not been taken."""
         return bool(self._fresh)
 
     def take(self) -> Sequence[GpuReading]:

@@ -12,262 +12,33 @@ are left out.
 """
 
 import argparse
-import csv
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterable, Sequence
 from math import exp, isfinite, log
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from libs.cli.console import plain_table
-from libs.forecast.backtest import HORIZONS_S, BacktestForecasts, inside, make_plan, run, score
+from libs.forecast.backtest import HORIZONS_S, BacktestForecasts, inside, interval_score, make_plan, run, score
 from libs.forecast.baselines import heavy_baselines, light_baselines
-from libs.forecast.demand_file import read_demand
-from libs.policy.forecast.history import SERIES, DemandHistory, Floats, history_from_rates
+from libs.policy.forecast.bands import LEVELS
+from libs.policy.forecast.history import SERIES, DemandHistory, history_from_rates
 from libs.policy.forecast.model import DemandForecaster
-
-STEP_S: Final = 600.0
-DAY: Final = 144
-WEEKS: Final = 14 * DAY
-# Traces of an hour are laid out with ten of their seconds to a bin of ten minutes: two and a half days.
-STRETCH_S: Final = 10.0
-# When made series change for good: inside the scored days.
-CHANGED_DAY: Final = 11.5
-
-Half = Literal["tuning", "reporting"]
-
-
-@dataclass(frozen=True, slots=True)
-class SuiteSeries:
-    name: str
-    half: Half
-    read: Callable[[Path], DemandHistory]
-    file: str = ""
-    """File in the data folder; empty for made series."""
-
-
-def suite(folder: Path, half: Half | None = None) -> list[tuple[SuiteSeries, DemandHistory]]:
-    """Return all series of a half, or of both, whose files exist."""
-    return [
-        (each, each.read(folder / each.file))
-        for each in SUITE
-        if half in {None, each.half} and (not each.file or (folder / each.file).is_file())
-    ]
-
-
-def _binned(times_s: Floats, prefill: Floats | None, decode: Floats, step_s: float) -> DemandHistory:
-    """Return rates of single requests in bins, without the last, incomplete one. `prefill` None means unknown."""
-    places = (times_s // step_s).astype(np.int64)
-    bins = int(places.max())
-    rates = [np.bincount(places, weights, minlength=bins + 1)[:bins] / step_s for weights in (None, prefill, decode)]
-    if prefill is None:
-        rates[1] = np.full(bins, np.nan)
-    named = {"requests": rates[0], "known_requests": rates[0], "prefill": rates[1], "decode": rates[2]}
-    return history_from_rates(np.arange(bins) * STEP_S, named, STEP_S)
-
-
-def _images(*models: str) -> Callable[[Path], DemandHistory]:
-    """Return a reader of requests to these models of an image service (all if none are named), with seconds of work
-    for each.
-    """
-
-    def read(path: Path) -> DemandHistory:
-        with path.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if not models or row["model"] in models]
-        times_s = np.array([float(row["t_s"]) for row in rows])
-        work = np.array([float(row["exec_s"] or 0) for row in rows])
-        return _binned(times_s, None, work, STEP_S)
-
-    return read
-
-
-def _azure(path: Path) -> DemandHistory:
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    times_s = np.array([datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows])
-    lengths = [np.array([float(row[name]) for row in rows]) for name in ("ContextTokens", "GeneratedTokens")]
-    return _binned(times_s - times_s.min(), lengths[0], lengths[1], STRETCH_S)
-
-
-def _mooncake(path: Path) -> DemandHistory:
-    with path.open() as file:
-        rows = [json.loads(line) for line in file]
-    # Its clock ticks every three seconds: arrivals are spread within a tick.
-    times_s = np.array([row["timestamp"] / 1000 for row in rows]) + np.random.default_rng(1).uniform(0, 3, len(rows))
-    lengths = [np.array([float(row[name]) for row in rows]) for name in ("input_length", "output_length")]
-    return _binned(times_s, lengths[0], lengths[1], STRETCH_S)
-
-
-def _wander(rng: np.random.Generator, bins: int, size: float, half_life: float) -> Floats:
-    """Return correlated noise: an autoregression of order one with standard deviation `size`."""
-    keep = 0.5 ** (1 / half_life)
-    level, out = rng.normal(0, size), np.empty(bins)
-    for at, step in enumerate(rng.normal(0, size * np.sqrt(1 - keep * keep), bins)):
-        level = keep * level + step
-        out[at] = level
-    return out
-
-
-@dataclass(frozen=True, slots=True)
-class _MadeSeries:
-    """The base of a made series: logarithms of arrivals and lengths."""
-
-    rng: np.random.Generator
-    at_day: Floats
-    arrivals: Floats
-    prompts: Floats
-    outputs: Floats
-
-    def counted(self, requests: float) -> DemandHistory:
-        """Count arrivals in each bin; lengths scatter with their number. `requests` is the mean per second at log 0."""
-        count = self.rng.poisson(requests * STEP_S * np.exp(self.arrivals))
-        lengths = [
-            np.exp(log) * np.exp(self.rng.normal(0, 1, len(count)) / np.sqrt(np.maximum(count, 1)))
-            for log in (self.prompts + np.log(900.0), self.outputs + np.log(220.0))
-        ]
-        rate = count / STEP_S
-        known = np.where(count > 20, rate * self.rng.uniform(0.4, 1.0, len(count)), rate)
-        rates = {"requests": rate, "known_requests": known, "prefill": known * lengths[0], "decode": known * lengths[1]}
-        return history_from_rates(np.arange(len(count)) * STEP_S, rates, STEP_S)
-
-
-def _base(seed: int, bins: int = WEEKS, *, day: float = 0.6, noise: float = 0.12, hours: float = 4) -> _MadeSeries:
-    """Draw a day with its own shape, noise of minutes and of hours, and bursts of one client."""
-    rng = np.random.default_rng(seed)
-    at_day = np.arange(bins) / DAY
-    phase, second = rng.random(2)
-    shape = np.sin(2 * np.pi * (at_day - phase)) + 0.35 * np.sin(4 * np.pi * (at_day - second))
-    arrivals = day * shape + _wander(rng, bins, noise, hours * 6) + rng.normal(0, noise / 2, bins)
-    burst = np.zeros(bins)
-    for start in np.flatnonzero(rng.random(bins) < 0.008).tolist():
-        burst[start : start + int(rng.integers(1, 9))] += rng.exponential(0.4)
-    prompts, outputs = _wander(rng, bins, 0.1, 30), _wander(rng, bins, 0.1, 60)
-    return _MadeSeries(rng, at_day, arrivals + burst, prompts + 0.5 * burst, outputs)
-
-
-def _shifted(made: _MadeSeries, arrivals: Floats | float = 0.0, *, prompts: Floats | float = 0.0,
-             outputs: Floats | float = 0.0) -> _MadeSeries:  # fmt: skip
-    return _MadeSeries(made.rng, made.at_day, made.arrivals + arrivals, made.prompts + prompts, made.outputs + outputs)
-
-
-def _trend(_: Path) -> DemandHistory:
-    made = _base(21)
-    return _shifted(made, 0.09 * made.at_day).counted(4.0)
-
-
-def _weekly(_: Path) -> DemandHistory:
-    made = _base(22, 28 * DAY, day=0.9)
-    weekend = (made.at_day // 1 % 7 >= 5).astype(np.float64)
-    return _shifted(made, -1.1 * weekend, outputs=0.4 * weekend).counted(12.0)
-
-
-def _launch(_: Path) -> DemandHistory:
-    made = _base(23, noise=0.2)
-    return _shifted(made, -4.0 / (1 + np.exp((made.at_day - CHANGED_DAY) * 3))).counted(40.0)
-
-
-def _migration(_: Path) -> DemandHistory:
-    """Half of the demand leaves within a day, that of long outputs last."""
-    made = _base(24)
-    gone = np.clip(made.at_day - CHANGED_DAY, 0, 1)
-    return _shifted(made, np.log(1 - 0.6 * gone), outputs=0.5 * gone).counted(25.0)
-
-
-def _outages(_: Path) -> DemandHistory:
-    """No arrivals for up to three hours, four times; no data for two hours, twice; a rush after each."""
-    made = _base(25)
-    history, rush = made.counted(8.0), np.zeros(WEEKS)
-    series = [values.copy() for values in (history.requests, history.prefill, history.decode)]
-    for day, hours in ((3.4, 1.0), (7.7, 3.0), (10.9, 1.5), (12.6, 2.0)):
-        start, end = int(day * DAY), int(day * DAY + hours * 6)
-        rush[end : end + 4] = 0.6
-        for values in series:
-            values[start:end] = 0.0
-            values[end : end + 4] *= np.exp(0.6)
-    for day in (5.2, 11.3):
-        for values in series:
-            values[int(day * DAY) : int(day * DAY) + 12] = np.nan
-    return DemandHistory(STEP_S, 0.0, series[0], series[1], series[2])
-
-
-def _regime(_: Path) -> DemandHistory:
-    """Another client: arrivals double, outputs triple, and the daily pattern weakens, from one bin to the next."""
-    made, other = _base(26), _base(27, day=0.2, noise=0.25, hours=1)
-    after = made.at_day >= CHANGED_DAY
-    mixed = _MadeSeries(
-        made.rng,
-        made.at_day,
-        np.where(after, other.arrivals + 0.7, made.arrivals),
-        made.prompts,
-        made.outputs + 1.1 * after,
-    )
-    return mixed.counted(6.0)
-
-
-def _one_day(_: Path) -> DemandHistory:
-    return _base(28, DAY, day=0.7).counted(3.0)
-
-
-def _resets(_: Path) -> DemandHistory:
-    """Counters that were reset: bins with a part of the arrivals, and bins after them with twice as many."""
-    history = _base(29, noise=0.2).counted(15.0)
-    rng = np.random.default_rng(30)
-    series = [values.copy() for values in (history.requests, history.prefill, history.decode)]
-    for place in rng.choice(WEEKS - 1, 40, replace=False).tolist():
-        part = rng.uniform(0, 0.4)
-        for values in series:
-            values[place], values[place + 1] = values[place] * part, values[place + 1] + values[place] * (1 - part)
-    return DemandHistory(STEP_S, 0.0, series[0], series[1], series[2])
-
-
-def _bursty(_: Path) -> DemandHistory:
-    """No season, much noise, few requests: one client in ten makes a third of all."""
-    made = _base(31, day=0.05, noise=0.5, hours=0.7)
-    return made.counted(0.08)
-
-
-def _drifting(_: Path) -> DemandHistory:
-    """A level that drifts for good, and a weak daily pattern."""
-    made = _base(32, day=0.25, noise=0.08)
-    return _shifted(made, np.cumsum(made.rng.normal(0, 0.035, len(made.at_day)))).counted(30.0)
-
-
-SUITE: Final[tuple[SuiteSeries, ...]] = (
-    SuiteSeries("m-large", "tuning", read_demand, "servegen_m-large_10min.csv"),
-    SuiteSeries("images-all", "tuning", _images(), "alibaba_genai_2024-11.csv"),
-    SuiteSeries("images-M0002", "tuning", _images("M0002"), "alibaba_genai_2024-11.csv"),
-    SuiteSeries("azure-code", "tuning", _azure, "azure_code_2023.csv"),
-    SuiteSeries("weekly", "tuning", _weekly),
-    SuiteSeries("launch", "tuning", _launch),
-    SuiteSeries("outages", "tuning", _outages),
-    SuiteSeries("one-day", "tuning", _one_day),
-    SuiteSeries("drifting", "tuning", _drifting),
-    SuiteSeries("m-small", "reporting", read_demand, "servegen_m-small_10min.csv"),
-    SuiteSeries("deepseek-r1", "reporting", read_demand, "servegen_deepseek-r1_10min.csv"),
-    SuiteSeries("images-M0001", "reporting", _images("M0001"), "alibaba_genai_2024-11.csv"),
-    SuiteSeries("images-M0004", "reporting", _images("M0004"), "alibaba_genai_2024-11.csv"),
-    SuiteSeries("mooncake", "reporting", _mooncake, "mooncake_conversation.jsonl"),
-    SuiteSeries("trend", "reporting", _trend),
-    SuiteSeries("migration", "reporting", _migration),
-    SuiteSeries("regime", "reporting", _regime),
-    SuiteSeries("resets", "reporting", _resets),
-    SuiteSeries("bursty", "reporting", _bursty),
-)
-
-# Made series that change for good on `CHANGED_DAY`.
-CHANGED: Final = frozenset({"launch", "migration", "regime"})
-
+from load.forecast_series import CHANGED, CHANGED_DAY, DAY, STEP_S, suite
 
 HORIZONS: Final = (1, 6, 18, 144)
+# How far ahead a history of some days is tried, in bins, and how far apart its beginnings lie.
+SHORT_DAYS: Final = (1, 2, 3, 4, 7)
+FAR_AHEAD: Final = (36, 72, 144, 290, 504, 650)
+SHORT_EVERY: Final = 223
+MEDIAN: Final = LEVELS.index(0.5)
 # Bands must hold again within so many bins after a change.
 RECOVERY_BINS: Final = 24
 WEEK_BINS: Final = 1008
@@ -285,7 +56,9 @@ def main() -> None:
         summary = summarize(records)
         for line in in_words(summary, recovery):
             console.print(line)
-        found |= {"records": records, "summary": summary, "recovery": recovery}
+        short = _short_histories(asked)
+        console.print(_short_table(short))
+        found |= {"records": records, "summary": summary, "recovery": recovery, "short": short}
     if asked.days:
         rows = [_measure(int(each), asked.series, asked.seed) for each in asked.days.split(",")]
         console.print(_speeds(rows, asked.series))
@@ -312,6 +85,57 @@ def _accuracy(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str
             })  # fmt: skip
         print(f"{each.name}: done", file=sys.stderr, flush=True)
     return records, recovery
+
+
+def _short_histories(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return, by days of history and horizon, how forecasts of all series and many origins came out."""
+    cells: dict[tuple[int, int], list[tuple[float, ...]]] = {}
+    for _, history in suite(Path(os.environ.get("FULCRUM_DATA", "")), None if asked.half == "both" else asked.half):
+        for days in SHORT_DAYS:
+            for start in range(0, max(len(history) - days * DAY, 1), SHORT_EVERY):
+                _try_short(history, start, days, cells)
+    return [
+        {"days": days, "horizon_s": ahead * STEP_S, "forecasts": len(rows)}
+        | dict(zip(("coverage90", "below_p95", "width", "wis_log"), np.mean(rows, axis=0).tolist(), strict=True))
+        for (days, ahead), rows in sorted(cells.items())
+    ]
+
+
+def _try_short(
+    history: DemandHistory, start: int, days: int, cells: dict[tuple[int, int], list[tuple[float, ...]]]
+) -> None:
+    """Add the outcomes of forecasts from the end of `days` from bin `start` on. Widths and scores are logarithms."""
+    count = days * DAY
+    series = (history.requests[start:], history.prefill[start:], history.decode[start:])
+    part = DemandHistory(history.step_s, history.start_s + start * history.step_s, *series)
+    ahead = tuple(each for each in FAR_AHEAD if count + each <= len(part))
+    if not ahead:
+        return
+    fitted = DemandForecaster().fit(part.before(count), ahead)
+    for name in SERIES:
+        if (model := fitted.models[name]) is None:
+            continue
+        said = fitted.forecast_at(part.before(count), name, [count - 1])[0]
+        for horizon, quantiles in zip(ahead, np.log(said + model.offset + 1e-12), strict=True):
+            came = np.log(part.series(name)[count - 1 + horizon] + model.offset + 1e-12)
+            if isfinite(came):
+                outcome, said_here = np.array([came]), quantiles[None]
+                held, wis = float(inside(outcome, said_here)[0]), interval_score(outcome, said_here)
+                row = (held, float(came <= quantiles[-1]), float(quantiles[-1] - quantiles[MEDIAN]), wis)
+                cells.setdefault((days, horizon), []).append(row)
+
+
+def _short_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = plain_table("days of history", *(f"{each * STEP_S / 3600:.0f} h" for each in FAR_AHEAD))
+    for days in SHORT_DAYS:
+        by_horizon = {each["horizon_s"]: each for each in rows if each["days"] == days}
+        found = [by_horizon.get(each * STEP_S) for each in FAR_AHEAD]
+        table.add_row(
+            str(days),
+            *("–" if each is None else f"{each['coverage90']:.2f}  x{exp(each['width']):.1f}" for each in found),
+        )
+    table.title, table.title_justify = "90 % bands far ahead of short histories: share that held, p95 over p50", "left"
+    return table
 
 
 def _recovery(found: BacktestForecasts) -> dict[str, float]:

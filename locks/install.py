@@ -46,7 +46,7 @@ CUDA_BUILD = re.compile(r"^(torch|triton|nvidia-.+|cuda-.+)$")
 
 
 class SetupError(Exception):
-    """What the person reads instead of a traceback."""
+    """An error whose text a person reads instead of a traceback."""
 
 
 def requirements(lock: str) -> Iterator[tuple[str, str]]:
@@ -58,7 +58,9 @@ def requirements(lock: str) -> Iterator[tuple[str, str]]:
 
 
 def without_cuda(lock: str) -> tuple[str, str]:
-    """The lock less torch and its CUDA packages, and the torch requirement without hashes ("torch==2.13.0")."""
+    """Return the lock without torch and its CUDA packages, and the torch requirement without hashes
+    ("torch==2.13.0").
+    """
     kept, torch = [], ""
     for name, text in requirements(lock):
         if name == "torch":
@@ -69,13 +71,13 @@ def without_cuda(lock: str) -> tuple[str, str]:
 
 
 def without(lock: str, other: str) -> str:
-    """The lock less what another names too, perhaps in another version."""
+    """Return the lock without the packages that another lock names, perhaps in another version."""
     named = {name for name, _ in requirements(other)}
     return "".join(text for name, text in requirements(lock) if name not in named)
 
 
 def client_environment(environ: Mapping[str, str], venv: Path = VENV) -> dict[str, str]:
-    """The environment for uv: what is set for pip holds for uv too, unless uv has its own."""
+    """Return the environment for uv: settings for pip hold for uv too, unless uv has its own."""
     env = {**environ, "UV_NO_PROGRESS": "" if sys.stderr.isatty() else "1", "VIRTUAL_ENV": str(venv)}
     same = {
         "PIP_INDEX_URL": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
@@ -92,7 +94,7 @@ def client_environment(environ: Mapping[str, str], venv: Path = VENV) -> dict[st
 
 
 def digest(kind: str, torch_index: str) -> str:
-    """What an installation of `kind` is made from."""
+    """Return a digest of everything that an installation of `kind` is made from."""
     parts = [(LOCKS / f"{name}.txt").read_bytes() for name in KINDS[kind]]
     parts += [(ROOT / "pyproject.toml").read_bytes(), torch_index.encode(), str(ROOT).encode()]
     if not kind.startswith("image-"):
@@ -101,12 +103,11 @@ def digest(kind: str, torch_index: str) -> str:
 
 
 def venv_of(kind: str) -> Path:
-    """Where `kind` is installed."""
     return VLLM_VENV if kind.startswith("vllm") else VENV
 
 
 def up_to_date(kind: str, torch_index: str) -> bool:
-    """Whether its environment already holds what `kind` needs."""
+    """Return whether its environment already holds what `kind` needs."""
     venv = venv_of(kind)
     if not (venv / STAMP).is_file() or not (venv / "bin" / "fulcrum").is_file():
         return False
@@ -129,7 +130,7 @@ def run(step: str, *command: str, env: Mapping[str, str], silent: bool = False) 
 
 
 def make_venv(venv: Path, env: Mapping[str, str]) -> None:
-    """A fresh environment with uv in it, unless there is one of a fitting Python."""
+    """Create an environment with uv in it, unless there is one of a fitting Python."""
     python = venv / "bin" / "python"
     probe = f"import sys; sys.exit(sys.version_info[:2] not in {PYTHONS})"
     usable = python.exists() and subprocess.run([str(python), "-c", probe], check=False).returncode == 0
@@ -172,7 +173,7 @@ def install_project(venv: Path, env: Mapping[str, str]) -> None:
 
 
 def install_broker(venv: Path, env: Mapping[str, str]) -> None:
-    """Build the embedded broker into it."""
+    """Build the embedded broker and put it into the venv."""
     with tempfile.TemporaryDirectory() as folder:
         go = own_go()
         if not go:
@@ -187,7 +188,7 @@ def install_broker(venv: Path, env: Mapping[str, str]) -> None:
 
 
 def own_go() -> str:
-    """The machine's Go where it is as new as the broker needs; else empty."""
+    """Return the machine's command for Go if it is as new as the broker needs; else an empty text."""
     needed = re.search(r"^go (\d+)\.(\d+)", (BROKER / "go.mod").read_text(), re.MULTILINE)
     try:
         found = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
@@ -200,7 +201,7 @@ def own_go() -> str:
 
 
 def main(kind: str) -> None:
-    """Install unless it has been done."""
+    """Install the packages of a kind, unless its lock has been installed before."""
     if sys.version_info[:2] not in PYTHONS:
         found = ".".join(map(str, sys.version_info[:2]))
         raise SetupError(

@@ -17,7 +17,6 @@ def enter() -> None:
 
 
 def main() -> None:
-    """Run the `fulcrum` command."""
     enter()
     from libs.cli.main import main as run  # noqa: PLC0415 (importable from here on)
 

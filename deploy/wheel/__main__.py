@@ -1,5 +1,3 @@
-"""`python -m fulcrum_serving`."""
-
 from fulcrum_serving import main
 
 main()

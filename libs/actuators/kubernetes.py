@@ -49,7 +49,7 @@ class PodView:
         """The number of times that all pods were listed."""
 
     async def known(self) -> tuple[DeploymentPool, list[Pod]]:
-        """Return the Deployment and its pods. Raises ActuatorDown while they cannot be watched."""
+        """Return the Deployment and its pods. Raise ActuatorDown while they cannot be watched."""
         if self._pool is None and not self._failed:
             await self.change(CALL_S)
         if self._pool is None or self._failed:
@@ -110,7 +110,7 @@ class PodView:
 CONFLICTS: Final = 3
 """The number of attempts to write the scale when others write it concurrently."""
 ORDER_S: Final = 20.0
-"""How long starting pods may delay the removal of others that are to go first."""
+"""The longest time for which starting pods may delay the removal of others that are to go first."""
 PURSUED_S: Final = 60.0
 """The time after which an unfulfilled request is dropped; the planner repeats what it still needs."""
 PACE_S: Final = 0.1

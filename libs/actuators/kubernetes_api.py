@@ -271,7 +271,7 @@ class KubeApi:
     async def changes(self, selector: str, version: str) -> AsyncIterator[Change]:
         """Yield changes since `version` for up to WATCH_S. A later call can continue from the last change's version.
 
-        Raises TooOld if the server no longer keeps the changes since that version.
+        Raise TooOld if the server no longer keeps the changes since that version.
         """
         core = client.CoreV1Api(await self._connected())
         with _failures():
@@ -296,7 +296,7 @@ class KubeApi:
         return found.spec.replicas, found.metadata.resource_version
 
     async def set_scale(self, count: int, version: str) -> None:
-        """Request this many pods. Raises ScaledMeanwhile if the scale no longer has that version."""
+        """Request this many pods. Raise ScaledMeanwhile if the scale no longer has that version."""
         apps = client.AppsV1Api(await self._connected())
         body = {
             "metadata": {"name": self._name, "namespace": self._namespace, "resourceVersion": version},

@@ -15,7 +15,7 @@ class Started:
     """The largest number of workers that the actuator can run."""
     model: str
     without_machine: frozenset[str] = frozenset()
-    """Those of `worker_ids` that wait for a machine with room."""
+    """The members of `worker_ids` that wait for a machine with room."""
 
 
 class ActuatorDown(Exception):
@@ -23,20 +23,20 @@ class ActuatorDown(Exception):
 
 
 class Actuator(Protocol):
-    """Starts and ends workers. `look` reflects earlier calls, including those of other callers."""
+    """A port that starts and ends workers. `look` reflects earlier calls, including those of other callers."""
 
     kind: str
     """The name of the actuator in the planner's decisions."""
 
     async def look(self) -> Started:
-        """Return the present workers and their limit. Raises ActuatorDown."""
+        """Return the present workers and their limit. Raise ActuatorDown."""
         ...
 
     async def have(self, count: int, *, first_to_end: Sequence[str] = ()) -> None:
         """Request this many workers, at most `most`, and return once the request is accepted; the change follows.
 
         If workers have to end, those in `first_to_end` go first, in that order. Their running work may finish.
-        Raises ActuatorDown.
+        Raise ActuatorDown.
         """
         ...
 

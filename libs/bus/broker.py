@@ -30,7 +30,7 @@ _OK = 0
 
 
 async def make_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> None:
-    """Create the missing topics. Raises KafkaError with the broker's reason if it refuses."""
+    """Create the missing topics. Raise KafkaError with the broker's reason if it refuses."""
     described = await _described(admin, topics, cluster)
     await _tell_weak(admin, described)
     there = {entry["topic"] for entry in described}
@@ -125,7 +125,7 @@ _DEAD = "Dead"
 async def committed_offsets(
     admin: AIOKafkaAdminClient, group: str, partitions: Sequence[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return what is committed of each of `partitions`, or NONE. Raises BrokerAway while the coordinator does not
+    """Return what is committed of each of `partitions`, or NONE. Raise BrokerAway while the coordinator does not
     answer.
 
     A coordinator that is still reading commits refuses the group as a whole, and so may one that has no such group.

@@ -37,7 +37,7 @@ PLAINTEXT: Final = "PLAINTEXT"
 
 
 def brokers_of(settings: CommonSettings) -> Brokers:
-    """Return the brokers of the settings. Raises StartupError for unreadable files."""
+    """Return the brokers of the settings. Raise StartupError for unreadable files."""
     protocol = settings.kafka_protocol
     if protocol == PLAINTEXT:
         return settings.kafka
@@ -89,19 +89,19 @@ MAX_RECORD_BYTES = 1024 * 1024
 MEMBER_FETCH_BYTES = 128 * 1024
 """The bytes of each partition that a group member prefetches beyond what it has processed."""
 TRANSACTION_TIMEOUT_MS = 20_000
-"""How long an open transaction may block readers, unless its producer's successor ends it sooner."""
+"""The longest time for which an open transaction may block readers, unless its producer's successor ends it sooner."""
 SESSION_TIMEOUT_MS = 6_000
 """The silence after which a group member loses its partitions to others."""
 REBALANCE_TIMEOUT_MS = 10_000
 # Joining a group is answered once all of its members have joined or been given up.
 JOIN_TIMEOUT_MS = REBALANCE_TIMEOUT_MS + 2_000
 MAX_WORK_MS = 24 * 3_600_000
-"""How long a member may process what it has read. Its heartbeats show that it is alive."""
+"""The longest time for which a member may process what it has read. Its heartbeats show that it is alive."""
 # For a transactional producer, whose predecessor's open transactions are ended first.
 OPEN_TIMEOUT_S = 15.0
 CLOSE_TIMEOUT_S = 3.0
 FETCH_WAIT_MS = 500
-"""How long a fetch waits at the broker for a first record."""
+"""The longest time for which a fetch waits at the broker for a first record."""
 GATHER_BYTES = 1024 * 1024
 """The bytes at which a gathering fetch returns early."""
 

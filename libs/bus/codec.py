@@ -103,7 +103,7 @@ class SkippedRecords:
 
 
 def encode(topic: Topic, cluster: str, value: Message) -> Outgoing:
-    """Encode `value` as a record. Raises TypeError if it is not the topic's message."""
+    """Encode `value` as a record. Raise TypeError if it is not the topic's message."""
     if not isinstance(value, topic.value):
         raise TypeError(f"topic {topic.stem} takes {topic.value.DESCRIPTOR.full_name}, not {type(value).__name__}")
     return Outgoing(

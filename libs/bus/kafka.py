@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 START_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 2.0
-"""How long `close` waits for the broker to accept buffered records."""
+"""The longest time for which `close` waits for the broker to accept buffered records."""
 
 
 class KafkaBus:

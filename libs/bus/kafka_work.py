@@ -33,7 +33,7 @@ BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 2.0
 RETRY_AFTER_S = 2.0
 ASK_TIMEOUT_S = 6.0
-"""How long a caller waits for the broker to accept a record or answer a query."""
+"""The longest time for which a caller waits for the broker to accept a record or answer a query."""
 
 
 class KafkaWork:

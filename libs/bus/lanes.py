@@ -78,7 +78,7 @@ class Transactions:
     async def commit(self, produced: Sequence[Produced], offset: OffsetAndMetadata) -> None:
         """Commit everything or nothing.
 
-        Raises TopicRefused if a client's topic does not accept its records, and TooLargeForTopic if one of them is
+        Raise TopicRefused if a client's topic does not accept its records, and TooLargeForTopic if one of them is
         too large.
         """
         raws = [item for item in produced if isinstance(item, Raw)]
@@ -134,7 +134,7 @@ class Transactions:
             raise _refused(topic, error) from error
 
     async def _renew(self) -> None:
-        """End the transaction by opening a new producer. Raises BrokerAway if another member has worked here.
+        """End the transaction by opening a new producer. Raise BrokerAway if another member has worked here.
 
         aiokafka's own abort is not enough: it loses the sequence numbers of refused records, and a topic that may
         not be written to makes it forget what else the transaction holds.

@@ -24,7 +24,7 @@ class _Queue:
 
 
 class LocalBus:
-    """LiveBus without a broker. Records are not kept: a reader gets those published after it has subscribed.
+    """A LiveBus without a broker. Records are not kept: a reader gets those published after it has subscribed.
 
     A published message belongs to its readers, so its publisher must not change it.
     """

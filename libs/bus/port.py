@@ -16,7 +16,9 @@ from libs.contracts import metric_names as names
 from libs.contracts.topics import Topic
 
 TAKEN_OVER_NS: Final = 10_000_000_000
-"""How far back a newly wanted partition is read, since its former reader may have been gone for some seconds."""
+"""The age of the oldest records read of a newly wanted partition: its former reader may have been gone for some
+seconds.
+"""
 
 
 class Record(NamedTuple):

@@ -45,7 +45,7 @@ class Lane(Protocol):
 
     @property
     def replayed(self) -> bool:
-        """Whether everything that existed when the lane began has been read."""
+        """Return whether everything that existed when the lane began has been read."""
         ...
 
     def batches(self) -> AsyncIterator[list[Record]]:
@@ -55,7 +55,7 @@ class Lane(Protocol):
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
         """Commit these records, `next_offset` as the next to be worked on, and a note, in one transaction at a time.
 
-        Raises TopicRefused if a client's topic does not accept its records, and TooLargeForTopic if one of them is
+        Raise TopicRefused if a client's topic does not accept its records, and TooLargeForTopic if one of them is
         too large for it. Nothing is committed in these cases, and the lane can continue without the records. Any
         other error means that the transaction was not committed, or that this is unknown. The lane is then
         unusable, and the next one begins at the offset that the broker reports.
@@ -64,22 +64,22 @@ class Lane(Protocol):
 
 
 Handle = Callable[[Lane], Coroutine[Any, Any, None]]
-"""Work on one lane until cancelled, which happens when another member takes over the lane."""
+"""A callback that works on one lane until it is cancelled, because another member takes over the lane."""
 
 
 class WorkBus(Protocol):
     """Publishing, reading and processing of records that must neither be lost nor repeated."""
 
     async def send(self, topic: Topic, value: Message) -> None:
-        """Publish and wait for the broker's confirmation. Raises BrokerUnavailable."""
+        """Publish and wait for the broker's confirmation. Raise BrokerUnavailable."""
         ...
 
     async def ends(self, topic: Topic) -> list[int]:
-        """Return the offset after the last record of each partition. Raises BrokerUnavailable."""
+        """Return the offset after the last record of each partition. Raise BrokerUnavailable."""
         ...
 
     async def trim(self, topic: Topic, before: Sequence[int]) -> None:
-        """Delete the records below these offsets, by partition. Raises BrokerUnavailable."""
+        """Delete the records below these offsets, by partition. Raise BrokerUnavailable."""
         ...
 
     async def committed(self, topic: Topic, group: str) -> list[int]:
@@ -100,7 +100,7 @@ class WorkBus(Protocol):
     def values(self, name: str) -> AsyncIterator[bytes]:
         """Yield committed values of a client's topic by partition, up to where it ended at the time of the call.
 
-        Raises TopicNotFound, and BrokerUnavailable at any moment.
+        Raise TopicNotFound, and BrokerUnavailable at any moment.
         """
         ...
 
@@ -111,5 +111,7 @@ class WorkBus(Protocol):
         ...
 
     async def work(self, topic: Topic, group: str, handle: Handle) -> None:
-        """Take part in the group until cancelled, through outages. `handle` runs once for each assigned partition."""
+        """Process partitions as a member of the group until cancelled, and rejoin after outages. `handle` runs once for
+        each assigned partition.
+        """
         ...

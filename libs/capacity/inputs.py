@@ -41,7 +41,7 @@ class PlanInput:
     lengths: tuple[tuple[int, int], ...] = ()
     """Prompt and output tokens of single requests; empty if only means are known."""
     known: bool = False
-    """Whether the history itself is planned for, as with a trace, rather than a forecast from it."""
+    """True if the history itself is planned for, as with a trace, rather than a forecast from it."""
 
 
 def input_of(demand: ModelDemand, kind: WorkerKind | None, there: dict[Phase, int]) -> PlanInput:

@@ -108,7 +108,7 @@ class _Pool:
         """A heap of (end time, worker, version of the worker)."""
 
     def run(self, requests: Sequence[TraceRequest]) -> list[bool]:
-        """Run until all requests have ended."""
+        """Run until all requests have ended. Return for each whether its first token and its pace met the targets."""
         for place, request in enumerate(requests):
             arrival_s = request.arrival_ns / 1e9
             self._end_until(arrival_s)

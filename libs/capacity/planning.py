@@ -15,7 +15,7 @@ import numpy as np
 from libs.capacity.inputs import HOUR_S, PlanInput, input_from_json
 from libs.capacity.measure import SIZES, Bench, PlanTraffic, gap_cv, made_lengths
 from libs.contracts.errors import InvalidRequest
-from libs.demand.report import DemandOutlook, make_outlook
+from libs.demand.report import DemandOutlook, coarser_history, make_outlook
 from libs.lab.hardware import Hardware, resolve
 from libs.lab.slo import SloSpec, parse_slo
 from libs.lab.study import Note, quiet
@@ -33,7 +33,8 @@ from libs.policy.capacity import (
     runs_short,
     sample_paths,
 )
-from libs.policy.forecast.history import Floats
+from libs.policy.forecast.bands import DAY_S
+from libs.policy.forecast.history import DemandHistory, Floats
 
 # The version of the measurement and its format; a new one invalidates all tables.
 LAYOUT: Final = 2
@@ -72,6 +73,8 @@ def fingerprint(bench: Bench) -> str:
 
 
 PATHS: Final = 500
+# A plan for this many times the busiest stretch so far says so.
+MOST_BEYOND: Final = 2.0
 # A larger plan is checked at a part of its size, with work and workers reduced alike.
 MOST_CHECKED: Final = 24
 CHECKED_S: Final = 20.0
@@ -88,7 +91,7 @@ GRID: Final = 1.25
 class PlanQuery:
     slo: SloSpec
     horizon_s: float
-    """Planned time span, measured by the clock."""
+    """The length of the planned time, in seconds of the day's clock."""
     confidence: float = 0.95
     traffic: float = 1.0
     """A factor by which the demand is multiplied."""
@@ -175,7 +178,8 @@ def plan_capacity(
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
         rates, rng = draw(outlook, asked.seed)
-        start_s, step_s, notes = outlook.start_s, outlook.step_s, outlook.notes
+        start_s, step_s = outlook.start_s, outlook.step_s
+        notes = (*outlook.notes, *_beyond_history(found.history, rates, step_s, asked.confidence))
     inside = rng.choice(found.peaks, rates.shape[::2]) if step_s >= HOUR_S / 2 else np.ones(rates.shape[::2])
     work = {
         phase: np.nan_to_num(rates[:, place] * per_token[phase] * asked.traffic * inside)
@@ -238,6 +242,20 @@ def part_of(pools: Mapping[Phase, int], limit: float) -> tuple[float, dict[Phase
             if (key := (round(off, 2), -part)) < best:
                 best, found = key, (part, counts)
     return found
+
+
+def _beyond_history(history: DemandHistory, rates: Floats, step_s: float, confidence: float) -> tuple[str, ...]:
+    """Return a sentence if the plan is for far more than ever came; `rates` are [paths, phases, stretches]."""
+    seen = coarser_history(history, max(round(step_s / history.step_s), 1))
+    busiest = [float(np.nanmax(each, initial=0.0)) for each in (seen.prefill, seen.decode)]
+    planned = np.quantile(rates, confidence, axis=0).max(axis=1)
+    times = max((float(most) / came for most, came in zip(planned, busiest, strict=True) if came > 0), default=0.0)
+    if times < MOST_BEYOND:
+        return ()
+    return (
+        f"planned for up to {times:.1f} times the busiest stretch so far: {confidence:.0%} sure is wide that far ahead "
+        f"of {len(history) * history.step_s / DAY_S:.1f} days of history, and --horizon or --confidence narrow it",
+    )
 
 
 def plan_json(found: PlanInput, asked: PlanQuery, planned: Planned, check: dict[str, Any] | None) -> dict[str, Any]:

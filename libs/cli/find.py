@@ -51,7 +51,7 @@ class _Unset:
 
 
 def call_settings() -> "CallSettings":
-    """Return how calls to workers are secured. Raises StartupError.
+    """Return how calls to workers are secured. Raise StartupError.
 
     The settings class is loaded only if the environment sets any of this: importing it takes longer than all else
     that a command does.
@@ -120,7 +120,7 @@ def no_suite(url: str) -> StartupError:
 
 
 def get_json(base_url: str, path: str, *, exact: bool = False, **params: str) -> Any:
-    """Return a service's answer with its text escaped for people. Raises StartupError that says what to do.
+    """Return a service's answer with its text escaped for people. Raise StartupError that says what to do.
 
     `exact` leaves the text as it is, for programs and for values that are sent back.
     """
@@ -129,14 +129,14 @@ def get_json(base_url: str, path: str, *, exact: bool = False, **params: str) ->
 
 
 def put_json(base_url: str, path: str, body: dict[str, Any], *, token: str, exact: bool = False) -> Any:
-    """Return the answer to a PUT on an admin route. Raises StartupError that says what to do."""
+    """Return the answer to a PUT on an admin route. Raise StartupError that says what to do."""
     return ask_json(base_url, "PUT", path, body, token=token, exact=exact)
 
 
 def ask_json(
     base_url: str, method: str, path: str, body: dict[str, Any] | None, *, token: str, exact: bool = False
 ) -> Any:
-    """Return the answer to a call of any method. Raises StartupError that says what to do."""
+    """Return the answer to a call of any method. Raise StartupError that says what to do."""
     own = {"authorization": f"Bearer {token}"} if token else {}
     headers = {"content-type": "application/json", **own}
     found = _answer(base_url, method, path, headers, None if body is None else json.dumps(body).encode())
@@ -163,7 +163,7 @@ def _answer(base_url: str, method: str, path: str, headers: dict[str, str], body
 
 
 def checked(answer: "httpx.Response") -> dict[str, Any]:
-    """Return the gateway's JSON answer. Raises StartupError if it refused."""
+    """Return the gateway's JSON answer. Raise StartupError if it refused."""
     if not answer.is_success:
         raise StartupError(f"the gateway refused: {error_text(answer)}")
     found: dict[str, Any] = answer.json()

@@ -1,4 +1,4 @@
-"""What all reports share: a folder, a self-contained HTML page, and plots in it."""
+"""The common parts of all reports: a folder, a self-contained HTML page, and plots in it."""
 
 import io
 import re
@@ -23,7 +23,7 @@ tr.best td{background:#16291b}.plot svg{background:#fff;border-radius:6px}}
 
 
 def make_folder(folder: Path) -> None:
-    """Make the report's folder. Raises InvalidRequest if that fails."""
+    """Make the report's folder. Raise InvalidRequest if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -50,7 +50,7 @@ def check_plots(option: str = "--report") -> None:
 
 
 def draw_svg(draw: Callable[[Any], None]) -> str:
-    """Return an HTML element with what `draw` puts on matplotlib's axes. Raises InvalidRequest without matplotlib."""
+    """Return an HTML element with what `draw` puts on matplotlib's axes. Raise InvalidRequest without matplotlib."""
     check_plots()
     from matplotlib import pyplot  # noqa: PLC0415 (only where a report is asked for)
 

@@ -10,7 +10,7 @@ DEFAULT_CLASS: Final = "online"
 BATCH_CLASS: Final = "batch"
 
 
-ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
+ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 MAX_WINDOW_S: Final = 7 * 24 * 3600
 _WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}

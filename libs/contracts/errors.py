@@ -56,9 +56,9 @@ class FulcrumError(Exception):
     http_status: ClassVar[int] = 500
     grpc_status: ClassVar[GrpcStatus] = "INTERNAL"
     retry_spread: ClassVar[float] = 0.25
-    """Largest share by which Retry-After is extended at random."""
+    """The largest share by which Retry-After is extended at random."""
     repeatable: ClassVar[bool] = True
-    """Whether clients that retry by themselves, going by the status, may do so."""
+    """True if clients that retry by themselves, going by the status, may do so."""
 
     def __init_subclass__(cls, *, wire: Wire | None = None) -> None:
         super().__init_subclass__()
@@ -134,7 +134,7 @@ class PermissionDenied(FulcrumError,   wire=("permission_denied",       INVALID,
     """The caller is known and may not do this."""
     repeatable = False
 class Conflict(FulcrumError,           wire=("conflict",                INVALID, 409, "FAILED_PRECONDITION")):
-    """The request contradicts the present state."""
+    """The request contradicts the present state of what it would change."""
     repeatable = False
 class QueueFull(FulcrumError,          wire=("queue_full",              RATE,    429, "RESOURCE_EXHAUSTED")):
     """A bounded queue is full. The client may retry after `retry_after_s`."""
@@ -161,7 +161,7 @@ class StaleRole(FulcrumError,          wire=("stale_role",              SERVER, 
 class KvLost(FulcrumError,             wire=("kv_lost",                 SERVER,  500, "DATA_LOSS")):
     """KV blocks are gone: their holder died, evicted them, or its lease ended."""
 class KvMismatch(FulcrumError,         wire=("kv_mismatch",             SERVER,  500, "FAILED_PRECONDITION")):
-    """The two engines cannot exchange blocks."""
+    """The two engines cannot exchange blocks, for their layouts differ."""
 class AnswerFailed(FulcrumError,       wire=("answer_failed",           SERVER,  500, "INTERNAL")):
     """Generated tokens could not be made an answer. The service's log has the reason."""
 class SleepFailed(FulcrumError,        wire=("sleep_failed",            SERVER,  500, "INTERNAL")):

@@ -2,52 +2,59 @@
 
 
 def workers(cluster: str) -> str:
-    """Set of registered worker ids. An id without a lease key is dead."""
+    """Return the key of the set of registered worker ids. An id without a lease key is dead."""
     return f"fulcrum:{cluster}:workers"
 
 
 def worker(cluster: str, worker_id: str) -> str:
-    """Lease of a worker: a hash of `worker` (serialized) and `incarnation` (20 digits), expiring unless renewed."""
+    """Return the key of the lease of a worker: a hash of `worker` (serialized) and `incarnation` (20 digits), expiring
+    unless renewed.
+    """
     return f"fulcrum:{cluster}:worker:{worker_id}"
 
 
 def kept_role(cluster: str, worker_id: str) -> str:
-    """The role that a person gave a worker (a serialized Worker of id, assignment and change); it expires."""
+    """Return the key of the role that a person gave a worker (a serialized Worker of id, assignment and change); it
+    expires.
+    """
     return f"fulcrum:{cluster}:kept-role:{worker_id}"
 
 
 def worker_changes(cluster: str) -> str:
-    """Pub/sub channel that carries a worker's id when its registration changes."""
+    """Return the name of the pub/sub channel that carries a worker's id when its registration changes."""
     return f"fulcrum:{cluster}:worker-changes"
 
 
 def planner_mode(cluster: str) -> str:
-    """The mode last set at the planner, in words; absent until someone has set one."""
+    """Return the key of the mode last set at the planner, in words; absent until someone has set one."""
     return f"fulcrum:{cluster}:planner-mode"
 
 
 def planner_limits(cluster: str) -> str:
-    """The limits last set at the planner, as JSON; absent until someone has set any."""
+    """Return the key of the limits last set at the planner, as JSON; absent until someone has set any."""
     return f"fulcrum:{cluster}:planner-limits"
 
 
 def planner_memory(cluster: str, what: str) -> str:
-    """Other state of the planner as JSON: today's GPU time of started workers (scale), and hourly losses (regret)."""
+    """Return the key of other state of the planner as JSON: today's GPU time of started workers (scale), and hourly
+    losses (regret).
+    """
     return f"fulcrum:{cluster}:planner-{what}"
 
 
 def planner_lead(cluster: str) -> str:
-    """The planner that leads; it expires unless that planner renews it."""
+    """Return the key of the planner that leads; it expires unless that planner renews it."""
     return f"fulcrum:{cluster}:planner-lead"
 
 
 def kv_blocks(cluster: str, model: str, worker_id: str) -> str:
-    """Set of the chained block hashes that a worker holds; it expires with the worker's lease."""
+    """Return the key of the set of the chained block hashes that a worker holds; it expires with the worker's lease."""
     return f"fulcrum:{cluster}:kv:{model}:{worker_id}"
 
 
 def step_time(cluster: str, *kind: str) -> str:
-    """Hash of the latest step-time fits of a kind of worker, one serialized StepTime for each kind of step.
+    """Return the key of the hash of the latest step-time fits of a kind of worker, one serialized StepTime for each
+    kind of step.
 
     A kind of worker is engine, model, device and variant.
     """
@@ -55,70 +62,82 @@ def step_time(cluster: str, *kind: str) -> str:
 
 
 def step_time_lease(cluster: str, *kind: str) -> str:
-    """The worker that measures prefill for its kind now; it expires."""
+    """Return the key of the worker that measures prefill for its kind now; it expires."""
     return f"fulcrum:{cluster}:step-time-lease:{':'.join(kind)}"
 
 
 def models(cluster: str) -> str:
-    """Hash of the models that the cluster can serve, an entry as JSON under each name."""
+    """Return the key of the hash of the models that the cluster can serve, an entry as JSON under each name."""
     return f"fulcrum:{cluster}:models"
 
 
 def model_times(cluster: str) -> str:
-    """Hash of the measured load times of each model, as JSON."""
+    """Return the key of the hash of the measured load times of each model, as JSON."""
     return f"fulcrum:{cluster}:model-times"
 
 
 def model_outlook(cluster: str) -> str:
-    """The planner's outlook for each model, as JSON; it expires unless the planner renews it."""
+    """Return the key of the planner's outlook for each model, as JSON; it expires unless the planner renews it."""
     return f"fulcrum:{cluster}:model-outlook"
 
 
 def model_changes(cluster: str) -> str:
-    """Pub/sub channel that announces changes of the three keys above."""
+    """Return the name of the pub/sub channel that announces changes of the three keys above."""
     return f"fulcrum:{cluster}:model-changes"
 
 
 def model_gateways(cluster: str) -> str:
-    """Set of ids of gateways that report their use of models. One without a use key is dead."""
+    """Return the key of the set of ids of gateways that report their use of models. One without a use key is dead."""
     return f"fulcrum:{cluster}:model-gateways"
 
 
 def model_use(cluster: str, gateway_id: str) -> str:
-    """A gateway's use of each model, as JSON; it expires unless the gateway renews it."""
+    """Return the key of a gateway's use of each model, as JSON; it expires unless the gateway renews it."""
     return f"fulcrum:{cluster}:model-use:{gateway_id}"
 
 
 def model_uses(cluster: str) -> str:
-    """Pub/sub channel that carries a gateway's id when it has written its use."""
+    """Return the name of the pub/sub channel that carries a gateway's id when it has written its use."""
     return f"fulcrum:{cluster}:model-uses"
 
 
 def api_keys(cluster: str) -> str:
-    """Hash of `book`, the API keys' hashes and tenants' limits as JSON, and `version`, incremented with each change."""
+    """Return the key of the hash of `book`, the API keys' hashes and tenants' limits as JSON, and `version`,
+    incremented with each change.
+    """
     return f"fulcrum:{cluster}:api-keys"
 
 
 def limit_use(cluster: str, tenant: str, kind: str) -> str:
-    """Hash of all gateways' use of one kind of a tenant's limit, by Unix second; it lives two minutes."""
+    """Return the key of the hash of all gateways' use of one kind of a tenant's limit, by Unix second; it lives two
+    minutes.
+    """
     return f"fulcrum:{cluster}:limit-use:{tenant}:{kind}"
 
 
 def limit_open(cluster: str, tenant: str) -> str:
-    """Hash of places for a tenant's concurrent requests, by the gateway that holds them: COUNT:UNTIL, in Unix ms."""
+    """Return the key of the hash of places for a tenant's concurrent requests, by the gateway that holds them:
+    COUNT:UNTIL, in Unix ms.
+    """
     return f"fulcrum:{cluster}:limit-open:{tenant}"
 
 
 def limit_gateways(cluster: str) -> str:
-    """Sorted set of gateways that share tenants' limits, by the Unix ms until which they count."""
+    """Return the key of the sorted set of gateways that share tenants' limits, by the Unix ms until which they
+    count.
+    """
     return f"fulcrum:{cluster}:limit-gateways"
 
 
 def tenant_places(cluster: str) -> str:
-    """Hash of the decode places that tenants have and want, by gateway: UNTIL:JSON, in Unix ms."""
+    """Return the key of the hash of the decode places that tenants have and want, by gateway: UNTIL:JSON, in Unix
+    ms.
+    """
     return f"fulcrum:{cluster}:tenant-places"
 
 
 def responses(cluster: str, tenant: str, part: str) -> str:
-    """A tenant's stored responses: values (a hash by id), ends (a sorted set of ids by Unix ms), bytes (all sizes)."""
+    """Return the keys of a tenant's stored responses: values (a hash by id), ends (a sorted set of ids by Unix ms),
+    bytes (all sizes).
+    """
     return f"fulcrum:{cluster}:responses:{tenant}:{part}"

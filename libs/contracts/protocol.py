@@ -1,4 +1,4 @@
-"""What gateways and workers agree on: protocol versions, the least rate of frames, and KV that fits. Pure.
+"""The agreement of gateways and workers: protocol versions, the least rate of frames, and KV that fits. Pure.
 
 Each side states the protocol it speaks and the oldest that it still understands. A release that changes the meaning
 of a frame increments PROTOCOL; one that drops an older meaning increments OLDEST. A peer that states nothing

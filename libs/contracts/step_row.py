@@ -68,9 +68,9 @@ class ReportedStep:
     """End of the step; of a running one, the time up to which it is known to have run."""
     running: bool
     kind: str
-    """One of prefill, decode and mixed."""
+    """The phase of the step's work: prefill, decode or mixed."""
     prefill_share: float
-    """Share of its time that counts as prefill, 0..1; 1 or 0 except for mixed steps."""
+    """The share of its time that counts as prefill, 0..1; 1 or 0 except for mixed steps."""
     prefill_tokens: int
     prefill_sequences: int
     decode_sequences: int

@@ -36,7 +36,7 @@ class Counts(NamedTuple):
     ended: int = 0
     """The number of answers that ended by themselves."""
     refused: int = 0
-    """Arrivals turned away, each counted once."""
+    """Arrivals turned away; a retry of a refused one is not counted again."""
 
     def plus(self, other: "Counts") -> "Counts":
         return Counts(*(mine + its for mine, its in zip(self, other, strict=True)))
@@ -110,7 +110,7 @@ class _OpenAnswer:
 class _Refused:
     at_ns: int
     known: bool
-    """Whether it had been admitted, so that its prompt was counted."""
+    """True if it had been admitted, so that its prompt was counted."""
 
 
 class ArrivalCounter:

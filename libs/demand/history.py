@@ -33,7 +33,7 @@ class DemandBins:
     heard: NDArray[np.bool_]
     """[n] Whether the arrivals of a bin are known."""
     rows: Mapping[DemandKey, Ints]
-    """[n, fields] Counts by row."""
+    """[n, fields] The counts of each model, class and tenant."""
 
     def __len__(self) -> int:
         return len(self.heard)
@@ -189,10 +189,10 @@ class Trend:
     what: What
     began_s: float
     before: float
-    """For the balance, prefill over decode seconds; for a phase, GPU-seconds a second."""
+    """The ratio of prefill to decode seconds for the balance; the GPU-seconds a second for a phase."""
     after: float
     causes: tuple[ChangeCause, ...]
-    """The causes of the phase that changed more, the largest first."""
+    """The causes of the larger change of both phases, the largest cause first."""
 
 
 def last_trends(

@@ -31,8 +31,6 @@ MOST_SPREAD: Final = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A gateway's totals at a moment."""
-
     at_ns: int
     rows: Mapping[DemandKey, Counts]
 
@@ -84,16 +82,16 @@ class DemandFold:
         # The gateway with the latest record goes last, so that silent ones are dropped first.
         marks = self._marks.pop(gateway, None) or [Mark(min(gateway[1], mark.at_ns), {})]
         self._marks[gateway] = marks
-        place = bisect_left(marks, mark.at_ns, key=lambda each: each.at_ns)
-        if place == 0 or (place < len(marks) and marks[place].at_ns == mark.at_ns):
+        index = bisect_left(marks, mark.at_ns, key=lambda each: each.at_ns)
+        if index == 0 or (index < len(marks) and marks[index].at_ns == mark.at_ns):
             self.known_records += 1
             return
         self.records += 1
-        if place < len(marks):
-            self._lay(marks[place - 1], marks[place], -1)
-            self._lay(mark, marks[place], 1)
-        self._lay(marks[place - 1], mark, 1)
-        marks.insert(place, mark)
+        if index < len(marks):
+            self._lay(marks[index - 1], marks[index], -1)
+            self._lay(mark, marks[index], 1)
+        self._lay(marks[index - 1], mark, 1)
+        marks.insert(index, mark)
         del marks[:-KEPT_MARKS]
         if len(self._marks) > MAX_GATEWAYS:
             del self._marks[next(iter(self._marks))]

@@ -50,7 +50,7 @@ STOPPING = "this gateway is stopping"
 SEQUENCE_IDS = 1 << 32
 
 Ended = Callable[[Generation, Ending], None]
-"""Called once for every choice."""
+"""A listener that is called once, when a choice has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Bounds:
     max_waiting: int
     patience: WaitBounds
     max_reroutes: int
-    """How often a choice is rerouted because workers fail it."""
+    """The number of times that a choice is rerouted because workers fail it."""
 
 
 class Dispatcher:
@@ -154,12 +154,14 @@ class Dispatcher:
 
     @property
     def draining(self) -> bool:
-        """Whether it refuses new choices and waits for the present ones."""
+        """Return whether it refuses new choices and waits for the present ones."""
         return self._on_idle is not None
 
     @property
     def wants_keys(self) -> bool:
-        """Whether callers should pass keys to `check_room` and `submit`: while the queue is full, or has been."""
+        """Return whether callers should pass keys to `check_room` and `submit`: while the queue is full, or has
+        been.
+        """
         return self._queue.wants_keys
 
     def check_room(self, count: int, key: bytes = b"", tenant: str | None = None) -> None:
@@ -293,16 +295,22 @@ class Dispatcher:
 
     def _start(self, generation: Generation, binding: Binding, links: Mapping[str, Link], now_ns: int) -> None:
         self._queue.bound(generation, now_ns)
-        self.places.bound(generation)
+        if binding.decode_worker:
+            self.places.bound(generation)
         self.suspects.bound(generation)
         generation.timeline.bound(now_ns, binding.predicted.ttft_ns)
         self._experience.bound(generation.model, generation.timeline)
-        decode, prompt_key = links[binding.decode_worker], None
-        decode.outlook.turn = turn = next(self._turns)
-        if binding.prompt_worker is not None:
-            prompt = links[binding.prompt_worker]
-            prompt.outlook.turn, prompt_key = turn, prompt.key
-        self._do(generation, generation.placement.bound(prompt_key, decode.key, len(generation.output)))
+        prompt = links[binding.prompt_worker] if binding.prompt_worker is not None else None
+        decode = links[binding.decode_worker] if binding.decode_worker else None
+        turn = next(self._turns)
+        for link in (prompt, decode):
+            if link is not None:
+                link.outlook.turn = turn
+        if decode is not None:
+            prompt_key = None if prompt is None else prompt.key
+            self._do(generation, generation.placement.bound(prompt_key, decode.key, len(generation.output)))
+        elif prompt is not None:
+            self._do(generation, generation.placement.bound_to_prompt(prompt.key))
 
     # ------------------------------------------------------------ what workers say
 
@@ -331,6 +339,8 @@ class Dispatcher:
     def _token(
         self, generation: Generation, attempt: Attempt, token_id: int, logprob: Logprob | None, now_ns: int
     ) -> None:
+        if generation.pooled:
+            return  # of a worker that does not know pooling: it ends without a vector
         ended = generation.token(token_id, logprob, now_ns)
         attempt.tokens += 1
         if len(generation.output) == 1:
@@ -343,6 +353,22 @@ class Dispatcher:
             self._do(generation, generation.placement.first_decoded())
         if ended is not None:
             self._end(generation, ended)
+
+    def _pooled(self, generation: Generation, attempt: Attempt, happened: Prefilled | SequenceFinished) -> None:
+        """End a choice with its prompt's vector, or send it elsewhere if its worker made none."""
+        placement = generation.placement
+        vector = happened.vector if isinstance(happened, SequenceFinished) else b""
+        if not vector or len(vector) % 4:
+            why = "its worker made no vector"
+            self._do(generation, placement.failed(attempt, why, self, blocks_lost=False, whole=False))
+            return
+        generation.vector = vector
+        generation.timeline.token(self._clock.now_ns())
+        self.suspects.computed(generation)
+        if not generation.resumed:
+            generation.cached_tokens = happened.cached_tokens
+            self._learn(generation, attempt.worker)
+        self._do(generation, placement.finished(attempt, self, well=True, whole=False), ApiFinishReason.STOP)
 
     def _learn(self, generation: Generation, worker: WorkerKey) -> None:
         """Compare a first token with its prediction, for the model and for the worker."""
@@ -360,6 +386,8 @@ class Dispatcher:
             left = 0 if whole else generation.max_output_tokens - attempt.known
             effects = placement.opened_blocks(attempt, happened.blocks, self, len(generation.output), left)
             self._do(generation, effects)
+        elif generation.pooled and isinstance(happened, Prefilled | SequenceFinished):
+            self._pooled(generation, attempt, happened)
         elif isinstance(happened, Prefilled):
             if not placement.resumed:
                 generation.cached_tokens = happened.cached_tokens

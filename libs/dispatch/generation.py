@@ -23,7 +23,7 @@ _PHASES: Final = {Phase.PREFILL: pb.PHASE_PREFILL, Phase.DECODE: pb.PHASE_DECODE
 
 
 class ApiFinishReason(Enum):
-    """Why a choice ended well, in the API's terms."""
+    """The reason for which a choice ended well, in the API's terms."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -32,7 +32,7 @@ class ApiFinishReason(Enum):
 
 
 Ending = ApiFinishReason | FulcrumError | None
-"""How a choice ended: well, with an error, or None if its client left."""
+"""The ending of a choice: well, with an error, or None if its client left."""
 
 
 def unmade(error: Exception, request_id: str) -> AnswerFailed:
@@ -64,11 +64,11 @@ class RequestTimes:
     arrival_ns: int
     queued_ns: int = 0
     bound_ns: int = 0
-    """When it was first bound to workers."""
+    """The time of its first binding to workers."""
     predicted_first_ns: int = 0
-    """When its first token was expected, predicted at its first binding."""
+    """The time of its first token as predicted at its first binding."""
     likely_first_ns: tuple[int, ...] = ()
-    """By when the first token comes with the chances of `libs.policy.ratios.LEVELS`, as of its first
+    """The times by which the first token comes with the chances of `libs.policy.ratios.LEVELS`, as of its first
     binding; empty if unknown.
     """
     first_token_ns: int = 0
@@ -120,7 +120,7 @@ class Generation:
     request_id: str
     model: str
     prompt: bytes
-    """Token ids as packed little-endian uint32."""
+    """The token ids of the prompt as packed little-endian uint32."""
     prompt_tokens: int
     max_output_tokens: int
     sampling: pb.Sampling
@@ -135,7 +135,11 @@ class Generation:
     adapter_source: str = ""
     """Folder of an adapter that the catalogue names; empty if workers have it configured."""
     batch: bool = False
-    """Whether it is a line of a batch job, which yields to all interactive requests."""
+    """True if it is a line of a batch job, which yields to all interactive requests."""
+    pooling: int = pb.POOLING_UNSPECIFIED
+    """The way to make one vector of its prompt, in place of tokens; unspecified if it generates."""
+    vector: bytes = b""
+    """The prompt's vector as packed little-endian float32, once a worker has computed it."""
     output: MutableSequence[int] = field(default_factory=list)
     cached_hints: Mapping[str, int] = field(default_factory=dict)
     """Prompt tokens that workers are believed to hold, by worker id."""
@@ -158,7 +162,7 @@ class Generation:
 
     @property
     def ttft_deadline_unix_ns(self) -> int:
-        """When its first token is due in Unix ns; 0 for never."""
+        """The deadline of its first token in Unix ns; 0 for none."""
         return self.context.ttft_deadline_unix_ns
 
     @property
@@ -167,13 +171,23 @@ class Generation:
         return self.prompt_tokens + len(self.output)
 
     @property
+    def pooled(self) -> bool:
+        """Return whether its prompt becomes a vector, so that it needs no decode worker."""
+        return self.pooling != pb.POOLING_UNSPECIFIED
+
+    @property
+    def answered(self) -> bool:
+        """Return whether it has a first token, or its vector."""
+        return bool(self.output or self.vector)
+
+    @property
     def decodes_next(self) -> bool:
-        """Whether its prompt is computed and its blocks wait for a decode worker."""
+        """Return whether its prompt is computed and its blocks wait for a decode worker."""
         return self.placement.blocks is not None
 
     @property
     def resumed(self) -> bool:
-        """Whether it has been bound before and lost its worker, or its place there."""
+        """Return whether it has been bound before and lost its worker, or its place there."""
         return self.placement.resumed
 
     def token(self, token_id: int, logprob: Logprob | None, now_ns: int) -> ApiFinishReason | FulcrumError | None:
@@ -218,6 +232,7 @@ class Generation:
             model=self.model,
             adapter=self.adapter,
             adapter_source=self.adapter_source,
+            pooling=cast(pb.Pooling, self.pooling),
         )
 
 
@@ -226,7 +241,7 @@ MOST_MODELS: Final = 256
 
 
 class Experience:
-    """By model, the ratios of actual to predicted time from binding to the first token at this gateway."""
+    """The ratios of actual to predicted time from binding to the first token at this gateway."""
 
     def __init__(self) -> None:
         self._models: OrderedDict[str, Ratios] = OrderedDict()

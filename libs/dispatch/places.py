@@ -139,7 +139,6 @@ class _Round(NamedTuple):
     elsewhere: int
     coming: int
     demands: Mapping[str, PlaceDemand]
-    """Demand at all gateways by tenant."""
     waits: Mapping[str, GatewayPart]
     known: Mapping[str, int]
     """Waiting choices of each tenant, as far as every gateway has received the report."""
@@ -174,21 +173,21 @@ class TenantPlaces:
         self._held: dict[str, dict[str, dict[Generation, None]]] = {}
         """Choices with a place by model and tenant, in the order in which they got it; empty entries are removed."""
         self._seen: dict[str, int] = {}
-        """By model, the number of places when choices last gave way."""
+        """The number of places of each model when choices last gave way."""
         self._gave_way: dict[str, list[tuple[int, Counter[str]]]] = {}
-        """By model, when choices gave way within OWN_NS and how many of each tenant."""
+        """The times within OWN_NS at which choices gave way and the number of each tenant's, by model."""
         self._others = NOBODY
         self._reported: dict[str, ModelPlaces] = {}
         self._told: dict[str, ModelPlaces] = {}
-        """What this gateway had reported when it last received the others' reports."""
+        """The counts that this gateway had reported when it last received the others' reports."""
         self._known_here: dict[str, ModelPlaces] = {}
         """The same one exchange earlier: every gateway has received it."""
         self._waiting: dict[str, Counter[str]] = {}
-        """By model and tenant, the choices that waited at any gateway as of the last exchange."""
+        """The choices of each model and tenant that waited at any gateway as of the last exchange."""
         self._known: dict[str, Counter[str]] = {}
         """The same one exchange earlier: every gateway has received it."""
         self.given_up = 0
-        """How often a choice gave way since the start."""
+        """The number of times that a choice has given way since the start."""
 
     def hear(self, others: Others) -> None:
         """Adopt the reports of other gateways, which receive this one's last report at the same time.
@@ -280,7 +279,7 @@ class TenantPlaces:
         if found is None:
             return iter(ready)
         allowance = found.allowance
-        return (each for each in ready if each.batch or allowance.take(each.context.tenant))
+        return (each for each in ready if each.batch or each.pooled or allowance.take(each.context.tenant))
 
     def asked(
         self, model: str, demand: QueuedDemand, waiting: Mapping[str, int], free: int, now_ns: int

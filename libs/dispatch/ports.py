@@ -31,7 +31,7 @@ class Tokens:
     sequence_ids: Sequence[int]
     ids: Sequence[int]
     logprobs: Mapping[int, Logprob]
-    """Logprobs by position in `ids`."""
+    """The logprobs of tokens, by the token's position in `ids`."""
 
 
 class KvOpened(NamedTuple):
@@ -69,6 +69,8 @@ class SequenceFinished(NamedTuple):
     sequence_id: int
     reason: ApiFinishReason | None
     cached_tokens: int
+    vector: bytes = b""
+    """The prompt's vector as packed little-endian float32; empty unless the sequence is pooled."""
 
 
 class SequenceRefused(NamedTuple):
@@ -128,7 +130,8 @@ def _moved(event: pb.SequenceEvent, kind: str, once: bool) -> AttemptEvent:
 
 
 def _finished(event: pb.SequenceEvent, _kind: str, _once: bool) -> AttemptEvent:
-    return SequenceFinished(event.sequence, _FINISHED.get(event.finished.reason), event.finished.cached_tokens)
+    finished = event.finished
+    return SequenceFinished(event.sequence, _FINISHED.get(finished.reason), finished.cached_tokens, finished.pooled)
 
 
 def _refused(event: pb.SequenceEvent, _kind: str, _once: bool) -> AttemptEvent:
@@ -186,7 +189,7 @@ class Work(Protocol):
 
     @property
     def batch(self) -> bool:
-        """Whether it is a line of a batch job rather than an interactive request."""
+        """Return whether it is a line of a batch job rather than an interactive request."""
         ...
 
     @property
@@ -269,7 +272,7 @@ class Link(Protocol):
 class Links(Protocol):
     @property
     def links(self) -> Iterable[Link]:
-        """All links, including those still connecting."""
+        """Return every link, including those that are still connecting."""
         ...
 
     @property
@@ -311,7 +314,7 @@ class Tenancy(Protocol):
 
     @property
     def told_apart(self) -> bool:
-        """Whether tenants are authenticated, so that one may be held back for another."""
+        """Return whether tenants are authenticated, so that one may be held back for another."""
         ...
 
     def weight(self, tenant: str) -> int:
@@ -331,7 +334,7 @@ class OneForAll:
 
 
 class LinkListener(Protocol):
-    """Receives the events of a link; live it is the `Dispatcher`."""
+    """A receiver of a link's events; live it is the `Dispatcher`."""
 
     def received(self, link: Link, news: WorkerUpdate) -> None:
         """Process a frame whose credits, load and assignment the link has applied."""

@@ -54,7 +54,9 @@ class Router:
     def bind(self, asks: Iterable[BindingRequest], views: Sequence[WorkerView], now_ns: int) -> list[Binding]:
         """Return bindings in the order of `asks`, as far as there is room."""
         if not any(view.decode_credits for view in views):
-            return []
+            asks = [ask for ask in asks if ask.pooled]
+            if not asks:
+                return []
         return bind(asks, views, self._policy, now_ns)
 
 
@@ -70,6 +72,7 @@ def _ask(
         cached_tokens=generation.cached_hints,
         avoid=quiet.union(placement.avoid),
         batch=batch,
+        pooled=generation.pooled,
     )
 
 
@@ -84,7 +87,7 @@ class _WorkerAttempts(NamedTuple):
 
 
 class Attempts:
-    """Carries out the effects of placements on workers, and finds choices by the workers' sequence ids."""
+    """The submissions to workers: they carry out the effects of placements, and find choices by sequence id."""
 
     def __init__(self, links: Links) -> None:
         self._links = links

@@ -43,7 +43,7 @@ class BindingBatch(NamedTuple):
     avoided: frozenset[str] = frozenset()
     """The workers used only if no others have room."""
     barred: frozenset[str] = frozenset()
-    """The workers that are never used."""
+    """The workers that get none of the batch, even if no others have room."""
 
 
 class Suspects:

@@ -16,7 +16,15 @@ from libs.policy.gateway.fairness import FairTurns, Flow
 from libs.policy.gateway.order import Expiry, Line, WaitBounds, hopeless_from_ns
 from libs.policy.gateway.places import queue_room
 from libs.policy.gateway.queues import NEWCOMERS, Outflow, Promises, Queue, model_queues, retry_after_s
-from libs.policy.gateway.view import WorkerView, prompts_may_start, rooms, serves, why_not
+from libs.policy.gateway.view import (
+    WorkerView,
+    computes_prompts,
+    prompt_rooms,
+    prompts_may_start,
+    rooms,
+    serves,
+    why_not,
+)
 from libs.policy.speed import Speed
 
 # Retry-After of errors that do not depend on the queue.
@@ -35,7 +43,7 @@ class WaitingQueue:
         self._max_waiting = max_waiting
         self._tenants = tenants or OneForAll()
         self._of_tenant: dict[str, Counter[str]] = {}
-        """By model and tenant, the number of waiting choices other than batch lines; zeros are removed."""
+        """The number of waiting choices of each model and tenant, other than batch lines; zeros are removed."""
         self._waiting: dict[int, Generation] = {}
         # Both are by model and hold only models with waiting choices.
         self._lines: dict[str, Line[Generation]] = {}
@@ -44,6 +52,8 @@ class WaitingQueue:
         """Flow and turn of the waiting choices that take turns, by sequence id."""
         self._unjudged: list[Generation] = []
         self._tokens: Counter[str] = Counter()
+        self._pooled: Counter[str] = Counter()
+        """The number of waiting choices that need no decode worker, by model."""
         self._batch: Counter[str] = Counter()
         self._batch_tokens: Counter[str] = Counter()
         self._outflow = Outflow()
@@ -89,7 +99,7 @@ class WaitingQueue:
 
     @property
     def wants_keys(self) -> bool:
-        """Whether requests need keys because some are refused, or were told when to retry."""
+        """Return whether requests need keys because some are refused, or were told when to retry."""
         return bool(self._promises) or len(self._waiting) >= self._max_waiting
 
     def check_room(self, count: int, now_ns: int, key: bytes = b"") -> None:
@@ -130,7 +140,7 @@ class WaitingQueue:
             raise QueueFull(message, retry_after_s=self.drain_s(now_ns))
 
     def drain_s(self, now_ns: int) -> float:
-        """Return in how many seconds the queue will be empty, by the rate at which it has drained so far."""
+        """Return the seconds until the queue is empty at the rate at which it has drained so far."""
         return retry_after_s(self._tokens.total(), self._outflow.per_s(now_ns))
 
     def add(self, generation: Generation, now_ns: int) -> None:
@@ -172,6 +182,8 @@ class WaitingQueue:
     def _count(self, generation: Generation, sign: int) -> None:
         model, tokens = generation.model, sign * generation.prompt_tokens
         self._tokens[model] += tokens
+        if generation.pooled:
+            self._pooled[model] += sign
         if not generation.batch:
             tenant, tenants = generation.context.tenant, self._of_tenant.setdefault(model, Counter())
             tenants[tenant] += sign
@@ -232,21 +244,26 @@ class WaitingQueue:
         """Return the waiting choices of each model, the next one first.
 
         Of each model no more are returned than `workers` have room for (None means all), unless `whole` is set.
-        `may_start` filters them. `places` holds tenants to their shares.
+        `may_start` filters them. `places` holds tenants to their shares. Choices that need no decode worker pass the
+        others while no worker has room to decode.
         """
         found: list[Generation] = []
         room = None if workers is None else rooms(workers)
+        prompt_room = prompt_rooms(workers) if workers is not None and self._pooled.total() else {}
         for model, line in self._lines.items():
             free = len(line) if room is None else room.get(model, 0)
-            if not free and not whole:
+            beside = prompt_room.get(model, 0) if self._pooled[model] else 0
+            if not free and not beside and not whole:
                 continue
             # While no prompt can start it does not matter which would be next.
             pace = self._paces[model].per_ns(now_ns) if workers and prompts_may_start(workers, model) else None
             waiting = line.in_order(now_ns, pace)
             ready = waiting if may_start is None else filter(may_start, waiting)
+            if not free and not whole:
+                ready = (each for each in ready if each.pooled)
             if places is not None:
                 ready = places.within(model, ready, self._of_tenant.get(model, {}), free, now_ns)
-            found.extend(ready if whole else islice(ready, free))
+            found.extend(ready if whole else islice(ready, free + beside))
         return found
 
     def by_tenant(self) -> Mapping[str, Mapping[str, int]]:
@@ -276,9 +293,9 @@ def expired(
 ) -> list[tuple[Generation, FulcrumError]]:
     """Return the choices that have waited too long, with their errors. `cold` covers models without a worker."""
     found: list[tuple[Generation, FulcrumError]] = []
-    served = cache(partial(serves, workers))
+    generates, computes = cache(partial(serves, workers)), cache(partial(computes_prompts, workers))
     for generation in waiting:
-        model = generation.model
+        model, served = generation.model, computes if generation.pooled else generates
         if cold is not None and cold.covers(model) and not served(model):
             waited_s = (now_ns - generation.timeline.queued_ns) / 1e9
             error = cold.ends(model, waited_s, begun=bool(generation.output))

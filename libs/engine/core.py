@@ -256,7 +256,7 @@ class Core:
             sequence.in_step = True
             # A prompt that this step finishes has nothing to stream: all its blocks become ready at once.
             begins = sequence.request.phase is EnginePhase.PREFILL and not chunk.sample and not sequence.streamed
-            if begins and self._capabilities.streams_kv:
+            if begins and self._capabilities.streams_kv and chunk.pooling is None:
                 handle = self.offers.stream(sequence)
                 self._news.outputs.append(SequenceOutput(sequence.sequence_id, streamed_handle=handle))
         self._kv_wait.stepping(True, now_ns)
@@ -276,6 +276,8 @@ class Core:
                 self.offers.progress(sequence)
             if chunk.scored is not None:
                 sequence.prompt_logprobs += sampled[chunk.sequence_id].prompt
+            if chunk.pooling is not None and chunk.sequence_id in sampled:
+                sequence.add_pooled(sampled[chunk.sequence_id])
             if sequence.aborting:
                 self._finish(sequence, FinishReason.ABORTED)
             elif chunk.sample:
@@ -426,6 +428,9 @@ class Core:
         if token.fault:
             self._finish(sequence, FinishReason.FAILED, detail=token.fault)
             return
+        if sequence.request.pooling is not None:
+            self._finish(sequence, FinishReason.STOP, pooled=sequence.pooled())
+            return
         sequence.give_prompt_logprobs(token)
         sequence.append(token.token_id)
         if not sequence.line_from_ns:
@@ -459,14 +464,15 @@ class Core:
         token: Sampled | None = None,
         handle: KvHandle | None = None,
         detail: str = "",
+        pooled: bytes = b"",
     ) -> None:
         self.offers.withdraw(sequence)
         self._pool.release(sequence.blocks)
         sequence.blocks = []
         self._sequences.remove(sequence)
-        if reason in {FinishReason.STOP, FinishReason.LENGTH}:
+        if reason in {FinishReason.STOP, FinishReason.LENGTH} and not pooled:
             self._pace.note_end(sequence.output_tokens, sequence.kind)
-        self._news.outputs.append(sequence.last_output(reason, token, handle, detail))
+        self._news.outputs.append(sequence.last_output(reason, token, handle, detail, pooled))
 
     def _note_awaiting(self, now_ns: int) -> None:
         # A sequence whose KV is all here, and that only awaits the token sampled elsewhere, awaits no KV.

@@ -35,6 +35,15 @@ class EnginePhase(Enum):
     """Compute the prompt and generate to the end on this engine."""
 
 
+class Pooling(Enum):
+    """The vector that a prompt's last hidden states become."""
+
+    LAST = "last"
+    """The last token's."""
+    MEAN = "mean"
+    """The mean of all tokens'. They are all computed, so no prefix is reused."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """The features and limits of an engine. Two engines can exchange blocks if their `kv_layout` is equal."""
@@ -53,6 +62,8 @@ class Capabilities:
     streams_kv: bool = False
     scores_prompts: bool = False
     """Whether the engine computes `SamplingParams.prompt_logprobs`; if not, `submit` refuses them."""
+    pools: bool = False
+    """True if the engine computes `EngineRequest.pooling`; otherwise `submit` refuses it."""
     seeds_by_position: bool = True
     """Whether a seeded sequence that moves draws the tokens that it would have drawn here. If not, seeds repeat only
     sequences that run in one place.
@@ -160,6 +171,10 @@ class EngineRequest:
     """Folder of the adapter, if the engine was not started with it."""
     yields: bool = False
     """Whether it is background work, such as a batch line. Its prompt is computed while no other prompt waits."""
+    pooling: Pooling | None = None
+    """The way to make one vector of the prompt, with which the sequence ends, without a token or a handle. None
+    generates tokens. With `Pooling.MEAN`, `chain_root` must be empty.
+    """
     kind: str = ""
     """Tenant and class whose past answers predict this sequence's length. Empty to use those of all sequences."""
 

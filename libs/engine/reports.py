@@ -48,6 +48,8 @@ class SequenceOutput:
     kv_bytes_received: int = 0
     pulling: bool = False
     """Whether the first block was just requested, which fixes the decode worker."""
+    pooled: bytes = b""
+    """The prompt's vector as packed little-endian float32, not normalised; with `finish` of a pooled sequence."""
     streamed_handle: KvHandle | None = None
     """Handle of a prompt whose computation has begun. Each block can be pulled as soon as it is full."""
 

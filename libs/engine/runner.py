@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.engine.port import Capabilities, EngineIdentity, Progress, SamplingParams
+from libs.engine.port import Capabilities, EngineIdentity, Pooling, Progress, SamplingParams
 from libs.engine.reports import Logprob
 from libs.policy.step_time import StepWork, chunks_work
 from libs.policy.worker.saturation import trial_prompts
@@ -40,6 +40,8 @@ class Chunk:
     """Name of the adapter to apply to the model; empty for none."""
     adapter_source: str = ""
     """Folder of the adapter, if the engine was not started with it."""
+    pooling: Pooling | None = None
+    """The way to make one vector of the prompt, computed in place of a token; None if the sequence generates."""
 
     @property
     def decodes(self) -> bool:
@@ -95,6 +97,8 @@ class Sampled:
     """Why there is no token. Only this sequence cannot continue."""
     prompt: tuple[Logprob, ...] = ()
     """Logprobs of the tokens in the chunk's `scored`."""
+    pooled: NDArray[np.float32] | None = None
+    """[hidden] 1D float32: the last token's hidden state, or the sum of the chunk's; None unless it is pooled."""
 
     @property
     def logprobs(self) -> tuple[Logprob, ...]:
@@ -131,8 +135,9 @@ class Runner(Protocol):
     async def run(self, batch: Batch) -> dict[int, Sampled]:
         """Compute the batch and return tokens by sequence id. One call at a time.
 
-        Each chunk with `sample` gets a token. A chunk that only scores gets an arbitrary one. A cancelled call
-        raises only once the device is done with the batch's blocks, so that they can be freed.
+        Each chunk with `sample` gets a token. A chunk that only scores gets an arbitrary one, and so does one that is
+        pooled, with its vector: with `Pooling.LAST` the chunk with `sample`, with `Pooling.MEAN` every chunk. A
+        cancelled call raises only once the device is done with the batch's blocks, so that they can be freed.
         """
         ...
 

@@ -13,7 +13,7 @@ from libs.contracts.errors import ContextTooLong, InvalidRequest
 from libs.contracts.hashing import block_hashes
 from libs.engine.kv.blocks import BlockPool, HandleBlocks, ReceivedTotals
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import Capabilities, EnginePhase, EngineRequest
+from libs.engine.port import Capabilities, EnginePhase, EngineRequest, Pooling
 from libs.engine.reports import FinishReason, KvTransferReport, Logprob, SequenceOutput
 from libs.engine.runner import Chunk, Sampled
 from libs.policy.worker.pace import TokenLine
@@ -36,6 +36,9 @@ class Stage(IntEnum):
 
 class Sequence:
     """A request's tokens, KV progress and blocks while the engine holds it."""
+
+    _pooled: NDArray[np.float32] | None = None
+    """[hidden] 1D float32: the sum of the vectors of the chunks so far, if it is pooled."""
 
     def __init__(self, request: EngineRequest, *, block_size_tokens: int, max_context_tokens: int) -> None:
         self.request = request
@@ -205,6 +208,7 @@ class Sequence:
         self._room_tokens = 0
         self.computed = 0
         self.prompt_logprobs.clear()
+        self._pooled = None
         self.preempted = True
         return blocks
 
@@ -233,6 +237,7 @@ class Sequence:
             scored=self._tokens[self.computed + 1 : min(end + 1, self.length)] if scores else None,
             adapter=request.adapter,
             adapter_source=request.adapter_source,
+            pooling=request.pooling,
         )
 
     def advance(self, tokens: int) -> int:
@@ -269,8 +274,19 @@ class Sequence:
             token.logprob = replace(token.logprob, prompt=tuple(self.prompt_logprobs))
             self.prompt_logprobs = []
 
+    def add_pooled(self, token: Sampled) -> None:
+        """Add the vector of a chunk, if it has one."""
+        if token.pooled is not None:
+            self._pooled = token.pooled if self._pooled is None else self._pooled + token.pooled
+
+    def pooled(self) -> bytes:
+        """Return the vector of the whole prompt as packed little-endian float32."""
+        assert self._pooled is not None
+        tokens = self.request.prompt_tokens if self.request.pooling is Pooling.MEAN else 1
+        return (self._pooled / tokens).astype("<f4").tobytes()
+
     def last_output(
-        self, reason: FinishReason, token: Sampled | None, handle: KvHandle | None, detail: str
+        self, reason: FinishReason, token: Sampled | None, handle: KvHandle | None, detail: str, pooled: bytes = b""
     ) -> SequenceOutput:
         """Return the final output, with the totals of this sequence's stay."""
         return SequenceOutput(
@@ -283,6 +299,7 @@ class Sequence:
             cached_tokens=self.cached_tokens,
             computed_prompt_tokens=self.computed_prompt_tokens,
             kv_bytes_received=self.kv_bytes_received,
+            pooled=pooled,
         )
 
     def transfer_report(self, received: ReceivedTotals, started_ns: int, now_ns: int) -> KvTransferReport:
@@ -358,11 +375,22 @@ def check_request(sequence: Sequence, capabilities: Capabilities) -> None:
         raise InvalidRequest(f"token ids must be from 0 to {capabilities.vocab_size - 1}, in logit_bias too")
     if request.sampling.prompt_logprobs and not capabilities.scores_prompts:
         raise InvalidRequest("this engine gives no logprobs of prompts: ask without echo and prompt_logprobs")
+    if request.pooling is not None:
+        _check_pooling(request, capabilities)
     _check_kv(sequence)
     if sequence.blocks_at_most > capabilities.kv_blocks:
         raise InvalidRequest(
             f"the sequence can need {sequence.blocks_at_most} KV blocks, the engine has {capabilities.kv_blocks}"
         )
+
+
+def _check_pooling(request: EngineRequest, capabilities: Capabilities) -> None:
+    if not capabilities.pools:
+        raise InvalidRequest("this engine gives no embeddings: serve the model with the engine torch")
+    if request.phase is EnginePhase.DECODE or len(request.token_ids) != request.prompt_tokens:
+        raise InvalidRequest("only a prompt becomes a vector, where it is computed")
+    if request.pooling is Pooling.MEAN and request.chain_root:
+        raise InvalidRequest("a mean is of all tokens: no prefix of it may be reused")
 
 
 def _check_kv(sequence: Sequence) -> None:

@@ -12,6 +12,7 @@ Real, since it is the code of the other engines: queueing, blocks, prefix reuse,
 Not modelled:
 
 - what tokens mean: they follow from prompt, position, seed and guide; penalties, bias and cut-offs change nothing;
+- what vectors mean: equal prompts have equal ones, and all others are unrelated;
 - the end of an answer, except by guides, stop tokens and lengths;
 - link latency, and the sender's side of a link;
 - variance between equal steps, and steps shorter than a timer's tick except in the mean.
@@ -35,7 +36,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity, Progress, SamplingParams
 from libs.engine.reports import Logprob
 from libs.engine.runner import Batch, Chunk, Sampled, without_ends
-from libs.model.info import BUILTIN_SIM, ModelInfo, load_model_info, read_json
+from libs.model.info import BUILTIN_SIM, SIM_VECTOR_SIZE, ModelInfo, load_model_info, read_json
 from libs.perfmodel.profiles import profile
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ class SimRunner:
         self._tokens = TokenSource.builtin()
         self._eos_token_ids: frozenset[int] = frozenset()
         self._vocab_size = 0
+        self._vector_size = SIM_VECTOR_SIZE
         self._device_pacer = Pacer()
         self._link_pacer = Pacer()
         self._link = asyncio.Lock()
@@ -183,6 +185,7 @@ class SimRunner:
         """Read the vocabulary of the model folder, if there is one. Raise StartupError."""
         info = load_model_info(self._config.model_path or BUILTIN_SIM)
         self._eos_token_ids, self._vocab_size = info.eos_token_ids, info.vocab_size
+        self._vector_size = info.embedding.size or SIM_VECTOR_SIZE
         self._faults = SimFaults(self._config.sim_faults, identity.worker_id, asyncio.get_running_loop().time)
         if info.path is not None:
             self._tokens = TokenSource.ordinary(info.vocab_size, _special_token_ids(info))
@@ -232,6 +235,7 @@ class SimRunner:
             vocab_size=info.vocab_size,
             streams_kv=True,
             scores_prompts=True,
+            pools=True,
             hands_over_running_kv=True,
             sleeps=True,
             loads_adapters=True,
@@ -250,6 +254,8 @@ class SimRunner:
         for chunk in batch.chunks:
             if chunk.scored is not None:
                 sampled.setdefault(chunk.sequence_id, Sampled(0)).prompt = self._tokens.score(chunk, chunk.scored)
+            if chunk.pooling is not None and chunk.sample:
+                sampled[chunk.sequence_id].pooled = sim_vector(chunk.history, self._vector_size)
         return sampled
 
     async def _guided(self, batch: Batch) -> dict[int, Sampled]:
@@ -289,6 +295,13 @@ class SimRunner:
     async def close(self) -> None:
         # There is nothing to free.
         ...
+
+
+def sim_vector(token_ids: NDArray[np.int32], size: int) -> NDArray[np.float32]:
+    """Return [size] 1D float32: a unit vector that follows from all tokens and means nothing."""
+    seed = crc32(token_ids.astype("<i4").tobytes())
+    drawn = np.random.default_rng(seed).standard_normal(size)
+    return (drawn / np.linalg.norm(drawn)).astype(np.float32)
 
 
 def _special_token_ids(info: ModelInfo) -> frozenset[int]:

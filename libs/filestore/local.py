@@ -299,7 +299,7 @@ def _store_errors() -> Iterator[None]:
 
 
 def _read_info(home: Path) -> FileInfo:
-    """Read a description. Raises OSError, and StoreUnavailable for a file that no store has written."""
+    """Read a description. Raise OSError, and StoreUnavailable for a file that no store has written."""
     try:
         return msgspec.json.decode((home / _INFO).read_bytes(), type=FileInfo)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

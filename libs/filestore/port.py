@@ -25,7 +25,7 @@ class FileInfo:
     tenant: str = ""
     """The owner of the file; empty in descriptions of older versions."""
     expires_unix_s: int = 0
-    """When the file should be deleted; 0 for never."""
+    """The time from which the file may be deleted; 0 for never."""
 
 
 def youngest_first(infos: Iterable[FileInfo]) -> list[FileInfo]:
@@ -48,13 +48,13 @@ class Draft(Protocol):
     """A file that is being written and is not visible yet."""
 
     async def write(self, part: bytes) -> None:
-        """Append to the file. Raises FileTooLarge or StoreFull."""
+        """Append to the file. Raise FileTooLarge or StoreFull."""
         ...
 
     async def keep(
         self, *, name: str, purpose: str, file_id: str = "", tenant: str = "", expires_in_s: int = 0
     ) -> FileInfo:
-        """Make the complete file visible to everybody, replacing one with the same id. Raises StoreFull.
+        """Make the complete file visible to everybody, replacing one with the same id. Raise StoreFull.
 
         `file_id` is the file's id if it differs from the draft's, `tenant` is its owner, and an `expires_in_s` of 0
         means never.
@@ -181,7 +181,7 @@ class Room:
             self._there_bytes = await self._measure()
 
     async def take(self, more_bytes: int) -> None:
-        """Reserve bytes for a draft, which returns them at its end. Raises StoreFull."""
+        """Reserve bytes for a draft, which returns them at its end. Raise StoreFull."""
         self._unmeasured_bytes += more_bytes
         if self._unmeasured_bytes >= REMEASURE_BYTES:
             await self.measure()

@@ -251,7 +251,7 @@ class S3Files:
             raise _Unreadable(f"what is known of file {file_id or key!r} cannot be read ({error})") from error
 
     def known_key(self, file_id: str) -> str:
-        """Return the key of a file's description. Raises FileNotFound for a malformed id."""
+        """Return the key of a file's description. Raise FileNotFound for a malformed id."""
         if not _ID.fullmatch(file_id):
             raise not_found(file_id)
         return f"{self._prefix}info/{file_id}.json"

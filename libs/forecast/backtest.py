@@ -88,7 +88,7 @@ class BacktestPlan:
     valid_from: int
     """The first outcome by which the best baseline is chosen."""
     test_from: int
-    """The first outcome that is scored."""
+    """The first outcome that is scored; those before it choose the baseline."""
     fits: tuple[int, ...]
     """The numbers of bins of successive fits; each one predicts until the next."""
 
@@ -135,7 +135,7 @@ def run(
     every: int = 1,
     note: Note = lambda line: None,
 ) -> BacktestForecasts:
-    """Return forecasts from every `every`-th origin."""
+    """Forecast the history from every `every`-th origin, by ours and by each baseline."""
     count = len(history)
     ours = {name: np.full((count, len(plan.horizons), len(LEVELS)), np.nan) for name in SERIES}
     theirs: dict[str, dict[SeriesName, Floats]] = {
@@ -163,17 +163,17 @@ def score(found: BacktestForecasts) -> list[dict[str, Any]]:
     """Return a record for each series and horizon with outcomes that can be scored (see docs/forecast-design.md)."""
     records = []
     for name in SERIES:
-        for place in range(len(found.plan.horizons)):
-            record = _record(found, name, place)
+        for index in range(len(found.plan.horizons)):
+            record = _record(found, name, index)
             if record is not None:
                 records.append(record)
     return records
 
 
-def _record(found: BacktestForecasts, name: SeriesName, place: int) -> dict[str, Any] | None:
-    history, horizon = found.history, found.plan.horizons[place]
+def _record(found: BacktestForecasts, name: SeriesName, index: int) -> dict[str, Any] | None:
+    history, horizon = found.history, found.plan.horizons[index]
     actual = without_outages(history.series(name), history.step_s)  # nobody can predict the first hour of an outage
-    quantiles = found.ours[name][:, place]
+    quantiles = found.ours[name][:, index]
     origins = _scored(actual, quantiles[:, 0], horizon, found.plan.test_from, len(history))
     chosen_on = _scored(actual, quantiles[:, 0], horizon, found.plan.valid_from, found.plan.test_from)
     if not len(origins) or not actual[origins + horizon].any():
@@ -182,7 +182,7 @@ def _record(found: BacktestForecasts, name: SeriesName, place: int) -> dict[str,
     naive = _naive_error(actual[: found.plan.test_from], round(86_400.0 / history.step_s))
     baselines: dict[str, dict[str, float | None]] = {}
     for baseline, points in found.baselines.items():
-        point = points[name][:, place]
+        point = points[name][:, index]
         if np.isnan(point[origins]).any():
             continue
         known = chosen_on[np.isfinite(point[chosen_on])]

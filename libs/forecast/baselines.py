@@ -18,7 +18,6 @@ from libs.lab.rivals.dynamo_predictors import FIRST_VARIANCE, LEVEL_NOISE, MEASU
 from libs.policy.forecast.history import DemandHistory, Floats, SeriesName, hold, running_means
 
 MOST_LAGS: Final = 36
-"""The most lags that `Autoregression` considers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def held(values: Floats) -> Floats:
 
 
 class Baseline(Protocol):
-    """A simple forecaster of one series."""
+    """A simple forecaster of one series, to measure ours against."""
 
     name: str
 
@@ -79,10 +78,10 @@ class SeasonalNaive:
         season = asked.season(self._seconds)
         horizons = np.array(asked.horizons)
         back = -(-horizons // season) * season
-        places = np.asarray(asked.origins)[:, None] + (horizons - back)[None]
-        if not len(asked.origins) or places.min() < 0:
+        indices = np.asarray(asked.origins)[:, None] + (horizons - back)[None]
+        if not len(asked.origins) or indices.min() < 0:
             return None
-        return np.asarray(asked.values[places])
+        return np.asarray(asked.values[indices])
 
 
 class ExponentialSmoothing:
@@ -129,18 +128,18 @@ def _smooth(
     errors = np.zeros(len(grid))
     kept: dict[int, tuple[float, float, Floats]] = {}
     wanted = set(origins)
-    for place, value in enumerate(values):
-        slot = place % season
+    for index, value in enumerate(values):
+        slot = index % season
         expected = level + damping * trend
         error = value - expected - seasons[slot]
-        if place >= season:
+        if index >= season:
             errors += error * error
         before = level
         level = expected + level_rate * error
         trend = damping * trend + trend_rate * ((level - before) - damping * trend)
         seasons[slot] += season_rate * (1 - level_rate) * error if season > 1 else 0.0
-        if place in wanted:
-            kept[place] = float(level[0]), float(trend[0]), seasons[:, 0].copy()
+        if index in wanted:
+            kept[index] = float(level[0]), float(trend[0]), seasons[:, 0].copy()
     return errors, [kept[origin] for origin in origins]
 
 
@@ -229,7 +228,7 @@ def _kalman(values: Floats, origins: Sequence[int], horizons: Sequence[int]) -> 
     covariance = 0.0
     states = np.empty((len(values), 2))
     states[0] = level, trend
-    for place, value in enumerate(values[1:].tolist(), start=1):
+    for index, value in enumerate(values[1:].tolist(), start=1):
         level += trend
         level_variance += 2 * covariance + trend_variance + LEVEL_NOISE
         covariance += trend_variance
@@ -241,7 +240,7 @@ def _kalman(values: Floats, origins: Sequence[int], horizons: Sequence[int]) -> 
         trend_variance -= trend_gain * covariance
         covariance *= 1 - gain
         level_variance *= 1 - gain
-        states[place] = level, trend
+        states[index] = level, trend
     at = states[np.asarray(origins)]
     return np.asarray(np.maximum(at[:, :1] + at[:, 1:] * np.array(horizons), 0.0))
 
@@ -295,13 +294,13 @@ class _Forwarded:
         values = asked.values
         model = self._make(day)
         found = np.zeros((len(asked.origins), len(asked.horizons)))
-        places = np.array(asked.horizons) - 1
+        indices = np.array(asked.horizons) - 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(y=values[max(asked.fitted - MOST_SEEN, 0) : asked.fitted])
             for row, origin in enumerate(asked.origins):
                 seen = values[max(origin + 1 - MOST_SEEN, 0) : origin + 1]
-                found[row] = model.forward(y=seen, h=int(places.max()) + 1)["mean"][places]
+                found[row] = model.forward(y=seen, h=int(indices.max()) + 1)["mean"][indices]
         return np.maximum(np.nan_to_num(found), 0.0)
 
 
@@ -382,8 +381,8 @@ class _Prophet:
             return None
         ahead = tuple(range(1, max(asked.origins) - asked.fitted + max(asked.horizons) + 2))
         path = prophet_ahead(asked.values[: asked.fitted], ahead, asked.history.step_s)
-        places = np.asarray(asked.origins)[:, None] + np.array(asked.horizons)[None] - asked.fitted
-        return np.asarray(path[np.maximum(places, 0)])
+        indices = np.asarray(asked.origins)[:, None] + np.array(asked.horizons)[None] - asked.fitted
+        return np.asarray(path[np.maximum(indices, 0)])
 
 
 def _statsforecast(name: str, make: Callable[[Any, int], Any]) -> Callable[[], Baseline]:

@@ -103,7 +103,7 @@ class KeySet(msgspec.Struct, frozen=True):
     keys: tuple[ApiKey, ...] = ()
     limits: dict[str, TenantLimits] = {}
     changes: tuple[KeyChange, ...] = ()
-    """The changes not dropped yet, at most `MAX_CHANGES`, oldest first."""
+    """The latest changes, at most `MAX_CHANGES`, the oldest first."""
     cache_secret: str = ""
     """The secret, in hex, from which each tenant's salt of KV blocks is derived; empty before the first key."""
     deleted: dict[str, int] = {}

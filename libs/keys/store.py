@@ -1,4 +1,4 @@
-"""Where keys are stored: in Redis, or in a file of one machine.
+"""The store of keys: in Redis, or in a file of one machine.
 
 The file is replaced atomically and readable by its owner only.
 """

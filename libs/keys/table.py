@@ -141,9 +141,9 @@ class KeyTable:
         self._cache_secret = b""
         self._salts: dict[str, str] = {}
         self.known = False
-        """Whether the store has answered since the start."""
+        """True once the store has answered since the start."""
         self.closed = False
-        """Whether there is a key. A revoked one counts, so that revoking the last key admits nobody."""
+        """True if there is a key. A revoked one counts, so that revoking the last key admits nobody."""
 
     def replace(self, book: KeySet, now_s: float) -> None:
         """Replace the contents by those of the store.
@@ -193,7 +193,7 @@ class KeyTable:
 
     @property
     def told_apart(self) -> bool:
-        """Whether a request's tenant is certain; if everybody is admitted, anyone may name any tenant."""
+        """Return whether a request's tenant is certain; if everybody is admitted, anyone may name any tenant."""
         return not self.is_open
 
     def weight(self, tenant: str) -> int:
@@ -216,7 +216,7 @@ class KeyTable:
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody is admitted, as far as is known."""
+        """Return whether everybody is admitted, as far as is known."""
         return self.known and self.open_without_keys and not self.closed
 
     def caller(self, authorization: bytes | None, now_s: float) -> Caller:

@@ -53,7 +53,7 @@ class Counterfactual:
 
     @property
     def useful(self) -> bool:
-        """Whether the change helped: more requests in time, or as many and an earlier first token."""
+        """Return whether the change helped: more requests in time, or as many and an earlier first token."""
         if self.without.good != self.with_it.good:
             return self.without.good < self.with_it.good
         without, with_it = (each.ttft_ms.get("mean", 0.0) for each in (self.without, self.with_it))
@@ -66,7 +66,7 @@ def counterfactual(
     """Compare the demand around a change of roles with and without it.
 
     `experiment` holds the whole demand, in a trace that begins at 0 s. `standing` is each worker's role before the
-    change at `at_s`, and `changes` holds the new roles by worker. Raises InvalidRequest if no request waited at the
+    change at `at_s`, and `changes` holds the new roles by worker. Raise InvalidRequest if no request waited at the
     change or arrived after it.
     """
     begin_s = max(at_s - LEAD_S, 0.0)

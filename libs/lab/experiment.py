@@ -61,13 +61,13 @@ class Experiment:
     chunk_tokens: int = 0
     """The most prompt tokens in a step; 0 for the smallest chunk that saturates the device."""
     overtime_s: float = 600.0
-    """How long the run may continue after the last arrival."""
+    """The longest time for which the run may continue after the last arrival."""
     warm_up_s: float = 0.0
     """Requests that arrive in these first seconds are served but not scored."""
     tail_s: float = 0.0
     """Requests of these last seconds are not scored either. They keep the cluster busy while the scored ones finish."""
     closed_loop: bool = False
-    """Whether later turns of a session wait for the previous answer and the think time."""
+    """True if later turns of a session wait for the previous answer and the think time."""
     losses: Sequence[PlannedLoss] = ()
     moves: Sequence[PlannedMove] = ()
     refused: frozenset[int] = frozenset()

@@ -24,7 +24,7 @@ class Hardware:
 
     profile: Profile
     mixed_measured: bool
-    """Whether the joint cost of prompts and decodes was measured; otherwise `interference` is an assumption."""
+    """True if the joint cost of prompts and decodes was measured; otherwise `interference` is an assumption."""
     chunk_tokens: int = 0
     """The most prompt tokens in a step; 0 for the smallest chunk that saturates the device."""
     hop_ms: float | None = None
@@ -36,7 +36,7 @@ class Hardware:
 def resolve(model: str, device: str, tp: int = 0) -> Hardware:
     """Return the profile of a model on a device, `tp` GPUs wide (0 for the only width available).
 
-    Raises InvalidRequest, which lists the available profiles.
+    Raise InvalidRequest, which lists the available profiles.
     """
     wanted, on = _plain(model), _plain(device)
     pairs = _pairs()
@@ -88,7 +88,7 @@ _OPTIONAL_STEP_TIMES: Final = ("prefill_floor_ns", "decode_matrix_ns")
 
 
 def profile_named(text: str) -> Hardware:
-    """Return the hardware of the file with this name, else the shipped profile. Raises InvalidRequest."""
+    """Return the hardware of the file with this name, else the shipped profile. Raise InvalidRequest."""
     path = Path(text)
     if path.is_file():
         return read_profile(path)
@@ -98,7 +98,7 @@ def profile_named(text: str) -> Hardware:
 
 
 def write_profile(hardware: Hardware, path: Path, *, source: str, notes: Sequence[str] = ()) -> None:
-    """Write a file from which `read_profile` rebuilds equal hardware. Raises InvalidRequest."""
+    """Write a file from which `read_profile` rebuilds equal hardware. Raise InvalidRequest."""
     profile = hardware.profile
     row = {
         **asdict(profile),
@@ -179,7 +179,7 @@ def _count(
 
 @dataclass(frozen=True, slots=True)
 class LearnedWorker:
-    """What one worker has measured and published about itself."""
+    """The speeds that one worker has measured and published about itself."""
 
     worker_id: str
     engine: str
@@ -207,7 +207,7 @@ def calibrated(name: str, workers: Sequence[LearnedWorker]) -> tuple[Hardware, t
     """Return the hardware of workers of one kind, and notes on the parts that were not measured.
 
     Each kind of step is taken from the worker that has seen most of them, since prefill workers know little of
-    decode. Raises InvalidRequest without workers, and for workers of several kinds.
+    decode. Raise InvalidRequest without workers, and for workers of several kinds.
     """
     if not workers:
         raise InvalidRequest("no worker has published a learned step-time model")

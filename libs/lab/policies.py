@@ -105,13 +105,13 @@ class Policy:
     first_roles: Callable[[RivalSetting], list[tuple[Role, int]]]
     rival: Rival | None = None
     guard: bool = True
-    """Whether prompts and new sequences are limited to protect the TPOT of running decodes."""
+    """True if prompts and new sequences are limited to protect the TPOT of running decodes."""
     planned: bool = False
-    """Whether the live planner's decisions move roles and budgets."""
+    """True if the live planner's decisions move roles and budgets."""
     ours: bool = False
-    """Whether the live dispatcher runs although a rival's mover decides about roles."""
+    """True if the live dispatcher runs although a rival's mover decides about roles."""
     late_last: bool = True
-    """Whether requests that can no longer be in time wait behind those that can."""
+    """True if requests that can no longer be in time wait behind those that can."""
     prompt_order: PromptOrder | None = None
     """The order of prompts in a rival's workers; None for first come, first served."""
     on_look: OnLook | None = None
@@ -121,7 +121,7 @@ class Policy:
 def policy_named(name: str, workers: int) -> Policy:
     """Return the policy of a name such as fulcrum:9:7, static:9:7, arrow, aggregated:512 or dynamo-load+ours.
 
-    Raises InvalidRequest, which lists the available names.
+    Raise InvalidRequest, which lists the available names.
     """
     if workers < 2:
         raise InvalidRequest(f"{workers} workers cannot be split into prefill and decode: name two or more")
@@ -173,7 +173,7 @@ def bare_name(name: str) -> tuple[str, str]:
 
 
 def with_split(name: str, prefill: int, decode: int) -> str:
-    """Insert a split: `static+guard` becomes `static:9:7+guard`."""
+    """Insert a split into a policy's name: `static+guard` becomes `static:9:7+guard`."""
     bare, extras = bare_name(name)
     return f"{bare}:{prefill}:{decode}{extras}"
 

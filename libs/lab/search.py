@@ -28,7 +28,7 @@ _T95: Final = (0.0, 6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.83
 """One-sided 95 % quantiles of Student's t by degrees of freedom (0: one seed, no interval)."""
 
 Measure = Literal["both", "requests", "work"]
-"""Which share has to be good at a rate: that of requests, of work, or both."""
+"""The share that has to be good at a rate: that of requests, of work, or both."""
 
 AtRate = Callable[[float], Sequence[LabReport]]
 """Run each seed at a multiple of the trace's rate."""

@@ -37,7 +37,7 @@ class SloSpec:
     text: str
     ttft: tuple[_Amount, ...]
     largest: bool
-    """Whether the largest of the amounts counts, or the smallest."""
+    """True if the largest of the amounts counts, or the smallest."""
     tpot_ns: int
 
     def ttft_limit_ns(self, isolated_ns: float) -> int:

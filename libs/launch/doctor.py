@@ -34,7 +34,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was found. None or empty means absent."""
+    """The findings about a machine; None or empty means absent."""
 
     python: str
     system: str

@@ -40,7 +40,7 @@ class SuiteOptions:
     # 0 picks a free port.
     gateway_port: int = 8000
     kafka: str | None = None
-    """HOST:PORT[,HOST:PORT...]; None starts the embedded broker."""
+    """The bootstrap servers as HOST:PORT[,HOST:PORT...]; None starts the embedded broker."""
     redis: str | None = None
     """The URL of a Redis; None starts the embedded one."""
     sim_profile: str | None = None
@@ -69,7 +69,7 @@ class SuiteOptions:
 
     @property
     def engine_arguments(self) -> dict[str, Any]:
-        """Return the arguments of vLLM's engine. Raises StartupError for one that is malformed or not the user's to
+        """Return the arguments of vLLM's engine. Raise StartupError for one that is malformed or not the user's to
         choose.
         """
         try:
@@ -130,12 +130,12 @@ class LaunchSettings(CommonSettings):
     worker_threads: int = Field(0, ge=0, validation_alias="FULCRUM_WORKER_THREADS")
     """Threads of each worker's engine; 0 shares the machine's cores out."""
     worker_drain_s: float = Field(1.5, ge=0, validation_alias="FULCRUM_WORKER_DRAIN_S")
-    """How long workers let sequences go on when the suite stops."""
+    """Time for which sequences may go on when the suite stops."""
     gateway_drain_s: int = Field(2, ge=0, validation_alias="FULCRUM_GATEWAY_DRAIN_S")
     """The same for gateways, which stop first."""
 
     worker_device: str = Field("auto", validation_alias="FULCRUM_WORKER_DEVICE")
-    """What workers compute on; GPUs are dealt out among them unless it names one, or none."""
+    """Device that workers compute on; GPUs are dealt out among them unless it names one, or none."""
     vllm_arguments: dict[str, Any] = Field(default_factory=dict, validation_alias="FULCRUM_WORKER_VLLM_ARGUMENTS")
     """Arguments of vLLM's engine, which say how many GPUs a worker computes on."""
 
@@ -147,19 +147,19 @@ class LaunchSettings(CommonSettings):
     beyond."""
 
     keys: str = Field("", validation_alias="FULCRUM_KEYS")
-    """Where hashes of API keys are: `redis`, or the path of a file; empty means a file in the cache folder, by
+    """Store of the hashes of API keys: `redis`, or the path of a file; empty means a file in the cache folder, by
     cluster."""
 
     def batch_topics_allowed(self) -> str:
-        """The value of the gateways' setting."""
+        """Return the topics that batch jobs may use, as the gateways' setting has them."""
         if self.batch_topics is not None:
             return self.batch_topics
         return LOOPBACK_BATCH_TOPICS if is_loopback(f"{self.host}:0") else ""
 
     def threads_of(self, workers: int) -> int:
-        """Threads that each of `workers` gets."""
+        """Return the threads of each worker: its share of the cores unless set."""
         return self.worker_threads or max(1, len(os.sched_getaffinity(0)) // workers)
 
     def cluster_of(self, gateway_port: int, *, own_stores: bool) -> str:
-        """The name in topics and keys: suites that share a broker share it only where it is set."""
+        """Return the name in topics and keys: suites that share a broker share it only where it is set."""
         return self.cluster if own_stores or "cluster" in self.model_fields_set else f"{self.cluster}-{gateway_port}"

@@ -47,7 +47,7 @@ def deal(
     """Return the settings by which each of `workers` sees only its own GPUs; empty if there are none. Pure.
 
     Workers share GPUs if there are too few. Torch's take the memory in their settings, vLLM's an equal part unless
-    `gpu_memory_utilization` is among its `arguments`. Raises StartupError if they do not fit.
+    `gpu_memory_utilization` is among its `arguments`. Raise StartupError if they do not fit.
     """
     if engine == "sim" or not gpus or device not in ("auto", "cuda"):
         return [{}] * workers
@@ -112,7 +112,7 @@ class SuiteLocation:
     worker_device: str = "auto"
     vllm_arguments: Mapping[str, Any] = field(default_factory=dict)
     names_by_role: bool = False
-    """Whether workers are named by their first role, in place of gpu-0, gpu-1, ..., which stay true after a move."""
+    """True if workers are named by their first role, in place of gpu-0, gpu-1, ..., which stay true after a move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,6 @@ class SuitePlan:
     spares: tuple[ChildSpec, ...]
     """Workers that are started when the planner requests them."""
     observers: tuple[ChildSpec, ...]
-    """The planner and the metrics service."""
     kafka: str
     """The broker's address in the services' settings."""
     redis: str
@@ -294,7 +293,7 @@ def _profiled(profile: DeploymentProfile, worker: ProfileWorker, options: SuiteO
 
 
 def _kinds(options: SuiteOptions, place: SuiteLocation) -> dict[str, Sequence[Mapping[str, str]]]:
-    """Return by role the settings in which workers differ. Raises StartupError if there are too few GPUs."""
+    """Return by role the settings in which workers differ. Raise StartupError if there are too few GPUs."""
     if options.profile is not None:
         profile = load_profile(options.profile)
         return {

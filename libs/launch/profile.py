@@ -104,7 +104,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """The name of the model on the hub."""
     machine: str
     not_run: str
-    """What nobody has tried, in words."""
+    """The steps of the profile that nobody has tried, in words."""
     rehearsal: str
     """The step-time profile (libs/perfmodel/profiles.py) of its workers under `--engine sim`."""
     workers: tuple[ProfileWorker, ...]
@@ -144,7 +144,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def load_profile(name: str) -> DeploymentProfile:
-    """Return the shipped profile of that name, checked. Raises StartupError that lists the names."""
+    """Return the shipped profile of that name, checked. Raise StartupError that lists the names."""
     file = FOLDER / f"{name}.json"
     names = profile_names()
     if name not in names:

@@ -22,7 +22,7 @@ class Ready(msgspec.Struct, frozen=True):
     planner: str
     metrics: str
     pid: int
-    """The process id of `fulcrum up`."""
+    """The process id of `fulcrum up`, which ends the suite on SIGTERM."""
     token: str
     """The bearer token of admin routes, new with every suite."""
     kafka: str
@@ -50,7 +50,7 @@ def logs_folder(gateway_port: int) -> Path:
 
 
 def write_ready(path: Path, ready: Ready) -> None:
-    """Write the file atomically, readable by its owner alone. Raises StartupError."""
+    """Write the file atomically, readable by its owner alone. Raise StartupError."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ MAX_WAIT_S: Final = 60.0
 
 
 class Spares:
-    """Supervises the requested number of spare workers, the first ones of the plan."""
+    """A supervisor of the requested number of spare workers, the first ones of the plan."""
 
     def __init__(
         self,
@@ -50,7 +50,6 @@ class Spares:
 
     @property
     def state(self) -> SpareState:
-        """Return the present state."""
         return SpareState(list(self._running), len(self._specs), self._model)
 
     def have(self, count: int, first_to_end: Sequence[str] = ()) -> None:
@@ -118,7 +117,7 @@ T = TypeVar("T")
 
 
 class Suite:
-    """Starts and stops the processes of a plan. `failure` is set when one of them ends the suite."""
+    """The processes of a plan, started and stopped together. `failure` is set when one of them ends the suite."""
 
     def __init__(self, plan: SuitePlan, launcher: Launcher, reporter: Reporter, *, restart: bool) -> None:
         self.failure: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
@@ -144,7 +143,7 @@ class Suite:
         return stores | services
 
     async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`. Raises StartupError as soon as the suite fails."""
+        """Return the result of `work`. Raise StartupError as soon as the suite fails."""
         task = asyncio.get_running_loop().create_task(work)
         try:
             both: set[asyncio.Future[Any]] = {task, self.failure}
@@ -198,7 +197,6 @@ class Suite:
 
     @property
     def tasks(self) -> TaskOwner:
-        """The tasks of the launcher."""
         return self._tasks
 
     def _fail(self, error: StartupError) -> None:

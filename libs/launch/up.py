@@ -37,7 +37,7 @@ OnReady = Callable[[Ready], Coroutine[Any, Any, None]]
 
 
 class Up:
-    """One run of `fulcrum up`."""
+    """One run of `fulcrum up`, from the first process to the last."""
 
     def __init__(self, options: SuiteOptions, model: str | None, settings: LaunchSettings, reporter: Reporter) -> None:
         self._options = options
@@ -84,7 +84,7 @@ class Up:
                 await suite.stop()
 
     async def _pool_models(self, options: SuiteOptions, helper: Helper) -> list[PoolModel]:
-        """Return the models that share the pool, none without a pool. Raises StartupError."""
+        """Return the models that share the pool, none without a pool. Raise StartupError."""
         if not options.pool:
             return []
         found = [
@@ -96,7 +96,7 @@ class Up:
         return [PoolModel(each.name, each.path, size_bytes(each)) for each in found]
 
     def kill(self) -> None:
-        """Kill all processes without draining."""
+        """Kill all processes at once, without a drain."""
         if self._suite is not None:
             self._suite.kill()
 
@@ -176,7 +176,7 @@ _SWEEP = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$@"'
 
 @contextlib.asynccontextmanager
 async def suite_folder(*files: Path) -> AsyncIterator[Path]:
-    """Yield a new folder. It and `files` are removed at the end, even if the process dies. Raises StartupError."""
+    """Yield a new folder. It and `files` are removed at the end, even if the process dies. Raise StartupError."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="fulcrum-"))
     except OSError as error:
@@ -202,7 +202,7 @@ REQUEST_TIMEOUT_S = 2.0
 
 
 async def until_serving(ready: Ready, workers: Sequence[str]) -> None:
-    """Return once requests are answered and `workers` are listed. Raises StartupError after SERVING_TIMEOUT_S."""
+    """Return once requests are answered and `workers` are listed. Raise StartupError after SERVING_TIMEOUT_S."""
     missing = "an answer"
     try:
         async with (
@@ -241,7 +241,7 @@ HELPER_GRACE_S = 2.0
 async def run_helper(launcher: Launcher, reporter: Reporter, name: str, command: tuple[str, ...]) -> str:
     """Run a process that does one task and ends, such as converting a model, and show its progress.
 
-    Returns the path that it reports, or "". Raises StartupError with its own words if it fails.
+    Returns the path that it reports, or "". Raise StartupError with its own words if it fails.
     """
     reporter.progress(name, "starting", 0.0)
     child = await launcher.start(ChildSpec(name, command, {}))

@@ -279,7 +279,7 @@ class _DictMaker:
 
 
 class _PlainNamespace(Namespace):
-    """The `namespace` function in templates, without Python's underscore names."""
+    """The `namespace` object of templates, without Python's underscore names."""
 
     def __init__(*args: Any, **fields: Any) -> None:
         made, *given = args

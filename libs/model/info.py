@@ -1,14 +1,14 @@
 """Properties of a model that can be read without loading it, and the built-in model of the sim engine.
 
-Context, vocabulary, sampling defaults that its makers recommend (generation_config.json), and the identity of its
-weights.
+Context, vocabulary, sampling defaults that its makers recommend (generation_config.json), the way it embeds texts
+(modules.json), and the identity of its weights.
 """
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -95,6 +95,72 @@ def sampling_defaults(generation_config: dict[str, Any], path: Path) -> Sampling
     return SamplingDefaults(**advised)
 
 
+SIM_VECTOR_SIZE: Final = 64
+_POOLINGS: Final[dict[str, Literal["last", "mean"]]] = {
+    "lasttoken": "last", "pooling_mode_lasttoken": "last", "mean": "mean", "pooling_mode_mean_tokens": "mean",
+}  # fmt: skip
+_SERVED_MODULES: Final = frozenset({"Transformer", "Pooling", "Normalize"})
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The way a model turns a text into a vector, named in the files of Sentence Transformers.
+
+    Without them the last token's state is taken and normalised, which is vLLM's default for models that generate.
+    """
+
+    pooling: Literal["last", "mean"] = "last"
+    normalizes: bool = True
+    size: int = SIM_VECTOR_SIZE
+    """The length of a vector; 0 if unknown."""
+    shortens: bool = False
+    """True if the model was trained so that the beginning of a vector is a vector too (Matryoshka)."""
+    sizes: frozenset[int] = frozenset()
+    """The lengths to which vectors can be shortened; empty allows all below `size`."""
+    unserved: str = ""
+    """The reason why the model's vectors are not computed; empty if they are."""
+
+    def fault(self, dimensions: int | None) -> str:
+        """Return the reason why vectors cannot have this length; empty if they can, as with None for the model's
+        own.
+        """
+        if dimensions is None or dimensions == self.size:
+            return ""
+        if not self.shortens:
+            return f"its vectors have {self.size}, and it was not trained for shorter ones"
+        if self.sizes and dimensions not in self.sizes:
+            return f"its vectors can have {', '.join(map(str, sorted({*self.sizes, self.size})))}"
+        return f"its vectors have {self.size} at most" if dimensions > self.size else ""
+
+
+def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
+    """Read a model's folder, whose config.json is `config`. Raise StartupError for files that are not JSON."""
+    size = (config.get("text_config") or config).get("hidden_size")
+    sizes = config.get("matryoshka_dimensions") or []
+    own = Embedding(
+        size=size if isinstance(size, int) else 0,
+        shortens=bool(config.get("is_matryoshka") or sizes),
+        sizes=frozenset(each for each in sizes if isinstance(each, int)),
+    )
+    listed = _json(folder / "modules.json") if (folder / "modules.json").is_file() else None
+    if not isinstance(listed, list):
+        return own
+    modules = {
+        str(each.get("type", "")).rsplit(".", 1)[-1]: str(each.get("path", ""))
+        for each in listed
+        if isinstance(each, dict)
+    }
+    pooling = read_json(folder / modules["Pooling"] / "config.json") if "Pooling" in modules else {}
+    # Later releases name the one mode, earlier ones have a flag for each.
+    named = pooling.get("pooling_mode")
+    modes = [named] if isinstance(named, str) else [key for key, value in pooling.items() if value is True]
+    modes = [mode for mode in modes if mode == named or mode.startswith("pooling_mode_")]
+    odd = [name for name in modules if name not in _SERVED_MODULES] + [mode for mode in modes if mode not in _POOLINGS]
+    unserved = f"it has {odd[0]}" if odd else "it pools in several ways" if len(modes) > 1 else ""
+    chosen = _POOLINGS[modes[0]] if modes and not unserved else own.pooling
+    return replace(own, pooling=chosen, normalizes="Normalize" in modules, unserved=unserved)
+
+
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 # Keys of config.json that differ between copies of the same weights.
 _NOT_IDENTITY = ("_name_or_path", "transformers_version")
@@ -114,6 +180,7 @@ class ModelInfo:
     vocab_size: int
     eos_token_ids: frozenset[int]
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    embedding: Embedding = field(default_factory=Embedding)
 
 
 def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
@@ -143,20 +210,25 @@ def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
         vocab_size=vocab_size,
         eos_token_ids=_eos_token_ids(folder, generation, text_config),
         sampling=sampling_defaults(generation, advice),
+        embedding=load_embedding(folder, config),
     )
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a model's file. Raise StartupError that names the file."""
+    value = _json(path)
+    if not isinstance(value, dict):
+        raise StartupError(f"{path} is not a JSON object")
+    return value
+
+
+def _json(path: Path) -> Any:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StartupError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise StartupError(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise StartupError(f"{path} is not a JSON object")
-    return value
 
 
 def _eos_token_ids(folder: Path, generation: dict[str, Any], text_config: dict[str, Any]) -> frozenset[int]:

@@ -42,7 +42,7 @@ class _Document:
         draft = str(root.get("$schema"))
         self._id = "id" if "draft-04" in draft else "$id"
         self._lone_refs = "draft-0" in draft
-        """Whether an `$id` beside a `$ref` has no effect, as up to draft 7."""
+        """True if an `$id` beside a `$ref` has no effect, as up to draft 7."""
         self._path: list[str] = []
         self._resources: dict[str, Any] = {}
         """Schemas with an `$id`, both by the id itself and by the URI that it resolves to."""
@@ -57,7 +57,7 @@ class _Document:
         self._definitions: dict[str, Schema] = {}
         self._pending: list[tuple[str, Any, Any]] = []
         self._one_ofs: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        """Schemas with `oneOf`, normalised and original."""
+        """Pairs of a schema with `oneOf`, normalised, and its original."""
         self._index(root, root, "", MAX_DEPTH)
 
     def whole(self) -> dict[str, Any]:

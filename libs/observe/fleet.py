@@ -36,9 +36,9 @@ class ObservedTarget:
     """Name of its model; that of its own metrics if empty."""
     gpus: int = 1
     chunk_tokens: int = CHUNK_TOKENS
-    """Its --max-num-batched-tokens."""
+    """The value of the server's option --max-num-batched-tokens."""
     max_sequences: int = MAX_SEQUENCES
-    """Its --max-num-seqs."""
+    """The value of the server's option --max-num-seqs."""
     token_env: str = ""
     """Name of the environment variable that holds its bearer token."""
 
@@ -52,12 +52,12 @@ _MOST: Final = {"gpus": MAX_GPUS, "chunk_tokens": MAX_BUDGET_TOKENS, "max_sequen
 
 
 def targets_of(urls: Sequence[str]) -> list[ObservedTarget]:
-    """Return the servers at these addresses. Raises InvalidRequest."""
+    """Return the servers at these addresses. Raise InvalidRequest."""
     return _checked([_target({"url": url}, repr(url)) for url in urls])
 
 
 def read_fleet(file: Path) -> list[ObservedTarget]:
-    """Return the servers of a file. Raises InvalidRequest, which names the table that is wrong."""
+    """Return the servers of a file. Raise InvalidRequest, which names the table that is wrong."""
     try:
         with file.open("rb") as opened:
             text = opened.read(MAX_FILE_BYTES + 1)
@@ -75,7 +75,7 @@ def read_fleet(file: Path) -> list[ObservedTarget]:
 
 
 def token_of(target: ObservedTarget) -> str:
-    """Return a server's bearer token; empty if it needs none. Raises InvalidRequest if its variable is not set."""
+    """Return a server's bearer token; empty if it needs none. Raise InvalidRequest if its variable is not set."""
     if not target.token_env:
         return ""
     token = os.environ.get(target.token_env, "")

@@ -42,7 +42,7 @@ class Scraper:
         self._connection: _Connection | None = None
 
     async def scrape(self, token: str = "") -> bytes:
-        """Return the exposition. Raises ScrapeFailed."""
+        """Fetch the exposition. Raise ScrapeFailed if it does not come whole."""
         authorization = f"authorization: Bearer {token}\r\n" if token else ""
         request = (
             f"GET {self._path} HTTP/1.1\r\nhost: {self._netloc}\r\naccept: text/plain;version=0.0.4\r\n"

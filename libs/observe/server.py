@@ -14,9 +14,9 @@ class ObservedShares:
     t_s: float
     """The end of the stretch, in Unix seconds."""
     busy: float | None
-    """Share of the time; None while nothing is known of the server's steps."""
+    """The share of the time; None while nothing is known of the server's steps."""
     prefill: float | None
-    """Share of busy time; None if idle or unknown."""
+    """The share of busy time; None if idle or unknown."""
     low: float | None
     high: float | None
 
@@ -44,7 +44,6 @@ class ObservedServer:
     """The estimators of a server's engines; each one learns separately, as the load of ranks may differ."""
 
     def __init__(self, may_fit: Callable[[bool], bool] = lambda first: True) -> None:
-        """`may_fit` is that of `PhaseEstimator`."""
         self._may_fit = may_fit
         self._parser = VllmParser()
         self._engines: dict[str, _Engine] = {}

@@ -72,7 +72,7 @@ class EngineSample:
 
 @dataclass(frozen=True, slots=True)
 class ServerSample:
-    """All engines behind one exposition."""
+    """The figures of all engines behind one exposition, at one scrape."""
 
     t_s: float
     engines: Mapping[str, EngineSample]
@@ -93,12 +93,11 @@ class _Layout:
 
     lines: int = 0
     numbers: list[int] = field(default_factory=list)
-    """Line numbers of the known lines."""
     heads: list[bytes] = field(default_factory=list)
     """The bytes of each of these lines before its value."""
     lengths: list[int] = field(default_factory=list)
     scalars: list[tuple[int, str, str]] = field(default_factory=list)
-    """Index into `numbers`, engine and name."""
+    """For each scalar, its index in `numbers`, its engine and its name."""
     buckets: list[tuple[str, str, list[float], list[int]]] = field(default_factory=list)
     """Engine, name, upper bounds in ascending order, and for each of them an index into `numbers`."""
     model: str = ""
@@ -107,7 +106,7 @@ class _Layout:
 
 
 class VllmParser:
-    """A parser of one server's expositions."""
+    """A parser of one server's expositions that remembers their layout."""
 
     def __init__(self) -> None:
         self._layout = _Layout()

@@ -1,4 +1,5 @@
-"""How batch jobs share a cluster: which job's next share is dealt to runners, and how much capacity its lines may use.
+"""The sharing of a cluster between batch jobs: the job whose next share is dealt to runners, and how much capacity its
+lines may use.
 
 Shares are dealt evenly by tenant, and within a tenant by priority and window. At most half a minute's work is dealt
 ahead, so that a later job waits behind that much and no more. `MAX_OPEN_LINES` bounds it as well, so that the unread
@@ -40,7 +41,7 @@ class OpenJob:
     undealt_lines: int
     """The lines not dealt yet; 0 for a stopped job, whose keeper answers them itself."""
     stopped: bool = False
-    """Whether the job was cancelled or its window has ended, so that its lines cost no capacity."""
+    """True if the job was cancelled or its window has ended, so that its lines cost no capacity."""
 
     @property
     def left_lines(self) -> int:

@@ -23,7 +23,7 @@ class PoolTable:
     """The capacity of one phase: the most work for each number of workers, in permanently busy workers."""
 
     workers: tuple[int, ...]
-    """Worker counts in strictly increasing order."""
+    """The worker counts of the table's rows, in strictly increasing order."""
     work: tuple[float, ...]
     """The most work for each count, never decreasing."""
 
@@ -54,7 +54,9 @@ class PoolTable:
 
 
 def make_table(measured: Sequence[tuple[int, float]]) -> PoolTable:
-    """From (workers, most work): more workers never take less, and none takes more than its own time."""
+    """Make a table from pairs (workers, most work): more workers never take less, and none takes more than its own
+    time.
+    """
     ordered = sorted(measured)
     work, most = [], 0.0
     for count, found in ordered:
@@ -133,7 +135,7 @@ class Shortage:
 
     phase: Phase
     at_s: float
-    """The beginning of that stretch."""
+    """The beginning of the stretch that lacks workers."""
     workers: int
     """Workers missing in at least `SURE` of the paths."""
     sure: float
@@ -161,9 +163,9 @@ class CapacityPlan:
 def needed_workers(work: Floats, table: PoolTable) -> Whole:
     """Return the fewest workers by the table for each amount of work, in the same shape."""
     flat = work.ravel()
-    levels, places = np.unique(np.round(flat, 3), return_inverse=True)
+    levels, indices = np.unique(np.round(flat, 3), return_inverse=True)
     found = np.array([table.workers_for(float(each)) for each in levels], np.int64)
-    return np.asarray(found[places].reshape(work.shape))
+    return np.asarray(found[indices].reshape(work.shape))
 
 
 def make_plan(
@@ -206,8 +208,8 @@ def _quantiles(needed: Whole, levels: Sequence[float]) -> Whole:
     if not len(needed):
         return np.zeros((len(levels), needed.shape[1]), np.int64)
     ordered = np.sort(needed, axis=0)
-    places = [min(int(np.ceil(level * len(ordered))) - 1, len(ordered) - 1) for level in levels]
-    return np.asarray(ordered[places])
+    indices = [min(int(np.ceil(level * len(ordered))) - 1, len(ordered) - 1) for level in levels]
+    return np.asarray(ordered[indices])
 
 
 def first_shortages(plan: CapacityPlan) -> list[Shortage]:
@@ -252,12 +254,12 @@ def wished_workers(plan: CapacityPlan, now_s: float, lead_s: float) -> dict[Phas
     reason to start a worker. The result is empty if the plan does not cover that time.
     """
     until_s = now_s + lead_s + plan.step_s
-    places = [at for at, start in enumerate(plan.starts_s) if start < until_s and start + plan.step_s > now_s]
-    if not places:
+    indices = [at for at, start in enumerate(plan.starts_s) if start < until_s and start + plan.step_s > now_s]
+    if not indices:
         return {}
     wished = {}
     for phase in PHASES:
-        pool = [plan.pools[phase][at] for at in places]
+        pool = [plan.pools[phase][at] for at in indices]
         wished[phase] = max(each.asked for each in pool) if any(each.p95 for each in pool) else 0
     return wished
 
@@ -320,11 +322,11 @@ def residuals(values: Floats, day: int) -> Floats:
     logs = np.log(np.maximum(values, 0.0) + offset)
     out = np.full(len(logs), np.nan)
     step = day if day > 1 and len(logs) >= 2 * day else 1
-    for place in range(step):
-        part = logs[place::step]
+    for index in range(step):
+        part = logs[index::step]
         known = part[np.isfinite(part)]
         if len(known):
-            out[place::step] = part - known.mean()
+            out[index::step] = part - known.mean()
     return out
 
 

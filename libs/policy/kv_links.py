@@ -25,9 +25,9 @@ LINK_KEPT_NS: Final = 600 * 1_000_000_000
 # fast link to compare with, as for small models on CPUs.
 LEAST_GB_PER_S: Final = 1.0
 SLOW_LINK: Final = 1 / 3
-"""Share of the fastest pair's speed below which a link counts as faulty."""
+"""The share of the fastest pair's speed below which a link counts as faulty."""
 SOUND_LINK: Final = 1 / 2
-"""Share of the fastest pair's speed from which a link counts as sound again."""
+"""The share of the fastest pair's speed from which a link counts as sound again."""
 
 
 class MovedKv(NamedTuple):
@@ -40,7 +40,7 @@ class MovedKv(NamedTuple):
     step_ns: int = 0
     """The longest step of a receiver that notices ends only between steps; 0 if its times are exact."""
     short_of_cpu: bool = False
-    """Whether a process at either end waited for a CPU, which may be what the transfer waited for."""
+    """True if a process at either end waited for a CPU, which may be what the transfer waited for."""
     awaited_prompt: bool = False
     """True if the sender was still computing the prompt for most of the time."""
 
@@ -59,7 +59,7 @@ class KvLink:
     shared_memory: bool
     """The route of the transfers that set the speed; False means the network."""
     model: str = ""
-    """The target's model; empty if unknown."""
+    """The model of the target worker; empty if it is unknown."""
     transfers: int = 0
     """The number of conclusive transfers of at least `LEAST_BYTES` by that route."""
     total_bytes: int = 0
@@ -68,14 +68,14 @@ class KvLink:
     is_floor: bool = False
     """True if the receiver's steps, a lack of CPUs or the prompt may have limited the speed: the link may be faster."""
     one_node: bool = False
-    """Whether both ends are on one node."""
+    """True if both ends are on one node."""
     moved_unix_ns: int = 0
-    """The end of the last transfer."""
+    """The end of the last transfer; 0 if there was none."""
     measured_unix_ns: int = 0
     """The end of the last transfer of at least `LEAST_BYTES`."""
 
     def moved(self, kv: MovedKv) -> "KvLink":
-        """Return the link after another transfer."""
+        """Return the link with another transfer counted in."""
         duration_ns = kv.end_unix_ns - kv.start_unix_ns
         after = replace(
             self,

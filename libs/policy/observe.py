@@ -88,7 +88,7 @@ class CountedWork:
 
 @dataclass(frozen=True, slots=True)
 class CounterChange:
-    """The differences between two readings."""
+    """The differences of a server's counters between two scrapes."""
 
     t_s: float
     """The end of the interval, in Unix seconds."""

@@ -24,14 +24,12 @@ N = TypeVar("N", float, Numbers)
 # Pressures of single splits and of many side by side are written once, in functions that take one number or an array
 # with one element per split.
 def least(one: N, other: N | float) -> N:
-    """Return the elementwise minimum."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.minimum(one, other)
     return min(one, other)
 
 
 def most(one: N, other: N | float) -> N:
-    """Return the elementwise maximum."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.maximum(one, other)
     return max(one, other)
@@ -141,9 +139,9 @@ class Workload:
     prompts: float
     """The number of workers that prompts alone would keep busy."""
     decodes: int
-    """Sequences that decode or soon will."""
+    """The number of sequences that decode or soon will."""
     kv_tokens: int
-    """KV tokens that these sequences hold."""
+    """The number of KV tokens that these sequences hold."""
     tpot_ns: int
     """The TPOT target of a typical sequence."""
     waiting_ns: float = 0.0
@@ -202,12 +200,12 @@ class Splits:
     def costs(self) -> Numbers:
         return _cost(self.prompt_pressure, self.decode_pressure)
 
-    def at(self, place: int) -> Split:
+    def at(self, index: int) -> Split:
         return Split(
-            int(self.prefill[place]),
-            int(self.mixed[place]),
-            float(self.prompt_pressure[place]),
-            float(self.decode_pressure[place]),
+            int(self.prefill[index]),
+            int(self.mixed[index]),
+            float(self.prompt_pressure[index]),
+            float(self.decode_pressure[index]),
         )
 
 

@@ -53,10 +53,10 @@ class Ratios:
         """Record one answer; times below 1 ns are ignored."""
         if predicted_ns < 1 or actual_ns < 1:
             return
-        place = log2(actual_ns / predicted_ns)
+        octaves = log2(actual_ns / predicted_ns)
         if self.seen >= LEAST_ANSWERS:
-            self._correct(2.0**place)
-        self._weights[min(max(floor((place - _LOWEST) * PER_OCTAVE), 0), _BINS - 1)] += self._next
+            self._correct(2.0**octaves)
+        self._weights[min(max(floor((octaves - _LOWEST) * PER_OCTAVE), 0), _BINS - 1)] += self._next
         self._total += self._next
         self._next *= self._growth
         self.seen += 1

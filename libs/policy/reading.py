@@ -1,4 +1,4 @@
-"""How telemetry is read: shares of its partitions, those on which a reader is behind, and the gaps it skipped."""
+"""The reading of telemetry: shares of its partitions, those on which a reader is behind, and the gaps it skipped."""
 
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping
@@ -25,7 +25,6 @@ class Shares:
         self._heard_ns: dict[str, int] = {}
 
     def hear(self, instance_id: str, now_ns: int) -> None:
-        """Record the announcement of an instance."""
         if instance_id in self._heard_ns or len(self._heard_ns) < MAX_INSTANCES:
             self._heard_ns[instance_id] = now_ns
 
@@ -63,7 +62,7 @@ class Behind(Generic[PartitionT]):
     """A bounded history of where partitions ended."""
 
     def __init__(self, after_s: float) -> None:
-        """A reader is behind if it has not reached the partition's end of `after_s` ago."""
+        """Count a reader as behind if it has not reached the partition's end of `after_s` ago."""
         self._after_s = after_s
         # (time, end) pairs, the oldest first: one that is as old as the bound, and all younger ones.
         self._ends: dict[PartitionT, deque[tuple[float, int]]] = {}
@@ -142,9 +141,9 @@ class ChunkRead:
     high: int
     """Together with `low` the half-open range of offsets, margins included."""
     begins: bool
-    """Whether the broker holds nothing before `low`."""
+    """True if the broker holds nothing before `low`."""
     ends: bool
-    """Whether the broker holds nothing from `high` on."""
+    """True if the broker holds nothing from `high` on."""
     records: int
     first_ns: int
     own_first_ns: int
@@ -173,7 +172,6 @@ class Gaps(Generic[PartitionT]):
         self._open: list[_OpenGap[PartitionT]] = []
         self.jumps = 0
         self.fates = Counter(dict.fromkeys(Fate, 0))
-        """The number of records by outcome."""
 
     @property
     def records(self) -> int:

@@ -26,7 +26,7 @@ class Speed:
     kv_token_ns: float = 0.0
     """Time to receive the KV of one token; 0 if unknown."""
     measured: bool = False
-    """Whether the figures come from the worker's own steps; else they are a guess."""
+    """True if the figures come from the worker's own steps; else they are a guess."""
     paced_step_ns: float = 0.0
     """The longest step with decodes that keeps their TPOT; 0 if there is no bound.
 

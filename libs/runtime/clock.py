@@ -70,7 +70,7 @@ Call = Callable[[], object]
 
 
 class Scheduler(Protocol):
-    """Runs calls later, one after the other."""
+    """A scheduler that runs calls later, one after the other."""
 
     def soon(self, call: Call) -> None:
         """Run a call once all events of this moment have been processed."""

@@ -111,7 +111,7 @@ class CpuWaitReader:
                 self._wait_ns((pid, thread))
 
     def close(self) -> None:
-        """Read no thread any more."""
+        """Close the files from which the waits of threads are read."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()
@@ -203,7 +203,7 @@ def resident_bytes() -> int:
 
 
 async def give_memory_back() -> None:
-    """Have the allocator return free memory from time to time, until cancelled.
+    """Return the allocator's free memory to the system from time to time, until cancelled.
 
     Return at once on systems without such a call, such as musl and macOS.
     """

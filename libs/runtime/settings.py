@@ -28,7 +28,7 @@ class CommonSettings(BaseSettings):
     cluster: ClusterName = Field("local", validation_alias="FULCRUM_CLUSTER")
     """Name in every topic and Redis key, so that clusters can share a broker."""
     kafka: str = Field("127.0.0.1:9092", validation_alias="FULCRUM_KAFKA")
-    """Bootstrap servers HOST:PORT[,...]."""
+    """Addresses of the Kafka bootstrap servers: HOST:PORT[,HOST:PORT...]."""
     kafka_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         "PLAINTEXT", validation_alias="FULCRUM_KAFKA_PROTOCOL"
     )
@@ -38,9 +38,9 @@ class CommonSettings(BaseSettings):
     )
     """SASL mechanism, if the protocol is one of SASL."""
     kafka_user: str = Field("", validation_alias="FULCRUM_KAFKA_USER")
-    """User name at the brokers."""
+    """User name at the brokers, if the protocol is one of SASL."""
     kafka_password: SecretStr = Field(SecretStr(""), validation_alias="FULCRUM_KAFKA_PASSWORD")
-    """Password of that user."""
+    """Password of that user, if the protocol is one of SASL."""
     kafka_ca: str = Field("", validation_alias="FULCRUM_KAFKA_CA")
     """PEM file of the authority behind the brokers' certificates; empty means those that the machine trusts."""
     kafka_cert: str = Field("", validation_alias="FULCRUM_KAFKA_CERT")
@@ -69,11 +69,11 @@ class CommonSettings(BaseSettings):
     requires TLS.
     """
     host: str = Field("127.0.0.1", validation_alias="FULCRUM_HOST")
-    """Address to listen on."""
+    """Address to listen on; 127.0.0.1 accepts connections of this host only."""
     node: str = Field(default_factory=socket.gethostname, validation_alias="FULCRUM_NODE")
-    """Name of this host in figures."""
+    """Name of this host in figures and lists of workers."""
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", validation_alias="FULCRUM_LOG_LEVEL")
-    """Least severe level that is logged."""
+    """Least severe level of events that reach the log."""
     log_format: Literal["json", "console"] = Field("json", validation_alias="FULCRUM_LOG_FORMAT")
     """One JSON object a line, or lines for people."""
     tls_cert: str = Field("", validation_alias="FULCRUM_TLS_CERT")

@@ -28,7 +28,7 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
 
 
 class TaskOwner:
-    """Owns background tasks. The first failure is kept in `error` and reported once through `on_failure`."""
+    """The owner of background tasks. The first failure is kept in `error` and reported once through `on_failure`."""
 
     def __init__(self, on_failure: OnFailure | None = None) -> None:
         self._on_failure = on_failure

@@ -43,7 +43,7 @@ def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: 
     @app.get("/healthz", tags=["operation"])
     @app.get("/health", tags=["operation"])
     async def healthz() -> dict[str, str]:
-        """Answer that the process is alive."""
+        """Answer `ok` for as long as the process is alive."""
         return {"status": "ok"}
 
     @app.get("/readyz", tags=["operation"], responses={503: {"description": "not ready, with the reason"}})

@@ -53,10 +53,10 @@ class ModelEntry(Struct, frozen=True, omit_defaults=True):
     """The TTFT target of requests that have none; None for the gateway's default."""
     tpot_ms: Milliseconds | None = None
     pinned: bool = False
-    """Whether the model stays once it has been loaded, or is required by floor or reservation."""
+    """True if the model stays once it has been loaded, or is required by floor or reservation."""
     reservations: Annotated[tuple[Reservation, ...], Meta(max_length=MAX_RESERVATIONS)] = ()
     parent: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
-    """For a LoRA adapter, the model on whose workers it is loaded; empty for a model of its own."""
+    """The model on whose workers a LoRA adapter is loaded; empty for a model of its own."""
 
 
 class LoadTimes(Struct, frozen=True, omit_defaults=True):
@@ -96,7 +96,7 @@ class ModelOutlook(Struct, frozen=True, omit_defaults=True):
     wait_s: float = 0.0
     """The expected wait for the model of a request that arrives now."""
     ready_unix_ms: int = 0
-    """When a load in progress is expected to end."""
+    """The expected end of a load in progress."""
     error: str = ""
     """The reason why the last load failed, as long as it is not retried."""
 

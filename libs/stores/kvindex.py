@@ -77,7 +77,7 @@ class Mirror:
     lease_ms: int
     blocks: set[bytes] = field(default_factory=set)
     in_doubt: bool = False
-    """Whether the store may differ, because a change was not confirmed. If so, the whole copy is written again."""
+    """True if the store may differ, because a change was not confirmed. If so, the whole copy is written again."""
 
     def apply(self, stored: Sequence[bytes], removed: Sequence[bytes]) -> list[bytes]:
         """Apply a change, stored blocks before removed ones, and return the stored blocks to be listed."""
@@ -141,7 +141,7 @@ class RedisKvIndex:
         self._lookup_errors = 0
         self._change_errors = 0
         self._away = False
-        """Whether the present outage has been logged."""
+        """True if the present outage has been logged."""
 
     async def publish(self, model: str, worker_id: str, *, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
         key = keys.kv_blocks(self._cluster, model, worker_id)

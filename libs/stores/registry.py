@@ -91,7 +91,7 @@ class Unusable(Exception):
 
 
 def read_worker(member: bytes, value: bytes) -> Worker:
-    """Parse the worker stored under an id. Raises Unusable."""
+    """Parse the worker stored under an id. Raise Unusable."""
     if len(value) > MAX_WORKER_BYTES:
         raise Unusable(f"{len(value)} bytes; {MAX_WORKER_BYTES} are allowed")
     try:
@@ -106,7 +106,7 @@ def read_worker(member: bytes, value: bytes) -> Worker:
 
 
 def kept_part(worker: Worker) -> bytes:
-    """Serialize what outlives a worker's lease."""
+    """Serialize the fields of a worker that outlive its lease."""
     kept = Worker(id=worker.id, assignment=worker.assignment, role_change=worker.role_change)
     return kept.SerializeToString(deterministic=True)
 
@@ -291,7 +291,7 @@ class RedisRegistry:
 
 
 def _bytes(value: Any) -> bytes:
-    """Return the value read. Raises Unusable for a key of another type, and any other error of Redis."""
+    """Return the value read. Raise Unusable for a key of another type, and any other error of Redis."""
     if is_wrong_type(value):
         raise Unusable("its key is no hash")
     if isinstance(value, Exception):

@@ -35,7 +35,7 @@ class StepTimeKey:
     model: str
     """The model's name and the beginning of its revision, since names can be chosen freely."""
     device: str
-    """For example "cpu", "cuda:NVIDIA H200" or "sim:llama-8b-h100"."""
+    """The device and its kind, for example "cpu", "cuda:NVIDIA H200" or "sim:llama-8b-h100"."""
     variant: str = ""
     """Further properties that the engine considers decisive, e.g. "bfloat16, tp4, vllm 0.32.0"."""
 
@@ -213,7 +213,7 @@ class RedisStepTimes:
         self._token = secrets.token_hex(8)
         """The token that identifies this store's leases."""
         self._away = False
-        """Whether the present outage has been logged."""
+        """True if the present outage has been logged."""
 
     async def load(self, key: StepTimeKey) -> Mapping[StepKind, FittedModel]:
         """Return the stored fits, or none while Redis is away."""

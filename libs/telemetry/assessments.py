@@ -18,7 +18,6 @@ from libs.policy.verdict.assessment import MOST_PRESSURE, Assessment
 FRESH_NS: Final = 2_000_000_000
 """The age from which an assessment does not describe the present."""
 MAX_ASSESSED: Final = 64
-"""The most models of one message."""
 _UNFITTED: Final = KindFit(steps=0)
 
 

@@ -72,13 +72,13 @@ class AlignedSteps(NamedTuple):
     """The cover of each batch, one per batch."""
     steps: Spans
     shares: Ints
-    """Prefill parts of the steps, 0..`FULL_SHARE`."""
+    """The prefill part of each step, 0..`FULL_SHARE`."""
     waits: Spans
-    """Times in which sequences awaited KV and no step ran."""
+    """The spans in which sequences awaited KV and no step ran."""
     ranges: list[tuple[int, int]]
     """The first and one past the last step of each batch."""
     plain: Bools
-    """Whether each batch's steps and waits lie within its cover, in order, without overlap."""
+    """True if each batch's steps and waits lie within its cover, in order, without overlap."""
 
 
 def lay(gathered: StepBatchColumns, prefill_shares: Callable[[StepBatch], list[int]]) -> AlignedSteps:

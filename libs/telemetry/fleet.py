@@ -380,7 +380,7 @@ class FleetTelemetry:
 
 
 MAX_REVISED: Final = 65_536
-"""The most windows, of one worker each, that wait to be revised. Further ones stay as they were and are counted."""
+"""The most windows, of one worker each, that wait for revision. Windows beyond it are counted and not revised."""
 
 MAX_FRESH: Final = 20
 """The most windows that one call writes for the first time. After a pause the rest follows call by call, since one
@@ -395,7 +395,7 @@ class WrittenWindow:
     start_ns: int
     workers: Cells
     revised: bool
-    """Whether the window was written before; `workers` then holds only those whose time changed."""
+    """True if the window was written before; `workers` then holds only those whose time changed."""
 
 
 class History:
@@ -421,7 +421,7 @@ class History:
         self._revised: dict[int, set[str]] = defaultdict(set)
         self._waiting = 0
         self.unrevised_windows = 0
-        """How many windows late telemetry changed without being revised, as `MAX_REVISED` were waiting."""
+        """The number of windows that late telemetry changed without being revised, as `MAX_REVISED` were waiting."""
 
     @property
     def written_to_ns(self) -> int | None:

@@ -36,9 +36,9 @@ class LifeSigns(NamedTuple):
     heard_ns: int
     """The end of the telemetry of this incarnation; 0 before its first report."""
     left: bool = False
-    """Whether the worker has announced its end in a last batch."""
+    """True if the worker has announced its end in a last batch."""
     leased: bool = True
-    """Whether the worker is registered; assumed by readers without a registry."""
+    """True if the worker is registered; assumed by readers without a registry."""
     ready: bool = True
 
 
@@ -51,7 +51,7 @@ class WorkerLife(NamedTuple):
     returned_ns: int = 0
     """The end of the first telemetry after its last absence; 0 if it was never away."""
     seen_ns: int = 0
-    """The first look at this incarnation."""
+    """The time of the first look at this incarnation."""
 
 
 def life_of(

@@ -19,7 +19,7 @@ SAMPLE_NS: Final = 250_000_000
 """The least time between two samples that are kept, which bounds them to some fifty a gateway."""
 
 Reason = tuple[int, str]
-"""HTTP status and error code."""
+"""The HTTP status and error code of a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +28,23 @@ class RefusedTraffic:
 
     span_ns: int
     requests: int
-    """POST requests that arrived."""
+    """The number of POST requests that arrived."""
     refused: Mapping[Reason, int]
 
     def per_s(self, count: int) -> float:
         return count * 1e9 / max(self.span_ns, 1)
 
 
-class _Sample(NamedTuple):
+class _RefusalSample(NamedTuple):
     told_unix_ns: int
     requests: int
     refused: Mapping[Reason, int]
 
 
 @dataclass(slots=True)
-class _Gateway:
+class _GatewayRefusals:
     incarnation: int
-    samples: "deque[_Sample]"
+    samples: "deque[_RefusalSample]"
     heard_ns: int = 0
 
 
@@ -52,7 +52,7 @@ class RefusalLog:
     """The counts of all gateways over the last window. The one silent for longest is dropped if there are too many."""
 
     def __init__(self) -> None:
-        self._gateways: dict[str, _Gateway] = {}
+        self._gateways: dict[str, _GatewayRefusals] = {}
 
     def take(self, message: GatewayQueues, now_ns: int) -> None:
         """Record a report received at `now_ns`. A gateway that restarted counts from zero again."""
@@ -62,7 +62,7 @@ class RefusalLog:
         if message.last:
             return
         if known is None or known.incarnation < message.incarnation:
-            known = _Gateway(message.incarnation, deque())
+            known = _GatewayRefusals(message.incarnation, deque())
         if len(self._gateways) >= MAX_GATEWAYS:
             del self._gateways[next(iter(self._gateways))]
         self._gateways[message.gateway_id] = known
@@ -77,7 +77,7 @@ class RefusalLog:
         }
         if samples and samples[-1].refused == refused:
             refused = samples[-1].refused  # as it is nearly always: one object for all samples
-        samples.append(_Sample(told_ns, message.posts, refused))
+        samples.append(_RefusalSample(told_ns, message.posts, refused))
         # One sample from before the window stays, so that the window is complete.
         while len(samples) > 2 and samples[1].told_unix_ns <= told_ns - WINDOW_NS:
             samples.popleft()

@@ -202,7 +202,7 @@ class StoredWindow:
     start_ns: int
     worker_ids: Sequence[str]
     times_ns: NDArray[np.int64]
-    """[workers, 4] int64, as in `Cells.times_ns`."""
+    """[workers, 4] int64: the times of each worker, as in `Cells.times_ns`."""
     roles: NDArray[np.uint8]
     """[workers] uint8: role numbers without the flag `PROVISIONAL`."""
 
@@ -216,7 +216,7 @@ class RollUps:
         """The slot of each worker in every ring."""
         self._size = FIRST_SLOTS
         self._newest_ns = np.zeros(MAX_WORKERS, np.int64)
-        """By slot, the newest window that was written. Some workers' windows are written later than others'."""
+        """The newest window that was written in each slot. Some workers' windows are written later than others'."""
         self._finest_from_ns = 0
         """Time before which only the coarser tiers hold anything."""
 

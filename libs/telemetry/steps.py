@@ -53,9 +53,9 @@ class FinishedSteps(NamedTuple):
     starts_ns: NDArray[np.int64]
     ends_ns: NDArray[np.int64]
     prefill_shares: NDArray[np.float64]
-    """Prefill parts of the steps, 0..1."""
+    """[steps] float64: the prefill part of each step, 0..1."""
     counts: NDArray[np.float64]
-    """[`StepCounts`, steps]: what each step computed."""
+    """[`StepCounts`, steps] float64: the work of each step, a row a field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class RanStep:
     start_ns: int
     end_ns: int
     prefill_share: int
-    """Prefill part of the step, 0..`FULL_SHARE`."""
+    """The prefill part of the step's time, 0..`FULL_SHARE`."""
     counts: StepCounts
     running: bool
-    """Whether the step's end is not known yet."""
+    """True if the step's end is not known yet."""
 
 
 RunningStep = tuple[int, int]
@@ -121,7 +121,7 @@ class StepLog:
 
     @property
     def any_announced(self) -> bool:
-        """Whether the end of any step is not known."""
+        """Return whether the end of any step is not known."""
         return bool(self._announced)
 
     def running(self) -> RunningStep | None:
@@ -277,7 +277,7 @@ class BusyTime:
     ) -> None:
         """Create from disjoint steps in order; `before` is how long each had run at its start, modulo `_TURN_NS`."""
         self.provisional = provisional
-        """Whether a step that has not ended is among them."""
+        """True if a step that has not ended is among them."""
         self._starts = starts
         self._ends = ends
         self._shares = shares
@@ -380,7 +380,7 @@ class PhaseTime:
     decode_ns: int = 0
     kv_wait_ns: int = 0
     provisional: bool = False
-    """Whether part of the time is a step that still runs."""
+    """True if part of the time is a step that still runs."""
 
     @property
     def idle_ns(self) -> int:

@@ -94,7 +94,7 @@ class Timeline:
         self._stays: tuple[object, ...] = ()
         """The worker's description as of the newest batch, in the fields of `what_stays`."""
         self._goes_on = False
-        """Whether the state of the worker allows `follow` to take its next batch."""
+        """True if the state of the worker allows `follow` to take its next batch."""
         self._facts: WorkerFacts | None = None
         """Facts of the newest batch; None until extracted."""
         self._worker_id = ""

@@ -37,13 +37,13 @@ class WorkerFacts(NamedTuple):
     covered_to_unix_ns: int
     dropped_batches: int
     compute: Compute | None = None
-    """What utilisation is computed from; None if unknown."""
+    """The model's shape, from which utilisation is computed; None if unknown."""
     kv_blocks: int = 0
     """Number of KV blocks in the worker's pool; 0 if unknown."""
     max_sequences: int = 0
     """The most sequences that the worker runs at a time; 0 if unknown."""
     left: bool = False
-    """Whether the worker has sent its last batch."""
+    """True if the worker has sent its last batch."""
     group: str = ""
     """Data-parallel group of which the worker is a rank; empty if there is none."""
     dummy_steps: int = 0
@@ -108,7 +108,7 @@ class Listed(NamedTuple):
     max_sequences: int
     left: bool
     own: bool
-    """Whether this process reads the worker's telemetry."""
+    """True if this process reads the worker's telemetry."""
     reader: str
     """Name of the other process that reads the worker's telemetry; empty if none does."""
     group: str = ""
@@ -137,7 +137,7 @@ class Loads(NamedTuple):
 
     listing: Listing
     heard: Bools
-    """Whether the worker has reported within `LOAD_NS`."""
+    """True if the worker has reported within `LOAD_NS`."""
     covered_to_ns: Ints
     """End of the worker's telemetry, also for silent workers."""
     running: Ints

@@ -20,9 +20,17 @@ PRODUCT = ("libs", "services", "deploy", "locks")
 NOT_PRODUCT = ("libs/testing", "libs/contracts/pb")
 SMALL_MODULE_LINES = 100
 SHORT_DOCSTRING_WORDS = 6
-PATHS = ("A request, file by file", "A role move, file by file", "Occupancy, file by file")
-"""Headings of docs/architecture.md whose tables name the files on a path."""
+PATHS = {
+    "A request, file by file": "architecture.md",
+    "A role move, file by file": "architecture.md",
+    "Occupancy, file by file": "occupancy.md",
+}
+"""Headings whose tables name the files on a path, with their pages in docs."""
 GENERATED_PAGES = ("docs/settings.md",)
+RECORDS = ("results", "adr")
+"""Folders of docs with records, which are no pages to be read through."""
+TYPED_PAGES = ("examples.md",)
+"""Pages beside the tutorials whose shell blocks a test types."""
 LONG_PAGE_WORDS = 1_200
 SHELL = re.compile(r"^```sh$", re.MULTILINE)
 
@@ -124,21 +132,29 @@ def docstring_lines(module: Module) -> int:
 
 
 def files_on_path(heading: str) -> list[str]:
-    """Return the Python files that docs/architecture.md names in the section of a heading."""
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    """Return the Python files that the section of a heading in `PATHS` names."""
+    page = (ROOT / "docs" / PATHS[heading]).read_text()
     _, found, section = page.partition(f"## {heading}\n")
     if not found:
         return []
     return sorted(set(re.findall(r"`((?:libs|services)/[\w/]+(?:\.py)?)`", section.partition("\n## ")[0])))
 
 
-def pages() -> list[Path]:
-    """Return the written pages of the docs site: those in its navigation, and the runbooks that one of them lists."""
+def pages() -> dict[Path, str]:
+    """Return the written pages of the docs site, each with its top-level entry in the navigation.
+
+    Runbooks count with the how-to guides, whose page lists them. Generated pages, results and decisions are left out.
+    """
     navigation = (ROOT / "deploy" / "docs" / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
-    listed = {ROOT / "docs" / name for name in re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)}
-    found = listed | set((ROOT / "docs" / "runbook").glob("*.md"))
-    aside = {ROOT / name for name in GENERATED_PAGES} | set((ROOT / "docs" / "results").glob("*.md"))
-    return sorted(found - aside)
+    found: dict[Path, str] = {}
+    kind = ""
+    for name, page in re.findall(r"^(?:  - ([^:]+):| +- [^:]+:)(?: (\S+\.md))?$", navigation, re.MULTILINE):
+        kind = name or kind
+        if page:
+            found[ROOT / "docs" / page] = kind
+    found |= dict.fromkeys((ROOT / "docs" / "runbook").glob("*.md"), "How-to")
+    aside = {ROOT / name for name in GENERATED_PAGES}
+    return {page: kind for page, kind in sorted(found.items()) if page not in aside and page.parent.name not in RECORDS}
 
 
 def class_names(found: list[Module]) -> dict[str, list[str]]:
@@ -203,15 +219,20 @@ def measure() -> dict[str, int | float]:
             for node in ast.walk(module.tree)
         ),
     }
-    texts = {page: page.read_text() for page in pages()}
+    kinds = pages()
+    texts = {page: page.read_text() for page in kinds}
+    kind_kb: defaultdict[str, float] = defaultdict(float)
+    for page, kind in kinds.items():
+        kind_kb[kind.lower().replace("-", "_")] += len(texts[page]) / 1e3
     blocks = {page: len(SHELL.findall(text)) for page, text in texts.items()}
     figures |= {
         "docs_pages": len(texts),
         "docs_kb": sum(map(len, texts.values())) / 1e3,
+        **{f"docs_kb_{kind}": kb for kind, kb in kind_kb.items()},
         f"docs_pages_over_{LONG_PAGE_WORDS}_words": sum(len(text.split()) > LONG_PAGE_WORDS for text in texts.values()),
         "docs_shell_blocks": sum(blocks.values()),
         "docs_shell_blocks_typed_by_a_test": sum(
-            count for page, count in blocks.items() if page.parent.name == "tutorials"
+            count for page, count in blocks.items() if page.parent.name == "tutorials" or page.name in TYPED_PAGES
         ),
     }
     for heading in PATHS:

@@ -37,6 +37,8 @@ log = structlog.get_logger()
 MAX_FRAME_TOKENS = 8192
 # Prompt logprobs in one frame at 8 bytes each, top tokens included; one prompt has fewer.
 MAX_FRAME_SCORES = 262_144
+# Prompts' vectors in one frame; one alone has far less.
+MAX_FRAME_POOLED_BYTES = 4 * 1024 * 1024
 # Tokens and events that may be pending; a gateway beyond it has stopped reading.
 MAX_PENDING = 262_144
 
@@ -81,8 +83,18 @@ class Outbox:
             self._logprobs = {i - count: logprob for i, logprob in self._logprobs.items() if i >= count}
             frame.logprobs.extend(logprobs_message(index, logprob) for index, logprob in sent.items())
         if not self._token_ids:
-            frame.events.extend(self._events)
-            self._events.clear()
+            events = self._fitting_events()
+            frame.events.extend(self._events[:events])
+            del self._events[:events]
+
+    def _fitting_events(self) -> int:
+        """Return how many pending events fit one frame."""
+        pooled_bytes = 0
+        for index, event in enumerate(self._events):
+            pooled_bytes += len(event.finished.pooled)
+            if pooled_bytes > MAX_FRAME_POOLED_BYTES and index:
+                return index
+        return len(self._events)
 
     def _fitting(self) -> int:
         """Return how many pending tokens fit one frame."""

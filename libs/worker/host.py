@@ -391,7 +391,7 @@ class WorkerHost:
         del self._sequences[output.sequence_id]
         sequence.gateway.living.discard(output.sequence_id)
         self.gateways.pool(sequence.phase).free()
-        if output.finish in _ENDED:
+        if output.finish in _ENDED and not output.pooled:
             self.hand_over_costs.ended(sequence.output_tokens)
         if output.handle is not None:
             if output.finish is FinishReason.HANDED_OVER:

@@ -11,13 +11,14 @@ from libs.contracts.packing import pack_f32, pack_u32, unpack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import Capabilities, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.port import Capabilities, EnginePhase, EngineRequest, Pooling, SamplingParams
 from libs.engine.reports import EngineLoad, FinishReason, Logprob, SequenceOutput
 from libs.perfmodel.wire import compute_message
 
 # A sequence id holds the gateway's number in its low bits and the number of the worker's link above them.
 SEQUENCE_BITS = 32
 _PHASES = {pb.PHASE_PREFILL: EnginePhase.PREFILL, pb.PHASE_DECODE: EnginePhase.DECODE, pb.PHASE_BOTH: EnginePhase.BOTH}
+_POOLINGS = {pb.POOLING_UNSPECIFIED: None, pb.POOLING_LAST: Pooling.LAST, pb.POOLING_MEAN: Pooling.MEAN}
 _FIRST_TOKEN = {"prefill": common.FIRST_TOKEN_FROM_PREFILL, "decode": common.FIRST_TOKEN_FROM_DECODE}
 _FINISHED = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -107,6 +108,10 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
         raise InvalidRequest(f"max_output_tokens is {submit.max_output_tokens}, and {generated} are there already")
     if phase is EnginePhase.DECODE and not (submit.HasField("kv") and submit.kv.address and submit.kv.handle):
         raise InvalidRequest("phase decode needs kv with an address and a handle")
+    if submit.pooling not in _POOLINGS:
+        raise InvalidRequest(f"pooling is {submit.pooling}, which this release does not know")
+    pooling = _POOLINGS[submit.pooling]
+    computes_all = submit.sampling.prompt_logprobs or pooling is Pooling.MEAN
     return EngineRequest(
         sequence_id=sequence_id,
         request_id=submit.request_id,
@@ -115,14 +120,15 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
         prompt_tokens=submit.prompt_tokens,
         max_output_tokens=submit.max_output_tokens,
         sampling=_sampling(submit.sampling),
-        # A prefix that is found is not computed, and so not scored.
-        chain_root=b"" if submit.sampling.prompt_logprobs else chain_root,
+        # A prefix that is found is not computed, and so neither scored nor part of a mean.
+        chain_root=b"" if computes_all else chain_root,
         kv=kv_handle(submit.kv) if phase is EnginePhase.DECODE else None,
         tpot_target_ns=submit.context.tpot_target_us * 1000,
         first_token_due_ns=submit.context.ttft_deadline_unix_ns,
         adapter=submit.adapter,
         adapter_source=submit.adapter_source,
         yields=submit.context.service_class == BATCH_CLASS,
+        pooling=pooling,
         kind=f"{submit.context.tenant}/{submit.context.service_class}",
     )
 
@@ -157,6 +163,7 @@ def sequence_event(output: SequenceOutput) -> pb.SequenceEvent | None:
             cached_tokens=output.cached_tokens,
             computed_prompt_tokens=output.computed_prompt_tokens,
             kv_bytes_received=output.kv_bytes_received,
+            pooled=output.pooled,
         ),
     )
 

@@ -7,12 +7,20 @@ order. Time stands still while any node can run, then jumps to the next timer. S
 
 import asyncio
 import contextvars
+import gc
 import heapq
+import io
+import os
+import random as global_random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from itertools import count
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple, Unpack
+from unittest.mock import patch
+
+import structlog
 
 # Turns without time passing: a loop that exceeds them never waits.
 MAX_IDLE_TURNS = 2_000_000
@@ -168,3 +176,22 @@ class SimLoop(asyncio.BaseEventLoop):
     def _process_events(self, event_list: Any) -> None: ...
 
     def _write_to_self(self) -> None: ...
+
+
+@contextmanager
+def replayable(seed: int) -> Iterator[SimLoop]:
+    """Yield a loop whose run depends on the seed alone, and drop the services' log meanwhile."""
+    global_random.seed(seed)
+    structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
+    gc.disable()  # finalizers would run at random moments
+    try:
+        with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
+            yield SimLoop(Random(f"{seed} turns"))
+    finally:
+        gc.enable()
+        gc.collect()
+        structlog.reset_defaults()
+
+
+def _drop(_logger: Any, _method: str, _event: Any) -> str:
+    raise structlog.DropEvent

@@ -1,17 +1,11 @@
 """One seed: a cluster, its clients and its faults, from the first request until everything is at rest again."""
 
 import asyncio
-import gc
-import io
-import os
-import random as global_random
 from collections import Counter
 from collections.abc import Callable, MutableMapping
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 import structlog
 
@@ -30,7 +24,7 @@ from load.chaos.invariants import (
     unsettled,
     wrong_sums,
 )
-from load.chaos.loop import Node, SimLoop, current_node
+from load.chaos.loop import Node, SimLoop, current_node, replayable
 from load.chaos.net import Log, Net
 
 START_S = 3.0
@@ -78,13 +72,11 @@ class Result:
 
 def run_seed(seed: int, plan: Plan, on_line: Callable[[str], None] | None = None) -> Result:
     """Run one seed. The same seed, plan and code give the same result, digest included."""
-    loop = SimLoop(Random(f"{seed} turns"))
     result = Result(seed)
-    global_random.seed(seed)
-    _log_to(on_line, loop)
-    gc.disable()  # finalizers would run at random moments
-    try:
-        with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
+    with replayable(seed) as loop:
+        if on_line is not None:
+            _log_to(on_line, loop)
+        try:
             world = _World(loop, seed, plan, result, on_line)
             loop.set_exception_handler(world.unhandled)
             try:
@@ -92,11 +84,8 @@ def run_seed(seed: int, plan: Plan, on_line: Callable[[str], None] | None = None
             except Exception as error:  # a run that cannot go on is a finding, not a crash of the tool
                 result.wrong.append(f"the run ended with {error!r}")
             world.close()
-    finally:
-        loop.close()
-        gc.enable()
-        gc.collect()
-        structlog.reset_defaults()
+        finally:
+            loop.close()
     return result
 
 
@@ -258,13 +247,12 @@ def _draw(seed: int, plan: Plan) -> list[Fault]:
     return sorted(drawn, key=lambda fault: fault.at_s)
 
 
-def _log_to(on_line: Callable[[str], None] | None, loop: SimLoop) -> None:
+def _log_to(on_line: Callable[[str], None], loop: SimLoop) -> None:
     """Send the services' own log to `on_line`."""
 
     def write(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
-        if on_line is not None:
-            words = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
-            on_line(f"{loop.time():.6f}   {current_node()}: {event['event']} {words}")
+        words = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
+        on_line(f"{loop.time():.6f}   {current_node()}: {event['event']} {words}")
         raise structlog.DropEvent
 
     structlog.configure(processors=[write], cache_logger_on_first_use=False)

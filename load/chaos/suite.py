@@ -4,26 +4,19 @@ A test or bench is a coroutine over a `VirtualSuite`; the same seed and coroutin
 """
 
 import asyncio
-import gc
-import io
-import os
-import random as global_random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, TypeVar
-from unittest.mock import patch
 
 import msgspec
-import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import REQUESTS
 from load.chaos.clients import ClientCall, send
 from load.chaos.cluster import Cluster, Stores
 from load.chaos.invariants import METRICS, PLANNER
-from load.chaos.loop import Node, SimLoop
+from load.chaos.loop import Node, replayable
 from load.chaos.net import Log, Net
 from services.gateway.batch.run import BatchPorts
 from services.metrics.status.report import status_now
@@ -172,23 +165,14 @@ class VirtualSuite:
 
 def run_virtual(spec: SuiteSpec, seed: int, play: Callable[[VirtualSuite], Coroutine[Any, Any, T]]) -> T:
     """Start a suite, play, and end all of it. Raise AssertionError if a service failed."""
-    global_random.seed(seed)
-    loop = SimLoop(Random(f"{seed} turns"))
-    structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
-    gc.disable()  # finalizers would run at random moments
-    try:
-        with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
-            net = Net(loop, Random(f"{seed} network"), Log(loop, None))
-            engine = {"kv_lease_ms": KV_LEASE_MS, "telemetry_ms": TELEMETRY_MS, "engine": "sim", **spec.worker}
-            settings = {"gateway": spec.gateway, "planner": spec.planner or {}, "metrics": spec.metrics}
-            stores = Stores(loop, Random(f"{seed} stores"))
-            cluster = Cluster(loop, net, stores, engine=engine, settings=settings, batch=spec.batch)
-            suite = VirtualSuite(spec, cluster, seed)
-            return cluster.run(_run(suite, play))
-    finally:
-        gc.enable()
-        gc.collect()
-        structlog.reset_defaults()
+    with replayable(seed) as loop:
+        net = Net(loop, Random(f"{seed} network"), Log(loop, None))
+        engine = {"kv_lease_ms": KV_LEASE_MS, "telemetry_ms": TELEMETRY_MS, "engine": "sim", **spec.worker}
+        settings = {"gateway": spec.gateway, "planner": spec.planner or {}, "metrics": spec.metrics}
+        stores = Stores(loop, Random(f"{seed} stores"))
+        cluster = Cluster(loop, net, stores, engine=engine, settings=settings, batch=spec.batch)
+        suite = VirtualSuite(spec, cluster, seed)
+        return cluster.run(_run(suite, play))
 
 
 async def _run(suite: VirtualSuite, play: Callable[[VirtualSuite], Coroutine[Any, Any, T]]) -> T:
@@ -200,7 +184,3 @@ async def _run(suite: VirtualSuite, play: Callable[[VirtualSuite], Coroutine[Any
     if wrong:
         raise AssertionError("; ".join(wrong[:5]))
     return found
-
-
-def _drop(_logger: Any, _method: str, _event: Any) -> str:
-    raise structlog.DropEvent

@@ -99,12 +99,16 @@ def _environment(name: str, *what: str) -> Path:
     return python
 
 
+def agent_python() -> Path:
+    """Return Python of the environment that locks/clients.txt describes. Raise Unavailable if it cannot be made."""
+    digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
+    return _environment(f"python-{digest}", "--require-hashes", "-r", str(LOCK))
+
+
 def _agent(client: str, gateway: str, model: str) -> Sequence[str]:
     if client == NODE_AGENT:
         return (*_node(HERE / "agent.mjs"), f"{gateway}/v1", model)
-    digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
-    python = _environment(f"python-{digest}", "--require-hashes", "-r", str(LOCK))
-    return (str(python), str(HERE / "agent_clients.py"), client, f"{gateway}/v1", model)
+    return (str(agent_python()), str(HERE / "agent_clients.py"), client, f"{gateway}/v1", model)
 
 
 def guidellm(gateway: str, folder: Path) -> Sequence[str]:

@@ -9,21 +9,154 @@ import argparse
 import asyncio
 import gc
 import json
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import httpx
+import psutil
 import uvloop
+from prometheus_client.parser import text_string_to_metric_families
+from redis import Redis
 
 from libs.testing.engines.real_model import real_model_folder
-from load.gateway import targets
-from load.gateway.http_load import Requests, Shape, Tally, run_load
-from load.gateway.targets import DECODE, GATEWAY, PREFILL, Target
-from load.measure import LOAD, OTHERS, usage
+from libs.testing.suites.suite import running_suite
+from load.gateway.http_load import PATH, Requests, Shape, Tally, run_load
+from load.measure import LOAD, OTHERS, Kinds, processes_below, usage
+from load.peers.dynamo_suite import LOOPBACK, running_dynamo
+
+GATEWAY, PREFILL, DECODE = "gateway", "prefill", "decode"
+_SERVICES = {f"services.{kind}": kind for kind in (GATEWAY, PREFILL, DECODE)}
+_MAX_SPEED = {
+    "FULCRUM_WORKER_SIM_PROFILE": "instant",
+    "FULCRUM_WORKER_MAX_SEQUENCES": "256",  # as the peer's mocker
+    "FULCRUM_LOG_LEVEL": "warning",
+}
+PEER_START_S = 60.0
+BARE_START_S = 20.0
+
+Counters = Callable[[], Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    name: str
+    model: str
+    addresses: Sequence[tuple[str, int]]
+    kinds: Kinds
+    counters: Counters = dict
+    """Counters of the target itself, which only rise."""
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the first address."""
+        host, port = self.addresses[0]
+        return f"http://{host}:{port}"
+
+
+@asynccontextmanager
+async def fulcrum(folder: Path, gateways: int = 1) -> AsyncIterator[Target]:
+    """Start a whole suite on an engine that takes no time."""
+    arguments = ("--engine", "sim", "--gateways", str(gateways), "--prefill", "1", "--decode", "1")
+    starting = running_suite(folder, *arguments, env={**_MAX_SPEED, "FULCRUM_CACHE": str(folder / "cache")})
+    suite = await asyncio.to_thread(starting.__enter__)
+    try:
+        urls = [urlsplit(url) for url in suite.ready["gateways"]]
+        with Redis.from_url(suite.ready["redis"]) as redis:
+            yield Target(
+                name="fulcrum",
+                model=suite.ready["model"],
+                addresses=[(str(url.hostname), int(url.port or 0)) for url in urls],
+                kinds=processes_below(suite.process.pid, _SERVICES),
+                counters=lambda: {**_redis_counters(redis), **_grpc_counters(suite.ready["gateways"])},
+            )
+    finally:
+        await asyncio.to_thread(starting.__exit__, None, None, None)
+
+
+def _redis_counters(redis: "Redis") -> dict[str, float]:
+    # Counts are of the whole suite: each read that Redis counts is a round trip of some process.
+    stats = redis.info("stats")
+    moved = stats["total_net_input_bytes"] + stats["total_net_output_bytes"]
+    return {"redis_trips": stats["total_reads_processed"], "redis_bytes": moved}
+
+
+def _grpc_counters(gateways: Sequence[str]) -> dict[str, float]:
+    """Return frames and bytes of the streams between gateways and workers."""
+    found = {"grpc_frames": 0.0, "grpc_bytes": 0.0}
+    for url in gateways:
+        for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
+            for name, metric in (("grpc_frames", "frames"), ("grpc_bytes", "frame_bytes")):
+                if family.name == f"fulcrum_gateway_{metric}":
+                    found[name] += sum(s.value for s in family.samples if s.name.endswith("_total"))
+    return found
+
+
+@asynccontextmanager
+async def bare(folder: Path, recorded: Target, shapes: Sequence[Shape]) -> AsyncIterator[Target]:
+    """Start FastAPI that answers each shape with the bytes that `recorded` answered."""
+    for shape in shapes:
+        kind = "stream" if shape.stream else "whole"
+        (folder / f"{shape.tokens}-{kind}.json").write_text(json.dumps(await _record(recorded, shape)))
+    command = [sys.executable, "-m", "load.gateway.bare", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220 (returns at once)
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(BARE_START_S):
+            line = json.loads(await asyncio.to_thread(process.stdout.readline))
+        address = (LOOPBACK, int(urlsplit(line["http"]).port or 0))
+        yield Target("bare FastAPI", recorded.model, [address], {GATEWAY: [psutil.Process(process.pid)]})
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _record(target: Target, shape: Shape) -> list[str]:
+    """Record the body of one answer, in the parts in which it arrived."""
+    _, _, body = Requests(target.model, shape).next().partition(b"\r\n\r\n")
+    async with (
+        httpx.AsyncClient() as client,
+        client.stream(
+            "POST", target.url + PATH, content=body, headers={"content-type": "application/json"}
+        ) as response,
+    ):
+        response.raise_for_status()
+        parts = [part.decode() async for part in response.aiter_raw()]
+    return parts if shape.stream else ["".join(parts)]
+
+
+@asynccontextmanager
+async def dynamo(model: Path) -> AsyncIterator[Target]:
+    """Start Dynamo's frontend over two mockers; the frontend stands in the gateway's column."""
+    with running_dynamo(model, "tiny") as (port, pids):
+        frontend, *mockers = map(psutil.Process, pids)
+        kinds = {GATEWAY: [frontend], PREFILL: [mockers[0]], DECODE: [mockers[1]]}
+        target = Target("dynamo", "tiny", [(LOOPBACK, port)], {**kinds, OTHERS: []})
+        await _until_it_answers(target)
+        yield target
+
+
+async def _until_it_answers(target: Target) -> None:
+    _, _, body = Requests(target.model, Shape(2, stream=False)).next().partition(b"\r\n\r\n")
+    async with asyncio.timeout(PEER_START_S), httpx.AsyncClient() as client:
+        while True:
+            try:
+                response = await client.post(
+                    target.url + PATH, content=body, headers={"content-type": "application/json"}
+                )
+                if response.is_success:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.2)
+
 
 SHAPES = tuple(Shape(tokens, stream) for tokens in (2, 64) for stream in (False, True))
 CONNECTIONS = (1, 32, 128)
@@ -86,14 +219,11 @@ async def opened(options: argparse.Namespace) -> AsyncIterator[list[Target]]:
     """Start Fulcrum and the targets beside it."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fulcrum-bench-")))
-        suite = targets.fulcrum(
-            folder, model=options.model, gateways=options.gateways, prefill=options.prefill, decode=options.decode
-        )
-        found = [await stack.enter_async_context(suite)]
+        found = [await stack.enter_async_context(fulcrum(folder))]
         if not options.no_bare:
-            found.append(await stack.enter_async_context(targets.bare(folder, found[0], SHAPES)))
+            found.append(await stack.enter_async_context(bare(folder, found[0], SHAPES)))
         if options.peer:
-            found.append(await stack.enter_async_context(targets.dynamo(options.model or real_model_folder())))
+            found.append(await stack.enter_async_context(dynamo(real_model_folder())))
         yield found
 
 
@@ -114,7 +244,7 @@ async def bench(options: argparse.Namespace) -> list[Row]:
 SCALE_SHAPE, SCALE_CONNECTIONS, SCALE_SECONDS = Shape(2, stream=False), 64, 8.0
 
 
-async def scale(options: argparse.Namespace) -> tuple[list[Row], float]:
+async def scale() -> tuple[list[Row], float]:
     """Measure one gateway pinned to a core, then two with a core each; return the capacity of two over that of one.
 
     Workers and load run on the same cores. Their time is taken out: a gateway's capacity is a core over the CPU
@@ -123,10 +253,7 @@ async def scale(options: argparse.Namespace) -> tuple[list[Row], float]:
     rows = []
     for gateways in (1, 2):
         with tempfile.TemporaryDirectory(prefix="fulcrum-bench-") as folder:
-            suite = targets.fulcrum(
-                Path(folder), model=options.model, gateways=gateways, prefill=options.prefill, decode=options.decode
-            )
-            async with suite as target:
+            async with fulcrum(Path(folder), gateways) as target:
                 for core, process in enumerate(target.kinds[GATEWAY]):
                     process.cpu_affinity([core])
                 rows.append(await measure(target, SCALE_CONNECTIONS, SCALE_SHAPE, SCALE_SECONDS))
@@ -165,10 +292,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", choices=(2, 64), default=[2, 64])
     parser.add_argument("--stream", type=int, nargs="+", choices=(0, 1), default=[0, 1])
     parser.add_argument("--seconds", type=float, default=2.5, help="counted time of each case")
-    parser.add_argument("--model", type=Path, help="folder with another tokenizer than the built-in bytes")
-    parser.add_argument("--gateways", type=int, default=1)
-    parser.add_argument("--prefill", type=int, default=1)
-    parser.add_argument("--decode", type=int, default=1)
     parser.add_argument("--no-bare", action="store_true", help="without the bare endpoint")
     parser.add_argument("--peer", choices=["dynamo"], help="also a peer; `make peer-dynamo` installs it")
     parser.add_argument("--scale", action="store_true", help="only one gateway against two, each pinned to a core")
@@ -176,7 +299,7 @@ def main() -> None:
     print("CPU µs per request by process; gRPC frames and bytes between gateway and workers, Redis round trips")
     print(HEAD)
     if options.scale:
-        rows, ratio = uvloop.run(scale(options))
+        rows, ratio = uvloop.run(scale())
         print(f"two gateways on two cores have {ratio:.2f} times the capacity of one on one")
         print(
             json.dumps({"bench": "gateway scale", "capacity_ratio": round(ratio, 3), "rows": list(map(asdict, rows))})

@@ -94,17 +94,13 @@ async def run() -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="make bench-keys", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON value on one line")
-    as_json = parser.parse_args().json
+    argparse.ArgumentParser(prog="make bench-keys", description=__doc__).parse_args()
     found = asyncio.run(run())
-    if as_json:
-        print(json.dumps(found))
-        return
     print(f"{KEYS} keys, µs a request, median of {ROUNDS} times {REQUESTS}")
     print(f"  no keys, names of loopback  {found['names_of_loopback_us']:.2f}")
     print(f"  a key                       {found['key_us']:.2f}")
     print(f"  limits of a tenant          {found['limits_us']:.2f}")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from itertools import cycle, product
+from itertools import product
 from math import prod
 from multiprocessing import get_context
 from pathlib import Path
@@ -79,8 +79,6 @@ QUICK_POLICIES: Final = (
     "dynamo-load+order+guard",
     "dynamo-load+ours",
 )
-_OURS: Final = ("#0b6e4f", "#1f9d6f", "#6fd3a8")
-_THEIRS: Final = ("#334155", "#94a3b8", "#b45309", "#f59e0b", "#7c3aed", "#be123c", "#0ea5e9", "#475569", "#d97706")
 FULL_INTERFERENCES: Final = (0.0, 0.5, 1.0)
 WARM_UP: Final = 0.15
 # Shares of a trace that are served and not scored.
@@ -128,7 +126,7 @@ def main() -> None:
     if not workloads:
         raise SystemExit("these workloads are traces: FULCRUM_DATA has to name the folder with them, see docs/data.md")
     policies = asked.policies.split(",") if asked.policies else POLICIES if asked.full else QUICK_POLICIES
-    interferences = asked.interference or ((None, *FULL_INTERFERENCES) if asked.full else (None,))
+    interferences = (None, *FULL_INTERFERENCES) if asked.full else (None,)
     cells = [Cell(w, p, i, x) for x in ("", *asked.wrong) for i in interferences for w in workloads for p in policies]
     base = Base(
         asked.workers, asked.model, asked.device, asked.slo, workloads, asked.seeds or (3 if asked.full else 1),
@@ -152,8 +150,6 @@ def main() -> None:
         if asked.wrong:
             show(_lost(found, workloads, policies, interference, asked.wrong))
     figures = _figures(base, found, bounds, round(time.monotonic() - started, 1))
-    if asked.picture and None in interferences:
-        _draw(asked.picture, found, workloads, policies, bounds)
     print(json.dumps(figures))
 
 
@@ -283,31 +279,6 @@ def _table(
     return shown
 
 
-def _draw(
-    path: Path, found: dict[Cell, Edges], workloads: dict[str, str], policies: Sequence[str],
-    bounds: Bounds,
-) -> None:  # fmt: skip
-    """Draw bars: each policy's highest rate over the fluid bound, at the profile's own interference."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 (only where a picture is asked for)
-
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / len(policies)
-    ours, theirs = cycle(_OURS), cycle(_THEIRS)
-    for place, policy in enumerate(policies):
-        shares = [_edge(found, Cell(w, policy, None), "both") / bounds[w, None]["both"] for w in workloads]
-        axes.bar(
-            [x + place * width for x in range(len(workloads))], shares, width, label=policy,
-            color=next(ours if policy.startswith("fulcrum") else theirs), edgecolor="white", linewidth=0.5,
-        )  # fmt: skip
-    axes.set_xticks([x + 0.4 - width / 2 for x in range(len(workloads))], list(workloads))
-    axes.set_ylim(0, 1)
-    axes.set_ylabel("highest rate that keeps the SLO, of the fluid bound")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, ncols=2)
-    figure.savefig(path, metadata={"Date": None})
-
-
 def _cells(row: list[float | None]) -> list[str]:
     known = [value for value in row if value]
     mean = prod(known) ** (1 / len(known)) if len(known) == len(row) else None
@@ -324,7 +295,6 @@ def _arguments() -> Any:
     )
     parser.add_argument("--policies", help="names with commas between; static has to be one of them")
     parser.add_argument("--workloads", help="names with commas between")
-    parser.add_argument("--interference", type=float, nargs="*", help="in place of the profile's own; several searches")
     parser.add_argument("--seeds", type=int, default=0, help="superpositions a rate; 0: 1, or 3 with --full")
     parser.add_argument("--workers", type=int, default=0, help="0: 8, or 16 with --full")
     parser.add_argument("--model", default="llama-3.1-70b")
@@ -332,7 +302,6 @@ def _arguments() -> Any:
     parser.add_argument("--slo", default="ttft=max(2s,3x),tpot=50ms")
     parser.add_argument("--jobs", type=int, default=0, help="searches at a time; 0: as many as there are cores")
     parser.add_argument("--plain", action="store_true", help="not compiled, with equal figures in three times the time")
-    parser.add_argument("--picture", type=Path, help="an SVG or PNG of it")
     parser.add_argument("--out", type=Path, help="keep the figures here too")
     return parser.parse_args()
 

@@ -10,25 +10,19 @@ others, beside the difference between runs of one trace. The last line is JSON.
 
 import argparse
 import asyncio
-import gc
-import io
 import json
 import os
 import pickle
-import random as global_random
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 from unittest.mock import patch
-
-import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent
 from libs.contracts.topics import REQUESTS
@@ -41,7 +35,7 @@ from libs.testing.engines.real_model import real_model_folder
 from libs.testing.suites.suite import running_suite
 from load.chaos.clients import ClientCall, send
 from load.chaos.cluster import Cluster, Stores
-from load.chaos.loop import Node, SimLoop
+from load.chaos.loop import Node, SimLoop, replayable
 from load.chaos.net import Log, Net
 from load.lab.fidelity import (
     LIVE,
@@ -107,23 +101,14 @@ def sim_replay(place: ClusterShape, trace: Trace, *, seed: int = 0, hop_ms: floa
 
     With `hop_ms` every message takes exactly that long.
     """
-    global_random.seed(seed)
-    loop = SimLoop(Random(f"{seed} turns"))
-    structlog.configure(processors=[_drop])
-    gc.disable()  # finalizers would run at random moments
-    try:
-        with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-            model = write_model(Path(folder) / "sim")
-            models = {"FULCRUM_GATEWAY_MODELS": json.dumps({"sim": str(model)})}
-            with patch.object(os, "getpid", lambda: 1), patch.dict(os.environ, models):
-                chance, log = Random(f"{seed} network"), Log(loop, None)
-                net = Net(loop, chance, log) if hop_ms is None else EvenNet(loop, chance, log, hop_ms)
-                stores = (Stores if hop_ms is None else EvenStores)(loop, Random(f"{seed} stores"))
-                cluster = Cluster(loop, net, stores, engine=_engine(place, trace, model))
-                return cluster.run(_run(net, stores, cluster, place, trace))
-    finally:
-        gc.enable()
-        structlog.reset_defaults()
+    with replayable(seed) as loop, tempfile.TemporaryDirectory() as folder:
+        model = write_model(Path(folder) / "sim")
+        with patch.dict(os.environ, {"FULCRUM_GATEWAY_MODELS": json.dumps({"sim": str(model)})}):
+            chance, log = Random(f"{seed} network"), Log(loop, None)
+            net = Net(loop, chance, log) if hop_ms is None else EvenNet(loop, chance, log, hop_ms)
+            stores = (Stores if hop_ms is None else EvenStores)(loop, Random(f"{seed} stores"))
+            cluster = Cluster(loop, net, stores, engine=_engine(place, trace, model))
+            return cluster.run(_run(net, stores, cluster, place, trace))
 
 
 def write_model(folder: Path) -> Path:
@@ -134,10 +119,6 @@ def write_model(folder: Path) -> Path:
     sim_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "model.safetensors").write_bytes(b"")  # the sim engine never reads its content
     return folder
-
-
-def _drop(_logger: Any, _method: str, _event: Any) -> str:
-    raise structlog.DropEvent
 
 
 def _engine(place: ClusterShape, trace: Trace, model: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`make bench-models-live`: many models on few simulated GPUs, under generated requests, on a whole suite.
 
-Made minutes are compressed: arrivals, step times and load times alike are `--compress` times as fast, and so are
+Made minutes are compressed: arrivals, step times and load times alike are `SPEED` times as fast, and so are
 the planner's turn and window. Network, processes and the planner's other periods are not. A client that gets 503
 comes back after Retry-After. Two predictions are checked. The wait in each answer's header is compared with the
 time until its first token, less the time of the model's answers that had no wait. Retry-After is compared with the
@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -210,7 +210,7 @@ class Replay:
         return round((BEGIN_S + now_s) * SECOND_NS)
 
 
-# Steps of some 50 ms, so that two cores carry all processes; weights are as large as `--size` says.
+# Steps of some 50 ms, so that two cores carry all processes.
 PROFILE: Final = "smollm2-135m-cpu"
 WAIT_HEADER: Final = "x-fulcrum-expected-wait-ms"
 MAX_TRIES: Final = 6
@@ -244,29 +244,29 @@ class Outcome:
         return not self.error and self.tokens == self.wanted
 
 
-def spec_of(options: argparse.Namespace) -> str:
-    """Return the specification of the made log."""
-    return (
-        f"{options.kind}:models={options.models},rate={options.rate},exec={options.exec_s},"
-        f"seconds={options.minutes * MINUTE_S:g},zipf={options.zipf}"
-    ).replace(",zipf=0.0", "")
-
-
-def settings(options: argparse.Namespace) -> dict[str, str]:
-    """Return settings of the suite's processes, in which everything that takes time is compressed."""
-    speed = options.compress
-    return {
-        "FULCRUM_PLANNER_MODE": "auto",
-        "FULCRUM_PLANNER_MODELS_TURN_S": str(options.turn_s / speed),
-        "FULCRUM_PLANNER_MODELS_WINDOW_S": str(max(MINUTE_S / speed, 1.0)),
-        "FULCRUM_PLANNER_MODELS_COLD_COST_GPU_S": str(options.cold_cost / speed),
-        "FULCRUM_WORKER_SIM_PROFILE": PROFILE,
-        "FULCRUM_WORKER_SIM_SPEEDUP": str(speed),
-        "FULCRUM_WORKER_HOST_MEMORY_MB": str(options.host_gb * 1000),
-        "FULCRUM_WORKER_TELEMETRY_MS": "300",
-        "FULCRUM_GATEWAY_SILENT_AFTER_MS": "5000",
-        "FULCRUM_GATEWAY_MAX_SILENT_MS": "20000",
-    }
+MODELS: Final = 40
+GPUS: Final = 8
+# How much faster than generated requests are played.
+SPEED: Final = 6.0
+# Requests a second of a model, and the mean time that one runs.
+RATE_RPS, EXEC_S = 0.012, 8.0
+TURN_S: Final = 10.0
+COLD_COST_GPU_S: Final = 300.0
+# Of each worker, for models asleep.
+HOST_GB: Final = 64
+# Everything that takes time is compressed.
+SETTINGS: Final = {
+    "FULCRUM_PLANNER_MODE": "auto",
+    "FULCRUM_PLANNER_MODELS_TURN_S": str(TURN_S / SPEED),
+    "FULCRUM_PLANNER_MODELS_WINDOW_S": str(max(MINUTE_S / SPEED, 1.0)),
+    "FULCRUM_PLANNER_MODELS_COLD_COST_GPU_S": str(COLD_COST_GPU_S / SPEED),
+    "FULCRUM_WORKER_SIM_PROFILE": PROFILE,
+    "FULCRUM_WORKER_SIM_SPEEDUP": str(SPEED),
+    "FULCRUM_WORKER_HOST_MEMORY_MB": str(HOST_GB * 1000),
+    "FULCRUM_WORKER_TELEMETRY_MS": "300",
+    "FULCRUM_GATEWAY_SILENT_AFTER_MS": "5000",
+    "FULCRUM_GATEWAY_MAX_SILENT_MS": "20000",
+}
 
 
 async def ask(client: httpx.AsyncClient, url: str, found: Outcome) -> None:
@@ -305,7 +305,7 @@ async def _read(answer: httpx.Response, found: Outcome, began_s: float) -> None:
             found.tokens = value["usage"]["completion_tokens"]
 
 
-async def play(url: str, log: UsageLog, speed: float) -> list[Outcome]:
+async def play(url: str, log: UsageLog) -> list[Outcome]:
     """Send all requests of the log at their times."""
     step_ns = profile(PROFILE).step_time.decode_fixed_ns + profile(PROFILE).step_time.decode_sequence_ns
     outcomes, tasks = [], []
@@ -313,7 +313,7 @@ async def play(url: str, log: UsageLog, speed: float) -> list[Outcome]:
     async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False) as client:
         began_s = time.monotonic()
         for at_s, place, exec_s in zip(log.t_s.tolist(), log.model.tolist(), log.exec_s.tolist(), strict=True):
-            await asyncio.sleep(max(began_s + at_s / speed - time.monotonic(), 0.0))
+            await asyncio.sleep(max(began_s + at_s / SPEED - time.monotonic(), 0.0))
             tokens = max(round(exec_s / (step_ns / 1e9)), 1)
             found = Outcome(log.models[place], at_s, wanted=min(tokens, 4_000))
             outcomes.append(found)
@@ -336,9 +336,7 @@ async def watch(planner: str, seen: list[dict[str, Any]]) -> None:
             await asyncio.sleep(POLL_S)
 
 
-def figures(
-    outcomes: Sequence[Outcome], seen: Sequence[Mapping[str, Any]], options: argparse.Namespace
-) -> dict[str, Any]:
+def figures(outcomes: Sequence[Outcome], seen: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     statuses = Counter(str(status) for each in outcomes for status in each.statuses)
     warm = [each.first_s for each in outcomes if each.is_whole and not each.expected_s and len(each.statuses) == 1]
     warm_s = statistics.median(warm) if warm else 0.0
@@ -353,9 +351,9 @@ def figures(
     busy_s = sum(each["active_now"] for each in seen) * POLL_S
     return {
         "requests": len(outcomes),
-        "models": options.models,
-        "gpus": options.gpus,
-        "compressed": options.compress,
+        "models": MODELS,
+        "gpus": GPUS,
+        "compressed": SPEED,
         "whole": len(outcomes) - len(failed),
         "lost": len(failed),
         "not_found": statuses.get("404", 0),
@@ -391,19 +389,18 @@ def _spread(values: Sequence[float]) -> dict[str, float] | None:
     return {name: round(found[min(int(share * len(found)), len(found) - 1)], 3) for name, share in shares.items()}
 
 
-def foretell(log: UsageLog, options: argparse.Namespace) -> dict[str, Any]:
+def foretell(log: UsageLog) -> dict[str, Any]:
     """Replay the log on the same pool in virtual time."""
-    speed = options.compress
-    overhead_s = SIM_OVERHEAD_S / speed
+    overhead_s = SIM_OVERHEAD_S / SPEED
     device = Device(
         size_bytes=SIM_SIZE_BYTES,
-        load_s=SIM_SIZE_BYTES / (SIM_LOAD_GB_PER_S * 1e9) / speed + overhead_s,
-        wake_s=SIM_SIZE_BYTES / (SIM_WAKE_GB_PER_S * 1e9) / speed + overhead_s,
-        sleep_s=SIM_SIZE_BYTES / (SIM_WAKE_GB_PER_S * 1e9) / speed,
-        host_models=int(options.host_gb * 1000 * 2**20 // SIM_SIZE_BYTES),
+        load_s=SIM_SIZE_BYTES / (SIM_LOAD_GB_PER_S * 1e9) / SPEED + overhead_s,
+        wake_s=SIM_SIZE_BYTES / (SIM_WAKE_GB_PER_S * 1e9) / SPEED + overhead_s,
+        sleep_s=SIM_SIZE_BYTES / (SIM_WAKE_GB_PER_S * 1e9) / SPEED,
+        host_models=int(HOST_GB * 1000 * 2**20 // SIM_SIZE_BYTES),
     )
-    knobs = Knobs(options.turn_s / speed, options.cold_cost / speed, True, max(MINUTE_S / speed, 1.0))
-    found = Replay(log, options.gpus, device, knobs, speed=speed).run()
+    knobs = Knobs(TURN_S / SPEED, COLD_COST_GPU_S / SPEED, True, max(MINUTE_S / SPEED, 1.0))
+    found = Replay(log, GPUS, device, knobs, speed=SPEED).run()
     return {
         "cold": found.cold,
         "cold_share": round(found.cold / max(found.requests, 1), 3),
@@ -413,57 +410,37 @@ def foretell(log: UsageLog, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-async def run(suite: RunningSuite, log: UsageLog, options: argparse.Namespace) -> dict[str, Any]:
+async def run(suite: RunningSuite, log: UsageLog) -> dict[str, Any]:
     seen: list[dict[str, Any]] = []
     watching = asyncio.create_task(watch(str(suite.ready["planner"]), seen))
-    outcomes = await play(suite.gateway, log, options.compress)
+    outcomes = await play(suite.gateway, log)
     watching.cancel()
-    if options.report is not None:
-        options.report.write_text("".join(json.dumps(asdict(each)) + "\n" for each in outcomes))
-    return figures(outcomes, seen, options)
+    return figures(outcomes, seen)
 
 
 def main() -> int:
     """Print figures; return 1 if a request was lost or a model not found."""
     parser = argparse.ArgumentParser(prog="bench-models-live")
-    parser.add_argument("--kind", default="gamma", help="of made logs, see `fulcrum models generate`")
-    parser.add_argument("--models", type=int, default=40)
-    parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--workers-per-gpu", type=int, default=1, help="that take turns on each simulated GPU")
     parser.add_argument("--minutes", type=float, default=30.0, help="that are generated")
-    parser.add_argument("--compress", type=float, default=6.0, help="how much faster they are played")
-    parser.add_argument("--rate", type=float, default=0.012, help="requests a second of a model")
-    parser.add_argument("--exec-s", type=float, default=8.0, help="mean seconds that a request runs")
-    parser.add_argument("--zipf", type=float, default=0.0)
-    parser.add_argument("--turn-s", type=float, default=10.0)
-    parser.add_argument("--cold-cost", type=float, default=300.0, help="GPU-seconds")
-    parser.add_argument("--host-gb", type=int, default=64, help="host memory of each worker for models asleep")
-    parser.add_argument("--per-process", type=int, default=4)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--report", type=Path, help="every request as JSON, a line each")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    log = generate_usage(spec_of(options), seed=options.seed)
+    spec = f"gamma:models={MODELS},rate={RATE_RPS},exec={EXEC_S},seconds={options.minutes * MINUTE_S:g}"
+    log = generate_usage(spec, seed=options.seed)
     use = use_by_window(log, MINUTE_S)
     print(
-        f"{len(log.t_s)} requests to {options.models} models in {options.minutes:g} generated minutes, played"
-        f" {options.compress:g} times as fast on {options.gpus} simulated GPUs; {use.mean_models.mean():.1f} models in"
+        f"{len(log.t_s)} requests to {MODELS} models in {options.minutes:g} generated minutes, played"
+        f" {SPEED:g} times as fast on {GPUS} simulated GPUs; {use.mean_models.mean():.1f} models in"
         f" use on average, {use.peak_models.max()} at most", file=sys.stderr,
     )  # fmt: skip
-    # In the prediction each worker has a GPU of its own.
-    beforehand = foretell(log, options) if options.workers_per_gpu == 1 else None
+    beforehand = foretell(log)
     print(f"in virtual time: {json.dumps(beforehand)}", file=sys.stderr)
     names = [word for name in log.models for word in ("--model", name)]
-    shared = options.workers_per_gpu
-    together = ("--workers-per-gpu", str(shared)) if shared > 1 else ("--workers-per-process", str(options.per_process))
-    shape = ("--engine", "sim", "--pool", str(options.gpus * shared), *together, *names)
-    with tempfile.TemporaryDirectory() as folder, running_suite(Path(folder), *shape, env=settings(options)) as suite:
-        found = {**asyncio.run(run(suite, log, options)), "in_virtual_time": beforehand}
-    if options.json:
-        print(json.dumps(found))
-    else:
-        for name, value in found.items():
-            print(f"{name}: {json.dumps(value)}")
+    shape = ("--engine", "sim", "--pool", str(GPUS), "--workers-per-process", "4", *names)
+    with tempfile.TemporaryDirectory() as folder, running_suite(Path(folder), *shape, env=SETTINGS) as suite:
+        found = {**asyncio.run(run(suite, log)), "in_virtual_time": beforehand}
+    for name, value in found.items():
+        print(f"{name}: {json.dumps(value)}")
+    print(json.dumps(found))
     return 1 if found["lost"] or found["not_found"] else 0
 
 

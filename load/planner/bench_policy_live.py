@@ -146,7 +146,6 @@ class PolicyComparison:
     seconds: int
     seed: int
     near: bool
-    lab_only: bool
     cache: Path
     """Folder in which workers that compute keep their measurements."""
     calibration: Mapping[str, Any] | None = None
@@ -154,9 +153,7 @@ class PolicyComparison:
 
     def live(self, side: Side, story: Story) -> dict[str, Any]:
         cache = None if self.kind.simulated else self.cache
-        found = run(side.live, story, seed=self.seed, ttft_ms=side.ttft_ms, kind=self.kind, cache=cache)
-        del found["timeline"]
-        return found
+        return run(side.live, story, seed=self.seed, ttft_ms=side.ttft_ms, kind=self.kind, cache=cache)
 
     def calibrated(self, ladder: Ladder, rate: float) -> "PolicyComparison":
         """Return a comparison whose lab has the step times of one live run."""
@@ -185,7 +182,7 @@ def compare(name: str, ladder: Ladder, rates: Sequence[float], bench: PolicyComp
     live: dict[str, dict[float, float]] = {side.name: {} for side in bench.sides}
     rows = []
     wanted = {side.name: near(lab[side.name]) if bench.near else rates for side in bench.sides}
-    for side, rate in [] if bench.lab_only else in_turns(bench.sides, wanted):
+    for side, rate in in_turns(bench.sides, wanted):
         print(f"{side.name} serves {name} at {rate:g} ...", file=sys.stderr, flush=True)
         found = bench.live(side, ladder.story(rate, bench.seconds))
         live[side.name][rate] = found["good"]
@@ -217,7 +214,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--near", action="store_true", help="live only at the two rates about the lab's edge")
-    parser.add_argument("--lab-only", action="store_true", help="no live suites: what the lab expects")
     asked = parser.parse_args()
     quiet()
     loads = TORCH_LOADS if asked.torch else LOADS
@@ -229,15 +225,12 @@ def main() -> None:
     workers = both[0].live.workers
     with tempfile.TemporaryDirectory() as folder:
         bench = PolicyComparison(
-            both, kind, kind.with_steps(kind.step_time), asked.seconds, asked.seed, asked.near, asked.lab_only,
+            both, kind, kind.with_steps(kind.step_time), asked.seconds, asked.seed, asked.near,
             Path(folder),
         )  # fmt: skip
         print(f"{workers} workers of {kind.place.profile.name}, SLO {kind.slo.text}, {asked.seconds} s; good requests")
-        if asked.lab_only:
-            print("the lab is not calibrated: its steps are the profile's")
-        else:
-            first = loads[names[0]]
-            bench = bench.calibrated(first, min(asked.rates or first.rates))
+        first = loads[names[0]]
+        bench = bench.calibrated(first, min(asked.rates or first.rates))
         print(f"{'':<17} {'live':^17} {'lab':^17}\n{'load':<10} {'rate':>6} " + " ".join(["  before     ours"] * 2))
         found = {name: compare(name, loads[name], asked.rates or loads[name].rates, bench) for name in names}
     steps = asdict(bench.lab_kind.step_time)

@@ -166,7 +166,7 @@ def tiny_model(folder: Path) -> Path:
     return folder
 
 
-async def bench(case: Case, suite: RunningSuite, model: str, rivals: float, *, guided: bool) -> dict[str, Any]:
+async def bench(case: Case, suite: RunningSuite, model: str, *, guided: bool) -> dict[str, Any]:
     async with (
         httpx.AsyncClient(base_url=suite.gateway, timeout=120, trust_env=False) as http,
         suite_admins(suite) as (roles, admins),
@@ -190,7 +190,7 @@ async def bench(case: Case, suite: RunningSuite, model: str, rivals: float, *, g
                 answered = traffic.answered
                 await until(partial(_has_answered, traffic, answered + 2), timeout_s=WAIT_S)
                 under_way.append(traffic.under_way)
-                if int((turn + 1) * rivals) > int(turn * rivals):
+                if int((turn + 1) * RIVALS) > int(turn * RIVALS):
                     await mover.move_against_rival(rival_admins)
                 else:  # slow where the new role has no work, so not after each move
                     await mover.move_one(first_step_within_s=0.0 if turn % 4 else 0.5)
@@ -253,7 +253,7 @@ def _first_steps(moves: Sequence[HeldMove]) -> list[float | None]:
     return [moved.first_step_s for moved in moves if moved.role != "standby"]
 
 
-def run(case: Case, folder: Path, rivals: float, *, guided: bool = False) -> dict[str, Any]:
+def run(case: Case, folder: Path, *, guided: bool = False) -> dict[str, Any]:
     """Start a suite for the case, bench it, stop it."""
     arguments = ["--engine", case.engine, "--prefill", "1", "--decode", str(case.decode)]
     model = "sim"
@@ -269,7 +269,7 @@ def run(case: Case, folder: Path, rivals: float, *, guided: bool = False) -> dic
     gc.collect()
     gc.freeze()
     with running_suite(folder, *arguments, env=env, start_s=START_S) as suite:
-        return asyncio.run(bench(case, suite, suite.ready["model"] or model, rivals, guided=guided))
+        return asyncio.run(bench(case, suite, suite.ready["model"] or model, guided=guided))
 
 
 def main() -> None:
@@ -278,7 +278,6 @@ def main() -> None:
         "--only", choices=[case.name for case in CASES], nargs="*", help="engines; by default all but vllm's"
     )
     parser.add_argument("--moves", type=int, help="under load; each engine's own number by default")
-    parser.add_argument("--rivals", type=float, default=RIVALS, help="share of the moves that two ask for at once")
     parser.add_argument("--guided", action="store_true", help="answers keep to patterns, schemas and grammars")
     options = parser.parse_args()
     results = []
@@ -288,7 +287,7 @@ def main() -> None:
         print(f"{case.name} ...", file=sys.stderr)
         with tempfile.TemporaryDirectory(prefix="bench-role-") as folder:
             some = replace(case, moves=options.moves or case.moves)
-            results.append(run(some, Path(folder), options.rivals, guided=options.guided))
+            results.append(run(some, Path(folder), guided=options.guided))
     print(table(results))
     for result in results:
         result["aim_met"] = {name: aim_met(result[f"effect_{name}_ms"]) for name in ("idle", "loaded")}

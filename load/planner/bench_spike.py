@@ -14,7 +14,6 @@ import json
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -77,8 +76,6 @@ def _standing(change: Mapping[str, Any]) -> RoleAndBudget:
     return RoleAndBudget(Role(number), budget)
 
 
-COLOURS: Final = {"prefill": "#1f77b4", "decode": "#2ca02c", "with prompts": "#bcbd22"}
-PANELS: Final = ("TTFT, s", "TPOT, ms", "prompts wait,\ns of one GPU", "workers")
 # Between looks at workers: short enough to see each change before the next one.
 POLL_S: Final = 0.05
 TORCH_WORKERS: Final = 4
@@ -127,8 +124,6 @@ class Observations:
     workers: list[dict[str, Any]] = field(default_factory=list)
     dynamo_moves: list[tuple[int, str, str]] = field(default_factory=list)
     """(Unix ns, worker, its new role)"""
-    looks: list[tuple[int, int, int, int, float]] = field(default_factory=list)
-    """(Unix ns, prefill workers, decode workers, those of them that compute prompts too, ms of waiting prompts)"""
 
 
 async def watch(suite: RunningSuite, seen: Observations) -> None:
@@ -138,12 +133,6 @@ async def watch(suite: RunningSuite, seen: Observations) -> None:
             workers = seen.workers = (await http.get(f"{url}/v1/workers")).json()
             for worker in workers:
                 seen.changed_ns[worker["id"], worker["epoch"]] = worker["moved_unix_ns"]
-            roles = Counter(worker["role"] for worker in workers)
-            taking = sum(worker["role"] != "prefill" and worker["budget_tokens"] > 0 for worker in workers)
-            models = (await http.get(f"{url}/v1/planner")).json()["models"]
-            waiting_ms = sum(model["now"]["waiting_ms"] for model in models if model["now"])
-            decode = roles["decode"] + roles["mixed"]
-            seen.looks.append((time.time_ns(), roles["prefill"], decode, taking, waiting_ms))
             for decision in (await http.get(f"{url}/v1/decisions", params={"limit": 50})).json():
                 seen.decisions[decision["id"]] = decision
             await asyncio.sleep(POLL_S)
@@ -279,61 +268,7 @@ def run(
         "client_late_ms": max(each.late_ns for each in answers.values()) / 1e6,
         "dynamo_moves": len(seen.dynamo_moves),
         **(moves(story, trace, seen, useful) if policy.mode == "auto" else {}),
-        "timeline": timeline(seen, answers, trace),
     }
-
-
-def timeline(seen: Observations, answers: dict[int, Answer], trace: Trace) -> dict[str, Any]:
-    """Return the data of a picture: each request's arrival and TTFT, and each change with its reason."""
-    changes = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget", "role_moved")]
-    theirs = [[(at - seen.start_unix_ns) / 1e9, "dynamo", [who], to] for at, who, to in seen.dynamo_moves]
-    return {
-        "requests": [
-            [trace.requests[number].arrival_ns / 1e9, each.client_ttft_ns / 1e6, each.served.tpot_ns / 1e6]
-            for number, each in sorted(answers.items())
-        ],
-        "looks": [[(at_ns - seen.start_unix_ns) / 1e9, *counts] for at_ns, *counts in seen.looks],
-        "changes": [
-            [(each["decided_unix_ns"] - seen.start_unix_ns) / 1e9, each["action"], each["workers"], each["reason"]]
-            for each in sorted(changes, key=lambda each: int(each["decided_unix_ns"]))
-        ]
-        + theirs,
-    }
-
-
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write an SVG of one story: a column a policy; TTFT, TPOT, waiting prompts and roles over time, changes marked."""
-    import matplotlib  # noqa: PLC0415 (only where a picture is asked for)
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot  # noqa: PLC0415
-
-    figure, axes = pyplot.subplots(
-        len(PANELS), len(rows), figsize=(4.6 * len(rows), 7.5), sharex=True, sharey="row", squeeze=False
-    )
-    for column, row in enumerate(rows):
-        line = row["timeline"]
-        ttft, tpot, waits, workers = axes[:, column]
-        times = [each[0] for each in line["requests"]]
-        ttft.plot(times, [each[1] / 1e3 for each in line["requests"]], ".", markersize=3, color="#444444")
-        tpot.plot(times, [each[2] for each in line["requests"]], ".", markersize=3, color="#444444")
-        looks = [each for each in line["looks"] if 0 <= each[0] <= max(times) + 5]
-        at_s = [each[0] for each in looks]
-        waits.plot(at_s, [each[4] / 1e3 for each in looks], color="#d62728", linewidth=1)
-        counts = ([each[1] for each in looks], [each[2] - each[3] for each in looks], [each[3] for each in looks])
-        workers.stackplot(at_s, *counts, labels=list(COLOURS), colors=list(COLOURS.values()), step="post")
-        for changed_s, action, *_ in line["changes"]:
-            if action != "role_moved":
-                for panel in (ttft, tpot, waits, workers):
-                    panel.axvline(changed_s, color="#9467bd", linewidth=0.8, alpha=0.6)
-        ttft.set_title(f"{row['policy']}: {row['good']:.1%} good, TTFT p99 {row['ttft_ms']['p99'] / 1e3:.1f} s")
-        workers.set_xlabel("s")
-    for panel, title in zip(axes[:, 0], PANELS, strict=True):
-        panel.set_ylabel(title)
-    axes[-1, -1].legend(loc="lower right", fontsize="small")
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
 
 
 def print_row(found: dict[str, Any]) -> str:
@@ -376,8 +311,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--judged", type=int, default=MOST_JUDGED, help="decisions that the lab judges, two runs each")
-    parser.add_argument("--out", type=Path, help="timelines as JSON")
-    parser.add_argument("--picture", type=Path, help="a folder: an SVG a story (needs matplotlib)")
     asked = parser.parse_args()
     quiet()
     found: dict[str, list[dict[str, Any]]] = {}
@@ -397,15 +330,7 @@ def main() -> None:
             print(print_row(row), flush=True)
             for error in row["errors"]:
                 print(f"  {error}")
-    if asked.out:
-        asked.out.write_text(json.dumps(found))
-    if asked.picture:
-        asked.picture.mkdir(parents=True, exist_ok=True)
-        for name, rows in found.items():
-            draw(rows, asked.picture / f"spike-{name}.svg")
     took_s = (datetime.now() - began).total_seconds()
-    for row in (each for rows in found.values() for each in rows):
-        del row["timeline"]
     print(json.dumps({"workers": workers, "seconds": asked.seconds, "took_s": took_s, "stories": found}))
 
 

@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from load.verdict.situations import KV_NAMES, NAMES, Planted, Situations, draw_suite
 from load.verdict.virtual import LASTS_S, Outcome, run_lasting, run_trial
@@ -57,8 +56,6 @@ def main() -> None:
     parser.add_argument("--suites", type=int, default=6, help="every third has little KV")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--names", nargs="+", help="only these situations, on each suite")
-    parser.add_argument("--kv", action="store_true", help="little KV on every suite")
-    parser.add_argument("--out", type=Path, help="all outcomes as JSON")
     parser.add_argument("--lasting", action="store_true", help="ten minutes in balance and two of overload instead")
     asked = parser.parse_args()
     if asked.lasting:
@@ -69,11 +66,9 @@ def main() -> None:
     found: list[Outcome] = []
     began_s = time.monotonic()
     for number in range(asked.suites):
-        little_kv = asked.kv or (number % 3 == 2)
+        little_kv = number % 3 == 2
         names = asked.names or (KV_NAMES if little_kv else NAMES)
         found += run_suite(names, seed=asked.seed + number, little_kv=little_kv)
-        if asked.out:
-            asked.out.write_text(json.dumps([asdict(each) for each in found]))
     followed = [each.off for each in found if each.off is not None]
     named_s = sorted(each.named_s for each in found if each.named_s is not None)
     print(

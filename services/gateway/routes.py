@@ -62,8 +62,15 @@ _ROUTES = (
     Declared("/v1/completions", "Continue text or tokens.", CompletionRequest, Envelope[CompletionChoice]),
 )
 _TOKEN_ROUTES = (
-    Declared("/tokenize", "Show a prompt or a chat as its model's tokens.", TokenizeRequest, Tokenized, streams=False),
-    Declared("/detokenize", "Show tokens as text.", DetokenizeRequest, Detokenized, streams=False),
+    Declared(
+        "/tokenize",
+        "Show a prompt or a chat as its model's tokens.",
+        TokenizeRequest,
+        Tokenized,
+        streams=False,
+        tag="tokens",
+    ),
+    Declared("/detokenize", "Show tokens as text.", DetokenizeRequest, Detokenized, streams=False, tag="tokens"),
 )
 _HEADERS = (
     ("x-request-id", "Echoed; made up where absent."),
@@ -102,12 +109,12 @@ def _add(document: dict[str, Any], more: Sequence[Declared]) -> None:
         path, error = route.path, _json(by_type[str(route.error)])
         document["paths"][path] = {
             "post": {
-                "tags": ["completions" if route.streams else "tokens"],
+                "tags": [route.tag],
                 "summary": route.summary,
                 "operationId": path.strip("/").replace("/", "_"),
                 "parameters": [
                     {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
-                    for name, text in _HEADERS[: None if route.streams else 1]
+                    for name, text in _HEADERS[: 1 if route.tag == "tokens" else None]
                 ],
                 "requestBody": {"required": True, "content": _json(by_type[str(route.request)])},
                 "responses": {

@@ -39,6 +39,8 @@ from libs.stores.limits import Ledger
 from libs.stores.registry import Registry
 from libs.stores.responses import MemoryResponses, ResponseStore
 from services.gateway.batch.run import BatchPorts, Serving, make_batch
+from services.gateway.embeddings.exchange import pooled_readers
+from services.gateway.embeddings.schema import MAX_INPUTS, POOLED_ROUTES
 from services.gateway.fleet import SilenceWatch, WorkerLinks
 from services.gateway.link import StreamTraffic
 from services.gateway.messages.errors import MessagesDialect, refused_body
@@ -146,7 +148,7 @@ async def open_gateway(
             metrics=metrics,
             version=release(),
             loadable=models,
-            declared=(*RESPONSE_ROUTES, *MESSAGE_ROUTES),
+            declared=(*RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLED_ROUTES),
         )
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
         scheduler.at(clock.now_ns(), dispatcher.watch_time)
@@ -218,7 +220,7 @@ def _intake(
             settings.tpot_target_ms,
             {name: (each.ttft_ms, each.tpot_ms) for name, each in settings.class_targets.items()},
         ),
-        limits=RequestLimits(settings.max_n, settings.max_choices),
+        limits=RequestLimits(settings.max_n, settings.max_choices, min(MAX_INPUTS, settings.max_waiting)),
         cache_salt=str if keys is None else keys.cache_salt,
         tenants=keys,
     )
@@ -385,6 +387,7 @@ def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint], kept: StoredRe
         "/v1/completions": CompletionReader(parse_completion, CompletionFormat),
         "/v1/responses": ResponseReader(kept),
         MESSAGES_PATH: MessageReader(),
+        **pooled_readers(),
     }
     return {path: make_endpoint(path, reader=reader) for path, reader in readers.items()}
 

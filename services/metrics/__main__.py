@@ -1,5 +1,3 @@
-"""`python -m services.metrics`."""
-
 import sys
 
 from libs.runtime.service import run_service

@@ -134,7 +134,7 @@ class Event:
     """A change of the cluster, or what became of a worker."""
 
     number: int
-    """Sequence number since this service started."""
+    """The event's number, counted since this service started."""
     unix_ms: int
     action: str
     """The kind of event.
@@ -262,8 +262,6 @@ RECOMMEND: Final = "recommend"
 
 
 class ReportedChange(msgspec.Struct, frozen=True):
-    """A worker's assignment under a decision."""
-
     worker: str
     role: str
     budget_tokens: int
@@ -320,7 +318,7 @@ class DecisionLog:
 
     def __init__(self) -> None:
         self._log: dict[str, ReportedDecision] = {}
-        """Decisions by id, the oldest first."""
+        """The last decisions by id, in the order of their arrival."""
         self._kept: ReportedDecision | None = None
 
     def add(self, decision: Decision) -> None:

@@ -75,7 +75,7 @@ def _parts(items: Sequence[ItemT], size: int) -> Iterator[Sequence[ItemT]]:
 log = structlog.get_logger()
 
 CPU_SHARE: Final = 0.2
-"""Share of a core that filling gaps may take, as the present comes first."""
+"""The share of a core that filling gaps may take, as the present comes first."""
 LOOK_S: Final = 0.5
 """The interval at which due gaps are looked for."""
 BACKOFF_FIRST_S: Final = 0.5

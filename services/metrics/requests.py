@@ -44,7 +44,7 @@ class FinishedRequest:
     """The client's TTFT limit, counted from arrival; null without one."""
     tpot_target_ns: int | None
     ttft_missed: bool | None
-    """Whether the first token came too late or never. Null without a target, or if the request was refused for its own
+    """True if the first token came too late or never. Null without a target, or if the request was refused for its own
     fault.
     """
     tpot_missed: bool | None
@@ -79,7 +79,7 @@ class ServiceLevel:
     target_s: float | None
     """The median of the requests' targets; null if none has one."""
     met: float | None
-    """Share of judged requests that met their target; null without any."""
+    """The share of judged requests that met their target; null without any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class RequestsReport:
     window_ms: int
     as_of_unix_ns: int
     complete: bool
-    """Whether the log reaches back over the whole window."""
+    """True if the log reaches back over the whole window."""
     total: RequestSummary
     models: list[ModelRequests]
 
@@ -145,7 +145,6 @@ class Names:
         return number
 
     def give_back(self, number: int) -> None:
-        """Release one use of a number."""
         self._bearers[number] -= 1
         if not self._bearers[number]:
             del self._bearers[number], self._numbers[self._names.pop(number)]

@@ -42,13 +42,15 @@ class MetricsSettings(HttpSettings):
     tls_role: ClassVar[str] = "metrics"
 
     port: int = Field(8002, ge=0, le=65535)
-    """HTTP port; 0 picks one."""
+    """Port of the HTTP API; 0 picks a free one."""
     lag_ms: int = Field(400, ge=0, le=10_000)
-    """How long before now windows end. A worker sends every 100 ms, at rest every 300, and announces a step only after
-    100 ms; the broker adds some milliseconds. With a smaller lag the end of a window is often not covered yet."""
+    """Time between the end of the newest window and now. A worker sends every 100 ms, at rest every 300, and announces
+    a step only after 100 ms; the broker adds some milliseconds. With a smaller lag the end of a window is often not
+    covered yet.
+    """
     live_lag_ms: int = Field(50, ge=0, le=10_000)
-    """How long after its end a window of history and stream is written. Later telemetry revises it: with a small lag
-    windows show sooner, with a large one they are revised less often."""
+    """Time after its end at which a window of history and stream is written. Later telemetry revises it: with a small
+    lag windows show sooner, with a large one they are revised less often."""
     gauge_window_ms: int = Field(15_000, ge=100, le=600_000)
     """Window of the Prometheus gauges: the scrape interval, so that no time falls between two scrapes."""
     history_file: str = ""
@@ -63,7 +65,7 @@ class MetricsSettings(HttpSettings):
     capacity_confidence: float = Field(0.95, ge=0.5, lt=1)
     """Probability with which those plans are to suffice for future demand."""
     worker_start_s: float = Field(0.0, ge=0, le=86_400)
-    """How long a worker takes to start, for the text of capacity alerts; 0: unknown."""
+    """Time that a worker takes to start, for the text of capacity alerts; 0: unknown."""
     observe: Addresses = ""
     """Addresses of vLLM servers to observe from their own /metrics, separated by commas, in place of a suite: neither
     Kafka nor Redis is used then, and all times are estimates."""
@@ -72,12 +74,12 @@ class MetricsSettings(HttpSettings):
     observe_dynamo: str = ""
     """Discovery folder (DYN_FILE_KV) of a Dynamo fleet whose workers to observe, alone or beside such servers."""
     observe_every_ms: int = Field(0, ge=0, le=1_000)
-    """How often each is scraped; 0: twice a second, or once a second where there are over a hundred."""
+    """Time between two scrapes of each; 0: twice a second, or once a second where there are over a hundred."""
     traces_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
-    """Where traces of requests go: the OTLP/HTTP address of an OpenTelemetry collector, say
+    """Destination of traces of requests: the OTLP/HTTP address of an OpenTelemetry collector, say
     http://collector:4318/v1/traces. Empty: no traces."""
     traces_share: float = Field(1.0, ge=0, le=1)
-    """Share of the requests without a trace context from their client that is traced."""
+    """The share of the requests without a trace context from their client that is traced."""
     id: MemberName = Field(default_factory=lambda: own_name("metrics"))
     """Name in the alerts topic; by default made from the host's name."""
     shared: bool = False
@@ -93,16 +95,16 @@ class MetricsSettings(HttpSettings):
     alert_window_ms: int = Field(2_000, ge=200, le=60_000)
     """Window over which alerts measure shares of GPU time."""
     alert_for_ms: int = Field(10_000, ge=0, le=3_600_000)
-    """How long imbalance, growing queues, KV wait and a full KV cache must last before an alert fires."""
+    """Time for which imbalance, growing queues, KV wait and a full KV cache must last before an alert fires."""
     alert_clear_ms: int = Field(30_000, ge=0, le=3_600_000)
-    """How long an alert must be clear before it is over. It doubles each time the alert has fired in the last half
-    hour, up to four times."""
+    """Time for which an alert must be clear before it is over. It doubles each time the alert has fired in the last
+    half hour, up to four times."""
     alert_busy: float = Field(0.9, gt=0, le=1)
-    """Share of a phase's time in steps from which it can be starved, while work waits ..."""
+    """The share of a phase's time in steps from which it can be starved, while work waits ..."""
     alert_busy_clear: float = Field(0.75, ge=0, le=1)
     """... and at which it no longer is."""
     alert_idle: float = Field(0.6, gt=0, le=1)
-    """Share of the other phase's time in which nothing runs, from which it idles ..."""
+    """The share of the other phase's time in which nothing runs, from which it idles ..."""
     alert_idle_clear: float = Field(0.4, ge=0, le=1)
     """... and at which it no longer does."""
     alert_queue_tokens: int = Field(8_192, ge=1)
@@ -110,11 +112,11 @@ class MetricsSettings(HttpSettings):
     alert_queue_sequences: int = Field(16, ge=1)
     """The same for decode, in sequences for each decode GPU."""
     alert_kv_wait: float = Field(0.2, gt=0, le=1)
-    """Share of decode's time spent waiting for KV blocks from which transfers are what holds it up ..."""
+    """The share of decode's time spent waiting for KV blocks from which transfers are what holds it up ..."""
     alert_kv_wait_clear: float = Field(0.1, ge=0, le=1)
     """... and at which they no longer are."""
     alert_kv_used: float = Field(0.95, gt=0, le=1)
-    """Share of a worker's KV blocks held by sequences from which its cache is nearly full ..."""
+    """The share of a worker's KV blocks held by sequences from which its cache is nearly full ..."""
     alert_kv_used_clear: float = Field(0.85, ge=0, le=1)
     """... and at which it no longer is."""
     alert_stuck_ms: int = Field(10_000, ge=200, le=3_600_000)
@@ -126,7 +128,7 @@ class MetricsSettings(HttpSettings):
     tpot_target_ms: float = Field(100.0, gt=0, le=60_000)
     """TPOT target for the pressure of decodes where neither a planner nor requests name one."""
     slo_objective: float = Field(0.99, gt=0, lt=1)
-    """Share of requests that should meet their TTFT deadline, and their TPOT target; each request carries both."""
+    """The share of requests that should meet their TTFT deadline, and their TPOT target; each request carries both."""
     slo_requests: int = Field(20, ge=1)
     """A window with fewer requests is not judged."""
 

@@ -92,7 +92,7 @@ class Tick(msgspec.Struct):
     now_unix_ms: int
     windows: list[Window]
     depths: Depths | None
-    """None between two windows, where a tick holds only changes."""
+    """The depths as of the tick; None between two windows, where a tick holds only changes."""
     queues: list[PhaseQueue] | None
     """Queues at workers and gateways; None where depths are None."""
     events: list[Event]
@@ -335,7 +335,7 @@ class LoadPublisher:
         self._assessments = assessments
         self._written: list[WrittenWindow] = []
         self.works = False
-        """Whether the last message held anything that runs, waits or was computed, so that planners want the next one
+        """True if the last message held anything that runs, waits or was computed, so that planners want the next one
         soon.
         """
 
@@ -344,7 +344,7 @@ class LoadPublisher:
         self._written = [*self._written, *written][-2 * MAX_WINDOWS :]
 
     def tell(self, fleet: FleetTelemetry, now_ns: int) -> None:
-        """Publish everything since the last call."""
+        """Publish all loads, and the windows written since the last call."""
         written, self._written = self._written, []
         if self._unsent() > MAX_UNSENT:
             return

@@ -44,7 +44,7 @@ class TraceContext:
     trace_id: bytes
     parent_id: bytes = b""
     sampled: bool | None = None
-    """Whether the client samples the trace; None if it does not say."""
+    """True if the client samples the trace; None if it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ MAX_BLOCK_TOKENS: Final = 2**16
 
 
 class WorkerColumns:
-    """[workers] arrays in the registry's order."""
+    """Arrays over the workers, [workers] each, in the registry's order."""
 
     def __init__(self, workers: Sequence[Worker], planner_id: str) -> None:
         self.workers = workers
@@ -69,19 +69,19 @@ class WorkerColumns:
         self.paired: Bools = _bools(name not in self.alone for name in self.ids)
         by_planners = [by_planner(each, planner_id) for each in workers]
         self.keeps_budget: Bools = ~_bools(by_planners)
-        """Whether the budget was set by a person or at the worker's start, not by a planner."""
+        """True if the budget was set by a person or at the worker's start, not by a planner."""
         self.own_budgets: dict[str, int] = {
             each.id: min(each.role_change.own_budget_tokens, MAX_BUDGET_TOKENS)
             for each, ours in zip(workers, by_planners, strict=True)
             if ours and each.role_change.own_budget_tokens
         }
-        """By worker, the budget it had before planners changed it, as it reports itself."""
+        """The budget of each worker before planners changed it, as the worker reports it."""
         self._hand_until_ns: Uints = _uints(
             0 if ours or not each.role_change.actor else min(each.role_change.unix_ns, 2**62) + HAND_NS
             for each, ours in zip(workers, by_planners, strict=True)
         )
         self.groups: dict[str, str] = {each.id: each.group for each in workers if each.group}
-        """By rank, the name of its data-parallel group. Two models may use the same name."""
+        """The name of each rank's data-parallel group. Two models may use the same name."""
         together: dict[tuple[str, str], list[str]] = {}
         for each in sorted(workers, key=lambda worker: worker.id):
             if each.group:
@@ -89,12 +89,12 @@ class WorkerColumns:
         self.ranks: dict[str, list[str]] = {names[0]: names for names in together.values()}
         """All ranks of each group, by its first rank."""
         self.counts: Bools = _bools(name not in self.groups or name in self.ranks for name in self.ids)
-        """Whether the worker counts as one: of a group only the first rank does."""
+        """True if the worker counts as one: of a group only the first rank does."""
         models: dict[str, list[int]] = {}
         for place, each in enumerate(workers):
             models.setdefault(each.assignment.model, []).append(place)
         self.models: dict[str, Ints] = {name: np.array(places, np.int64) for name, places in sorted(models.items())}
-        """Places of each model's workers."""
+        """The positions of each model's workers in these arrays."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -179,7 +179,7 @@ class FleetView:
         # Rounded down to whole windows, but at least one.
         self.window_ns = max(window_ns // WINDOW_NS, 1) * WINDOW_NS
         self.works = False
-        """Whether the last message reported anything running, waiting or computed."""
+        """True if the last message reported anything running, waiting or computed."""
         self._slots = (self.window_ns + lag_ns) // WINDOW_NS + 12
         self._times: NDArray[np.int32] = np.zeros((self._slots, 0, 3), np.int32)
         """[windows, workers, 3] int32 ns; a ring indexed by window number."""
@@ -343,9 +343,9 @@ class ObservedWorker:
     worker: Worker
     load: Load | None
     coverage: float
-    """Share of the window that its telemetry covers, 0..1."""
+    """The share of the window that its telemetry covers, 0..1."""
     cpu_wait: float | None = None
-    """Share of its time in which it waits for a CPU; None if it does not report it."""
+    """The share of its time in which it waits for a CPU; None if it does not report it."""
 
 
 # A worker of a pool has no engine that reports while it loads a model or holds none.
@@ -383,7 +383,7 @@ class ReceivedPlans:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._plans: dict[str, tuple[int, CapacityPlan]] = {}
-        """Pairs of (made_unix_ns, plan) by model."""
+        """The time and the content of each model's newest plan."""
         self.taken = Counter(dict.fromkeys(MessageOutcome, 0))
 
     def take(self, message: PlanMessage) -> MessageOutcome:

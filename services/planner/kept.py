@@ -19,7 +19,7 @@ def mode_word(mode: Mode) -> str:
 
 
 class Lead(Enum):
-    """Which of the planners that share a cluster decides."""
+    """The planner that decides among those that share a cluster."""
 
     OURS = "ours"
     ANOTHERS = "anothers"
@@ -82,7 +82,7 @@ class LeaderLease:
         self._lead = lead
         self._until_s = float("inf")
         self.fault = ""
-        """Why the leader is unknown; empty while it is known."""
+        """The reason why the leader is unknown; empty while it is known."""
 
     def take(self, found: Lead, asked_s: float, fault: str = "") -> None:
         """Record the store's answer. If it gave none, the last answer holds until the lease expires."""

@@ -270,7 +270,7 @@ def worker_changes(orders: Iterable[Order]) -> list[WorkerChange]:
 
 
 def role_moved(worker: Worker) -> Decision:
-    """Return a decision which reports that a worker was seen in another role, whoever set it."""
+    """Return a decision that reports a worker's new role, whoever set it."""
     change, role = worker.role_change, role_name(worker.assignment)
     actor = change.actor or "somebody"
     return Decision(

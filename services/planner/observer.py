@@ -70,12 +70,12 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """[workers] arrays in the roster's order."""
+    """Arrays over the workers, [workers] each, in the roster's order."""
 
     role: Ints
     budget_tokens: Ints
     fresh: Bools
-    """Whether the worker has reported within `FRESH_NS`."""
+    """True if the worker has reported within `FRESH_NS`."""
     kv_tokens: Ints
     """KV tokens that its sequences hold; 0 for a worker that has reported nothing."""
     times_ns: Ints
@@ -83,7 +83,7 @@ class _Columns:
 
 
 class Observer:
-    """Observes every model's workers, and caches their profiles until their step times change."""
+    """An observer of every model's workers, which caches their profiles until their step times change."""
 
     def __init__(self, view: FleetView) -> None:
         self._view = view

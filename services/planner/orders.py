@@ -55,7 +55,7 @@ The assignment is None if it has not changed or its state is unknown.
 
 
 class OrderExecutor:
-    """Sends orders to workers, with at most one call outstanding for each."""
+    """A sender of orders to workers, with at most one call outstanding for each."""
 
     def __init__(self, transport: Transport, tasks: TaskOwner, *, planner_id: str, token: str) -> None:
         self._transport = transport
@@ -67,7 +67,7 @@ class OrderExecutor:
 
     @property
     def may_ask(self) -> bool:
-        """Whether this planner has the token that workers require for changes."""
+        """Return whether this planner has the token that workers require for changes."""
         return bool(self._token)
 
     @property

@@ -79,15 +79,15 @@ class RolePlanner:
         self._memories: dict[str, Memory] = {}
         self._wanted: dict[str, _RequestedAssignment] = {}
         self._failed_ns: dict[str, int] = {}
-        """By worker, when it could not be reached; 0 until the next decision stamps it."""
+        """The time at which each worker could not be reached; 0 until the next decision stamps it."""
         self._own_budgets: dict[str, int] = {}
-        """By worker, the budget it was started with or a person set before this planner changed it. Bounded by the
-        number of workers.
+        """The budget that each worker was started with, or that a person set before this planner changed it. Bounded by
+        the number of workers.
         """
         self._moved_ns: deque[int] = deque()
         """Times of role changes within the last second, over all models; bounded by the limit on moves per second."""
         self._evidence = MoveEvidence()
-        """How long changes took, from the decision to the worker's answer."""
+        """The times that changes took, from the decision to the worker's answer."""
 
     def as_asked(self, view: FleetView) -> dict[str, Assignment]:
         """Return the requested assignment of each worker of which nothing newer is known."""

@@ -120,7 +120,7 @@ class NoPlans:
 @dataclass(frozen=True, slots=True)
 class ScalerSettings:
     start_up_ns: int
-    """Expected time from when its machine is there until a worker serves, before it has been measured."""
+    """The expected time from the start of its machine until a worker serves, before it has been measured."""
     machine_ns: int = 0
     """Expected wait for a machine, if workers have to wait for one, before it has been measured."""
     calm_ns: int = CALM_NS
@@ -145,7 +145,7 @@ class ActuatorPools:
 
 
 class Scaler:
-    """Decides how many workers each model should have.
+    """The decisions how many workers each model should have, over time.
 
     `actuators` holds at most one for each model. Without any, the scaler only recommends.
     """
@@ -174,7 +174,7 @@ class Scaler:
         self._kept_ns = 0
         self.asked = dict.fromkeys(ActuatorCall, 0)
         self.forecast: dict[str, Mapping[Phase, int]] = {}
-        """By model with a capacity plan, the workers that the plan wants in each pool."""
+        """The workers that each capacity plan wants in each pool, by model."""
 
     async def run(self) -> None:
         await self._restore()

@@ -29,7 +29,7 @@ class PlannerSettings(HttpSettings):
     gateway's own target is `FULCRUM_GATEWAY_TPOT_TARGET_MS`.
     """
     model_catalogue: bool = False
-    """Whether it keeps a pool of workers to the models of the cluster's catalogue."""
+    """True if it keeps a pool of workers to the models of the cluster's catalogue."""
     models: str = "[]"
     """JSON list of models to add to a catalogue that lacks them: objects of name, source and size_bytes, and what else
     an entry has (docs/models.md).
@@ -41,7 +41,7 @@ class PlannerSettings(HttpSettings):
     models_window_s: float = Field(60.0, ge=1, le=3_600)
     """Window in which forecasts count the most models in use at once."""
     models_sleep: bool = True
-    """Whether models that are not worth the GPU time they hold are put to sleep."""
+    """True if models that are not worth the GPU time they hold are put to sleep."""
     period_ms: int = Field(200, ge=20, le=60_000)
     """Interval between decisions; one second while nothing runs and all workers report so."""
     window_ms: int = Field(2_000, ge=100, le=600_000)
@@ -51,8 +51,8 @@ class PlannerSettings(HttpSettings):
     kept_decisions: int = Field(1_000, ge=1, le=100_000)
     """Decisions that /v1/decisions answers with at most; each takes some KB."""
     actuator: Literal["none", "process", "docker", "kubernetes"] = "none"
-    """What starts and ends workers when another number is wished: the launcher of `fulcrum up --spare`, Docker's
-    engine, a Kubernetes cluster, or nothing, so that the planner only recommends.
+    """Actuator that starts and ends workers when another number is wished: the launcher of `fulcrum up --spare`,
+    Docker's engine, a Kubernetes cluster, or nothing, so that the planner only recommends.
     """
     actuator_url: str = ""
     """For `process`, the URL of the launcher. For `docker`, that of the engine; empty is its usual place. For
@@ -73,9 +73,9 @@ class PlannerSettings(HttpSettings):
     before it has been measured.
     """
     scale_calm_s: float = Field(60.0, ge=1, le=86_400)
-    """How long work must have been small before one worker fewer is wished."""
+    """Time for which work must have been small before one worker fewer is wished."""
     scale_linger_s: float = Field(120.0, ge=0, le=86_400)
-    """How long a started worker that is no longer wished stands by, warm, before it is ended."""
+    """Time for which a started worker that is no longer wished stands by, warm, before it is ended."""
 
     @field_validator("id")
     @classmethod

@@ -106,7 +106,7 @@ class _MeasuredDecision:
 
 
 class PlannerState:
-    """What the planner derives from registry and bus. Callers pass the time."""
+    """The view that the planner derives from registry and bus. Callers pass the time."""
 
     def __init__(
         self,
@@ -127,17 +127,17 @@ class PlannerState:
         self.started_ns = identity.incarnation
         self._model_tpot_ms: Mapping[str, float] = {}
         self._asked_tpot_ns: Mapping[str, int] = {}
-        """By model, the usual TPOT target of requests, as metrics services report it."""
+        """The usual TPOT target of each model's requests, as metrics services report it."""
         self._assessments: tuple[int, Mapping[str, Assessment]] = 0, {}
-        """When a metrics service last published assessments, and these by model."""
+        """The time at which a metrics service last published assessments, and these by model."""
         self.lead = Lead.OURS
-        """Which planner of the cluster decides. While that is unknown, this one acts on nothing."""
+        """The planner of the cluster that decides. While that is unknown, this one acts on nothing."""
         self.lead_fault = ""
         self.may_ask = True
-        """Whether workers would accept its orders, which takes the suite's token."""
+        """True if workers would accept its orders, which takes the suite's token."""
         self.ledger = RegretLedger()
         self.wishes: Mapping[str, RoleWish] = MappingProxyType({})
-        """By model, how many workers should have a role, if an actuator starts workers."""
+        """The number of each model's workers that should have a role, if an actuator starts workers."""
         self.plans: Sequence[ModelPlan] = ()
         """The plans of the last decision, one for each model."""
         self._kept: tuple[str, Action] | None = None
@@ -154,7 +154,7 @@ class PlannerState:
         self._observer = Observer(self.view)
         self._registry_ns: int | None = None
         self.at_rest = False
-        """Whether nothing happened in the cluster at the last decision and nothing has happened since."""
+        """True if nothing happened in the cluster at the last decision and nothing has happened since."""
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -373,7 +373,7 @@ class PlannerState:
 
     @property
     def idle_because(self) -> str:
-        """Why mode auto carries nothing out, in words; empty if it does, and in other modes."""
+        """Return the reason why mode auto carries nothing out, in words; empty if it does, and in other modes."""
         if self.identity.mode != MODE_AUTO:
             return ""
         if self.lead is Lead.UNKNOWN:

@@ -30,12 +30,6 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def client(suite: RunningSuite) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{suite.gateway}/v1", api_key="none", max_retries=0) as found:
-        yield found
-
-
 def answer(client: openai.OpenAI, model: str) -> tuple[str, int]:
     """(text, tokens of the prompt that were cached)."""
     found = client.completions.create(model=model, prompt=PROMPT, max_tokens=12, temperature=0)

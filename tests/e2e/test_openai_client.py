@@ -36,12 +36,6 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def client(suite: RunningSuite) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{suite.gateway}/v1", api_key="none", max_retries=0) as found:
-        yield found
-
-
 def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL

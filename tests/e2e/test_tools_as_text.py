@@ -37,12 +37,6 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def client(suite: RunningSuite) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{suite.gateway}/v1", api_key="none", max_retries=0) as found:
-        yield found
-
-
 def chat(client: openai.OpenAI, **fields: Any) -> Any:
     asked = {"model": "sim", "messages": [ASKS], "tools": TOOLS, "max_tokens": 200, **fields}
     return client.chat.completions.create(**asked)

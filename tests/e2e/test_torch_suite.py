@@ -50,12 +50,32 @@ def _reference(model_path: Path, prompts: list[list[int]]) -> list[list[int]]:
     return answers
 
 
+def _vectors(model_path: Path, prompts: list[list[int]]) -> list[list[float]]:
+    """The last token's states, normalised."""
+    import torch
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(model_path, dtype=torch.float32)
+    with torch.inference_mode():
+        states = [model(torch.tensor([prompt])).last_hidden_state[0, -1] for prompt in prompts]
+    return [(state / state.norm()).tolist() for state in states]
+
+
 def _ask(suite: RunningSuite, prompt: list[int]) -> tuple[str, dict[str, Any]]:
     """(text, usage) of a greedy answer."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0}
     answer = httpx.post(f"{suite.gateway}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["text"], answer.json()["usage"]
+
+
+def test_embeddings_are_the_models_last_states(suite: RunningSuite) -> None:
+    prompts = _prompts(seed=12)
+    answer = httpx.post(f"{suite.gateway}/v1/embeddings", json={"model": MODEL, "input": prompts}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] == sum(LENGTHS)
+    for item, expected in zip(answer.json()["data"], _vectors(cache_dir() / "models" / MODEL, prompts), strict=True):
+        assert item["embedding"] == pytest.approx(expected, abs=1e-4)
 
 
 def test_greedy_tokens_equal_generate_and_kv_really_moved(suite: RunningSuite) -> None:

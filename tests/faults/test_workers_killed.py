@@ -58,3 +58,28 @@ async def test_text_logprobs_stops_and_usage_are_those_of_an_unbroken_stream(sui
         after = [await gateway_metrics(http, url) for url in urls]
         assert sum(each.get("reroutes_total", 0.0) for each in after) > before
         assert [each["live"] + each["waiting"] for each in after] == [0, 0]
+
+
+async def test_vectors_that_a_killed_prefill_worker_owes_come_from_another(suite: RunningSuite) -> None:
+    urls = suite.ready["gateways"]
+    body = {"model": "sim", "input": [f"{uuid.uuid4().hex} {number} " * 12 for number in range(REQUESTS)]}
+    async with httpx.AsyncClient(timeout=60) as http:
+        await until_whole(http, suite)
+        expected = (await http.post(f"{urls[0]}/v1/embeddings", json=body)).json()["data"]
+        before = sum([(await gateway_metrics(http, url)).get("reroutes_total", 0.0) for url in urls])
+        asking = [asyncio.ensure_future(http.post(f"{url}/v1/embeddings", json=body)) for url in urls]
+        await until_bound(http, urls)
+        await kill(suite, "prefill-1")
+        for answer in await asyncio.gather(*asking):
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["data"] == expected
+        after = [await gateway_metrics(http, url) for url in urls]
+        assert sum(each.get("reroutes_total", 0.0) for each in after) > before
+        assert [each["live"] + each["waiting"] for each in after] == [0, 0]
+
+
+async def until_bound(http: httpx.AsyncClient, urls: Sequence[str]) -> None:
+    """Return once each gateway has prompts at workers."""
+    async with asyncio.timeout(30):
+        while not all([(await gateway_metrics(http, url))["legs"] for url in urls]):
+            await asyncio.sleep(0.01)

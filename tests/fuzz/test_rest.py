@@ -28,6 +28,8 @@ PLAN_S = 120.0
 """A capacity plan measures new traffic in the lab, niced, in a process that starts with the first plan."""
 MAX_TOKENS = 64
 """Longer answers only take longer."""
+WITHOUT_TOKENS = ("/v1/embeddings", "/v1/score", "/v1/rerank")
+"""Routes that generate none, and know no bound on them."""
 UNAVAILABLE = (429, 503)
 NOT_READY = ({"ready", "models"}, {"status", "reason"})
 """What probes of readiness are told: no error, and whoever probes comes back by itself."""
@@ -54,7 +56,7 @@ def _steered(case: Case, luck: int) -> Case:
         for name in ("max_tokens", "max_completion_tokens"):
             if isinstance(case.body.get(name), int):
                 case.body[name] = min(case.body[name], MAX_TOKENS)
-        if not {"max_tokens", "max_completion_tokens"} & case.body.keys():
+        if case.path not in WITHOUT_TOKENS and not {"max_tokens", "max_completion_tokens"} & case.body.keys():
             case.body["max_tokens"] = luck
     return case
 

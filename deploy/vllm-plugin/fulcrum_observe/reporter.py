@@ -64,7 +64,7 @@ class HttpPost:
 
 
 class Reporter:
-    """Cuts batches ten times a second and sends them in order."""
+    """A reporter that cuts batches ten times a second and sends them in order."""
 
     def __init__(self, recorder: StepRecorder, source: Source, post: Post) -> None:
         self._recorder = recorder

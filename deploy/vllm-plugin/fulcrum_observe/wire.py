@@ -31,8 +31,6 @@ class Step(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The engine's queues and room."""
-
     running: int = 0
     waiting: int = 0
     waiting_prefill_tokens: int = 0
@@ -60,7 +58,7 @@ class Source(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The time [from_ns, to_ns) of an engine and all that happened in it."""
+    """The steps, KV waits and load of an engine in the time [from_ns, to_ns)."""
 
     sequence: int
     from_ns: int
@@ -75,7 +73,7 @@ class Batch(NamedTuple):
 
 
 def encode(source: Source, batch: Batch) -> bytes:
-    """Return the batch as StepBatch."""
+    """Serialize the batch as Fulcrum's protobuf message StepBatch."""
     assignment = _text(1, source.model) + _number(2, source.role) + _number(3, source.budget_tokens)
     parts = [
         _text(1, source.name), _number(2, source.incarnation), _number(3, batch.sequence), _text(4, source.node),

@@ -83,14 +83,13 @@ def cancel(batch_id: Id, *, ready: ReadyFile = None, json: Json = False) -> None
     cancel_job(ready, batch_id, as_json=json)
 
 
-@batch.command("list", epilog="Example: fulcrum batch list --limit 5")
+@batch.command("list", help="List jobs.", epilog="Example: fulcrum batch list --limit 5")
 def list_jobs(
     *,
     limit: Annotated[int, typer.Option(min=1, max=100, help="How many jobs to list, the newest first.")] = 20,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """List jobs."""
     from libs.cli.batch.jobs import show_list  # noqa: PLC0415
 
     show_list(ready, limit, as_json=json)

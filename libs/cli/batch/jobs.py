@@ -81,7 +81,7 @@ def upload(http: httpx.Client, file: Path) -> str:
 def fetch(http: httpx.Client, file_id: str | None, path: Path | None) -> None:
     """Download a file to `path`, which appears once it is whole; an empty one if there is nothing to fetch.
 
-    Starts again from the first byte if the gateway went away. Raises StartupError, or httpx.TransportError after a
+    Starts again from the first byte if the gateway went away. Raise StartupError, or httpx.TransportError after a
     long outage.
     """
     if path is None:
@@ -231,7 +231,7 @@ class JobOptions:
     def body(self, file: Path | None) -> dict[str, Any]:
         """Return the body of POST /v1/batches without the file's id and without options that were not given.
 
-        Raises InvalidRequest if no gateway would accept it.
+        Raise InvalidRequest if no gateway would accept it.
         """
         said = {
             "input_topic": self.topic,
@@ -397,7 +397,7 @@ def _ask(
 ) -> Batch:
     """Return the gateway's answer, asking for up to `MAX_OUTAGE_S` while it is starting or has no broker.
 
-    With `survives` it is also asked again while it fails or cannot be reached. Raises StartupError if it refused,
+    With `survives` it is also asked again while it fails or cannot be reached. Raise StartupError if it refused,
     httpx.TransportError if it could not be reached.
     """
     deadline_s, waits = time.monotonic() + MAX_OUTAGE_S, False

@@ -15,7 +15,7 @@ from rich.table import Table
 from libs.cli.console import make_console, plain_table
 from libs.cli.find import find_suite, get_json
 from libs.cli.forecast.live import UNIX_S, clock_time
-from libs.cli.lab.runs import Notes, noting
+from libs.cli.lab.runs import ProgressNotes, noting
 from libs.cli.page import check_plots, draw_svg, html_page, make_folder
 from libs.cli.top.draw import sparkline
 from libs.contracts.errors import InvalidRequest
@@ -44,7 +44,7 @@ def spell(seconds: float) -> str:
 
 
 def write_page(path: Path, tested: Tested) -> None:
-    """Write a table and plots for each file. Raises InvalidRequest without matplotlib."""
+    """Write a table and plots for each file. Raise InvalidRequest without matplotlib."""
     parts = [_part(name, found, records) for name, found, records in tested]
     path.write_text(
         html_page(
@@ -150,7 +150,7 @@ def backtest_all(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    """Print one record for each file, series and horizon. Raises InvalidRequest."""
+    """Print one record for each file, series and horizon. Raise InvalidRequest."""
     horizons_s = parse_horizons(horizons)
     rivals = chosen_baselines(baselines)
     if report is not None:
@@ -184,12 +184,12 @@ def backtest_all(
         console.print(f"\nThe page is {report / 'index.html'}")
 
 
-def _doing(notes: Notes, name: str, line: str) -> None:
+def _doing(notes: ProgressNotes, name: str, line: str) -> None:
     notes.doing(f"{name}: {line}")
 
 
 def parse_horizons(text: str) -> tuple[float, ...]:
-    """Return the seconds of horizons such as "10m,1h". Raises InvalidRequest."""
+    """Return the seconds of horizons such as "10m,1h". Raise InvalidRequest."""
     found = [re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhd])", each.strip()) for each in text.split(",")]
     seconds = tuple(float(each[1]) * _UNITS[each[2]] for each in found if each)
     if len(seconds) != len(found) or len(seconds) > MOST_HORIZONS or min(seconds) <= 0:
@@ -200,7 +200,7 @@ def parse_horizons(text: str) -> tuple[float, ...]:
 def chosen_baselines(text: str) -> list[Baseline]:
     """Return the baselines of the given names, or of "light" or "all".
 
-    Raises InvalidRequest if one is unknown or its library is not installed.
+    Raise InvalidRequest if one is unknown or its library is not installed.
     """
     light = light_baselines()
     if text == "light":
@@ -223,7 +223,9 @@ def _plan(path: Path, horizons_s: Sequence[float], test_s: float) -> tuple[Deman
         raise InvalidRequest(f"{path}: {error}") from None
 
 
-def _say(notes: Notes, path: Path, history: DemandHistory, plan: BacktestPlan, horizons_s: Sequence[float]) -> None:
+def _say(
+    notes: ProgressNotes, path: Path, history: DemandHistory, plan: BacktestPlan, horizons_s: Sequence[float]
+) -> None:
     days = len(history) * history.step_s / 86_400
     scored = (len(history) - plan.test_from) * history.step_s / 86_400
     notes.done(
@@ -339,7 +341,7 @@ MOST_CANDIDATES: Final = 4
 
 
 def show_explanation(ready_file: Path | None, file: Path | None, model: str, horizon: str, *, as_json: bool) -> None:
-    """Print candidates, weights and errors. Raises StartupError without a suite, InvalidRequest for a bad file."""
+    """Print candidates, weights and errors. Raise StartupError without a suite, InvalidRequest for a bad file."""
     if file is None:
         found: dict[str, Any] = get_json(find_suite(ready_file).metrics, "/v1/forecast", model=model, horizon=horizon)
         rows, notes, title = found["carried"], found["notes"], found["model"]
@@ -369,7 +371,7 @@ def show_explanation(ready_file: Path | None, file: Path | None, model: str, hor
 
 
 def explain_file(file: Path, horizon: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return (rows in the form of `/v1/forecast`, notes). Raises InvalidRequest."""
+    """Return (rows in the form of `/v1/forecast`, notes). Raise InvalidRequest."""
     (horizon_s,) = parse_horizons(horizon)[:1]
     history = read_demand(file)
     try:

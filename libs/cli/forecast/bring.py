@@ -47,7 +47,7 @@ def bring_history(
     queries: str,
     as_json: bool,
 ) -> None:
-    """Read a history, import it into the suite and print what was accepted. Raises InvalidRequest and StartupError."""
+    """Read a history, import it into the suite and print what was accepted. Raise InvalidRequest and StartupError."""
     if (file is None) == (not prometheus):
         raise InvalidRequest("name a FILE or --prometheus URL, one of them")
     suite = find_one_suite(ready_file)
@@ -83,7 +83,7 @@ def placed(history: DemandHistory, *, end_s: float, speed: float) -> float:
 
 
 def parse_queries(text: str) -> tuple[str, str, str]:
-    """Return three queries, from the name of a kind or from three written ones. Raises InvalidRequest."""
+    """Return three queries, from the name of a kind or from three written ones. Raise InvalidRequest."""
     if text in QUERIES:
         return QUERIES[text]
     parts = [part.strip() for part in text.split(";")]
@@ -95,7 +95,7 @@ def parse_queries(text: str) -> tuple[str, str, str]:
 
 
 def parse_moment(text: str) -> float:
-    """Return the Unix seconds of an ISO 8601 time, which is UTC without a zone. Raises InvalidRequest."""
+    """Return the Unix seconds of an ISO 8601 time, which is UTC without a zone. Raise InvalidRequest."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

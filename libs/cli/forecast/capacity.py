@@ -47,7 +47,7 @@ class PlanOptions:
 
 
 def print_plan(wanted: PlanOptions, ready_file: Path | None, *, as_json: bool) -> None:
-    """Make the plan and print it. Raises InvalidRequest and StartupError."""
+    """Make the plan and print it. Raise InvalidRequest and StartupError."""
     quiet()
     factors, device = parse_what_if(wanted.what_if)
     asked = PlanQuery(
@@ -74,7 +74,7 @@ def print_plan(wanted: PlanOptions, ready_file: Path | None, *, as_json: bool) -
 
 
 def parse_what_if(text: str) -> tuple[dict[str, float], str]:
-    """Return ({"traffic": 1.3}, device) from "traffic=1.3,device=b200". Raises InvalidRequest."""
+    """Return ({"traffic": 1.3}, device) from "traffic=1.3,device=b200". Raise InvalidRequest."""
     factors: dict[str, float] = {}
     device = ""
     for part in filter(None, (each.strip() for each in text.split(","))):
@@ -93,7 +93,7 @@ def parse_what_if(text: str) -> tuple[dict[str, float], str]:
 
 
 def parse_horizon(text: str) -> float:
-    """Return the seconds of a time such as "6h". Raises InvalidRequest."""
+    """Return the seconds of a time such as "6h". Raise InvalidRequest."""
     number, unit = text.strip()[:-1], text.strip()[-1:]
     plain = number.isascii() and number.replace(".", "", 1).isdigit()
     if unit in _UNITS and plain and 0 < float(number) * _UNITS[unit] <= 14 * 86_400:

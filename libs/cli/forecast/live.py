@@ -18,7 +18,7 @@ UNITS: Final = {"requests": "requests/s", "prefill": "prefill", "decode": "decod
 
 
 def show_forecast(ready_file: Path | None, model: str, horizon: str, *, as_json: bool) -> None:
-    """Print the metrics service's forecast. Raises StartupError if there is no suite or it refuses."""
+    """Print the metrics service's forecast. Raise StartupError if there is no suite or it refuses."""
     suite = find_suite(ready_file)
     found: dict[str, Any] = get_json(suite.metrics, "/v1/forecast", exact=as_json, model=model, horizon=horizon)
     if as_json:

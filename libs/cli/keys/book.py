@@ -24,7 +24,7 @@ from libs.runtime.settings import load_settings
 
 
 def change_book(ready_file: Path | None, edit: Callable[[KeySet], KeySet]) -> KeySet:
-    """Store the key book as `edit` returns it. Raises StoreUnavailable."""
+    """Store the key book as `edit` returns it. Raise StoreUnavailable."""
 
     async def change() -> KeySet:
         store = _open(find_one_suite(ready_file))
@@ -77,7 +77,7 @@ def create_key(
     ready_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Make a key, store its hash and print it. Raises InvalidRequest, StoreUnavailable."""
+    """Make a key, store its hash and print it. Raise InvalidRequest, StoreUnavailable."""
     now_s = time.time()
     secret, key = draw_key(
         tenant,
@@ -117,7 +117,7 @@ def show_keys(ready_file: Path | None, *, as_json: bool) -> None:
 
 
 def revoke_key(key_id: str, *, ready_file: Path | None, as_json: bool) -> None:
-    """Revoke a key. Raises KeyNotFound if it does not exist, StoreUnavailable."""
+    """Revoke a key. Raise KeyNotFound if it does not exist, StoreUnavailable."""
     now_s = time.time()
 
     def edit(before: KeySet) -> KeySet:
@@ -134,7 +134,7 @@ def revoke_key(key_id: str, *, ready_file: Path | None, as_json: bool) -> None:
 
 
 def span_s(text: str, option: str = "--expires") -> int:
-    """Return the seconds of a span such as `90m`, `12h`, `30d`. Raises InvalidRequest."""
+    """Return the seconds of a span such as `90m`, `12h`, `30d`. Raise InvalidRequest."""
     found = _TIME.fullmatch(text.strip())
     if not found:
         raise InvalidRequest(f"{option} is {quoted(text)}: it has to be a number and s, m, h or d, such as 30d")
@@ -151,7 +151,7 @@ def _row(key: Mapping[str, Any]) -> tuple[str, ...]:
 def set_limits(
     tenant: str, wanted: Mapping[str, int | None], *, off: bool, ready_file: Path | None, as_json: bool
 ) -> None:
-    """Change the limits that are named, or remove all of them. Raises InvalidRequest, StoreUnavailable."""
+    """Change the limits that are named, or remove all of them. Raise InvalidRequest, StoreUnavailable."""
     named = {name: value for name, value in wanted.items() if value is not None}
     if off and named:
         raise InvalidRequest("--off removes all limits: name none beside it")
@@ -167,7 +167,7 @@ def set_limits(
 
 
 def show_limits(ready_file: Path | None, *, as_json: bool) -> None:
-    """Print every tenant that has limits. Raises StoreUnavailable."""
+    """Print every tenant that has limits. Raise StoreUnavailable."""
     _show(load_book(ready_file).limits, as_json=as_json)
 
 
@@ -199,7 +199,7 @@ def _show(limits: Mapping[str, TenantLimits], *, as_json: bool) -> None:
 def delete_tenant(tenant: str, *, yes: bool, ready_file: Path | None, as_json: bool) -> None:
     """Revoke a tenant's keys, remove its limits and mark all of its data for deletion.
 
-    Raises InvalidRequest, StoreUnavailable.
+    Raise InvalidRequest, StoreUnavailable.
     """
     check_tenant(tenant)
     if not yes:

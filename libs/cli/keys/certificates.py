@@ -20,7 +20,7 @@ SOON_DAYS: Final = 14
 
 
 def make_certificates(folder: Path | None, names: Sequence[str], *, days: int, as_json: bool) -> None:
-    """Make a certificate for every role. Raises Conflict if some exist already, StartupError if they cannot be
+    """Make a certificate for every role. Raise Conflict if some exist already, StartupError if they cannot be
     written.
     """
     home, cluster = _home(folder)
@@ -41,7 +41,7 @@ def make_certificates(folder: Path | None, names: Sequence[str], *, days: int, a
 def rotate_certificates(
     folder: Path | None, names: Sequence[str], *, days: int, authority: bool, as_json: bool
 ) -> None:
-    """Renew all certificates for their names and `names`. Raises InvalidRequest if there are none."""
+    """Renew all certificates for their names and `names`. Raise InvalidRequest if there are none."""
     home, cluster = _home(folder)
     there = describe(home)
     if not there:

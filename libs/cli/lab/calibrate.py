@@ -60,7 +60,7 @@ class WorkerDescription:
 def calibrate(*, ready_file: Path | None, worker: str | None, out: Path | None, as_json: bool) -> None:
     """Write the profile of a suite's workers, or of those of the same kind as `worker`.
 
-    Raises StartupError and InvalidRequest.
+    Raise StartupError and InvalidRequest.
     """
     suite = find_one_suite(ready_file)
     if not suite.kafka:
@@ -87,7 +87,7 @@ def calibrate(*, ready_file: Path | None, worker: str | None, out: Path | None, 
 
 
 def learned_of_suite(suite: Ready) -> list[LearnedWorker]:
-    """Return what each worker that answers has learned. Raises StartupError if none does."""
+    """Return what each worker that answers has learned. Raise StartupError if none does."""
     listed: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
     return asyncio.run(_learned(suite, listed))
 

@@ -23,7 +23,7 @@ COLORS: Final = {"prefill": "#2a9fbc", "decode": "#4c9f50", "kv_wait": "#d9a514"
 
 
 def write_page(path: Path, experiment: Experiment, ranked: Sequence[LabReport], needs: dict[str, int | None]) -> None:
-    """Write a table and plots, the best policy first. Raises InvalidRequest without matplotlib."""
+    """Write a table and plots, the best policy first. Raise InvalidRequest without matplotlib."""
     found = describe(experiment.trace)
     gpus = experiment.hardware.profile.gpus
     notes = "".join(f'<p class="dim">{escape(note)}</p>' for note in experiment.trace.notes)

@@ -47,7 +47,7 @@ class Recording:
 def record(
     *, ready_file: Path | None, kafka: str, cluster: str, seconds: float, out: Path | None, as_json: bool
 ) -> None:
-    """Write what was served, also what was read before Ctrl-C. Raises StartupError and InvalidRequest."""
+    """Write what was served, also what was read before Ctrl-C. Raise StartupError and InvalidRequest."""
     broker = find_broker(ready_file, kafka, cluster)
     path = out or Path(time.strftime("recorded-%Y%m%d-%H%M%S.jsonl"))
     _check_writable(path)
@@ -69,7 +69,7 @@ def record(
 
 
 def find_broker(ready_file: Path | None, kafka: str, cluster: str) -> EventBroker:
-    """Return the named broker, else that of the suite on this machine. Raises StartupError."""
+    """Return the named broker, else that of the suite on this machine. Raise StartupError."""
     if kafka:
         return EventBroker(kafka, cluster or "local")
     suite = find_one_suite(ready_file)
@@ -111,7 +111,7 @@ async def collect(bus: LiveBus, recording: Recording, seconds: float, note: Note
 
 
 async def read_all(broker: EventBroker, recording: Recording) -> None:
-    """Read all events that the broker holds now. Raises StartupError if it does not answer."""
+    """Read all events that the broker holds now. Raise StartupError if it does not answer."""
     await _read(broker, recording, 0.0, lambda line: None)
 
 

@@ -59,7 +59,7 @@ class RunOptions:
     allowed_tokens: int = 0
 
     def experiment(self) -> Experiment:
-        """Return the experiment. Raises InvalidRequest that says what to do about an option that cannot be run."""
+        """Return the experiment. Raise InvalidRequest that says what to do about an option that cannot be run."""
         hardware = profile_named(self.profile) if self.profile else resolve(self.model, self.device, self.tp)
         slo = parse_slo(self.slo)
         experiment = Experiment(
@@ -82,7 +82,7 @@ class RunOptions:
 
 
 def parse_loss(text: str) -> PlannedLoss:
-    """Return the loss of `120:3:60`: worker 3 dies at 120 s and is back 60 s later. Raises InvalidRequest."""
+    """Return the loss of `120:3:60`: worker 3 dies at 120 s and is back 60 s later. Raise InvalidRequest."""
     parts = text.split(":")
     try:
         at_s, worker, back_after_s = float(parts[0]), int(parts[1]), float(parts[2])
@@ -97,7 +97,7 @@ def parse_loss(text: str) -> PlannedLoss:
 
 
 def parse_wrong(texts: Sequence[str]) -> InjectedErrors:
-    """Return the errors of `telemetry=500`, `steps=0.2`, `slow=3:2`, `hints=0.05`, combined. Raises InvalidRequest."""
+    """Return the errors of `telemetry=500`, `steps=0.2`, `slow=3:2`, `hints=0.05`, combined. Raise InvalidRequest."""
     found = InjectedErrors()
     for text in texts:
         try:
@@ -111,7 +111,7 @@ def parse_wrong(texts: Sequence[str]) -> InjectedErrors:
 
 
 def _also_wrong(found: InjectedErrors, name: str, value: str) -> InjectedErrors:
-    """Return the errors with one more added. Raises ValueError."""
+    """Return the errors with one more added. Raise ValueError."""
     match name:
         case "telemetry":
             return replace(found, telemetry_ms=_between(value, 0.0, 60_000.0))
@@ -151,7 +151,7 @@ def trace_of(text: str, start_s: float, seconds: float, seed: int) -> Trace:
 QUIET_S: Final = 2.0
 
 
-class Notes(Protocol):
+class ProgressNotes(Protocol):
     """A display of what is being done and what has been done."""
 
     def doing(self, text: str) -> None: ...
@@ -185,7 +185,7 @@ class _Spinner:
 
 
 @contextmanager
-def noting() -> Iterator[Notes]:
+def noting() -> Iterator[ProgressNotes]:
     """Yield the display that suits stderr, and clear it at the end."""
     console = make_console(stderr=True)
     if not console.is_terminal:
@@ -200,7 +200,7 @@ WIDE: Final = 120
 
 
 def run_one(asked: RunOptions, policy: str, *, as_json: bool) -> None:
-    """Run one policy and print its figures. Raises InvalidRequest."""
+    """Run one policy and print its figures. Raise InvalidRequest."""
     quiet()
     with noting() as notes:
         experiment = asked.experiment()
@@ -347,7 +347,7 @@ def rounded(figures: Any) -> Any:
 def show_traces(
     text: str | None, *, start_s: float, seconds: float, seed: int, write: Path | None, as_json: bool
 ) -> None:
-    """Describe one trace, or list formats and kinds. Raises InvalidRequest."""
+    """Describe one trace, or list formats and kinds. Raise InvalidRequest."""
     if text is None:
         _list(as_json=as_json)
         return

@@ -26,7 +26,7 @@ COLORS: Final = {"needed": "#8a94a6", "reserved": "#2a9fbc", "in hindsight": "#d
 
 
 def write_report(folder: Path, found: Backtest, figures: dict[str, Any]) -> None:
-    """Write index.html, backtest.json and windows.csv. Raises InvalidRequest."""
+    """Write index.html, backtest.json and windows.csv. Raise InvalidRequest."""
     try:
         (folder / "backtest.json").write_text(json.dumps(figures, indent=1) + "\n")
         (folder / "index.html").write_text(_page(found))
@@ -122,7 +122,7 @@ LEAST_S, MOST_S = 0.01, 7 * 86_400.0
 
 
 def seconds_of(text: str, name: str) -> float:
-    """Return the seconds of `500ms`, `60s`, `5m`, `1h`, `1d`. Raises InvalidRequest."""
+    """Return the seconds of `500ms`, `60s`, `5m`, `1h`, `1d`. Raise InvalidRequest."""
     found = _TIME.fullmatch(text.strip())
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
     if not LEAST_S <= seconds <= MOST_S:
@@ -133,7 +133,7 @@ def seconds_of(text: str, name: str) -> float:
 def run_backtest(
     file: Path, *, window: str, confidence: float, period: str, report: Path | None, as_json: bool
 ) -> None:
-    """Run the backtest, print it, and write the report if a folder is given. Raises InvalidRequest."""
+    """Run the backtest, print it, and write the report if a folder is given. Raise InvalidRequest."""
     settings = BacktestSettings(
         window_s=seconds_of(window, "window"), confidence=confidence, period_s=seconds_of(period, "period")
     )
@@ -194,7 +194,7 @@ MINUTE_S = 60.0
 
 
 def run_generate(spec: str | None, *, seed: int, out: Path | None, as_json: bool) -> None:
-    """Write a log and print what is in it, or list the kinds. Raises InvalidRequest."""
+    """Write a generated log and print its contents, or list the kinds of logs. Raise InvalidRequest."""
     if spec is None:
         _list(as_json=as_json)
         return

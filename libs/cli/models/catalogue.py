@@ -22,7 +22,7 @@ BUILTIN: Final = "builtin:sim"
 
 
 def size_of(text: str) -> int:
-    """Return the bytes of `16GB`, `141 GB`, `500MB`. Raises InvalidRequest."""
+    """Return the bytes of `16GB`, `141 GB`, `500MB`. Raise InvalidRequest."""
     found = _SIZE.fullmatch(text.strip())
     if not found:
         raise InvalidRequest(f"--size is {quoted(text)}: it has to be a number of bytes such as 16GB")

@@ -137,8 +137,7 @@ Target = Annotated[float, typer.Option("--tpot", min=0, metavar="MS", help="TPOT
 
 
 @tune.callback()
-def options() -> None:
-    """Measure workers and set them accordingly."""
+def options() -> None: ...
 
 
 @tune.command(epilog="Example: fulcrum tune prefill gpu-0 --json")

@@ -117,7 +117,7 @@ def _reached(found: dict[str, Any]) -> float | None:
 
 
 def draw(file: Path, workers: list[dict[str, Any]]) -> None:
-    """Draw every worker's points, fitted curve and choice in one picture. Raises StartupError without matplotlib."""
+    """Draw every worker's points, fitted curve and choice in one picture. Raise StartupError without matplotlib."""
     try:
         check_plots("--picture")
     except InvalidRequest as error:

@@ -37,7 +37,7 @@ STYLES: Final = {
 
 
 def planner_status(*, ready_file: Path | None, as_json: bool) -> None:
-    """Print the planner's state. Raises StartupError if there is no suite."""
+    """Print the planner's state. Raise StartupError if there is no suite."""
     base_url = find_suite(ready_file).planner
     found: dict[str, Any] = get_json(base_url, "/v1/planner", exact=as_json)
     if as_json:
@@ -111,7 +111,7 @@ def _print(console: Console, decision: dict[str, Any], *, as_json: bool) -> None
 
 
 def planner_explain(decision: str, *, lab: bool, ready_file: Path | None, as_json: bool) -> None:
-    """Print one decision, with `lab` beside its replay. Raises StartupError if the planner no longer has it."""
+    """Print one decision, with `lab` beside its replay. Raise StartupError if the planner no longer has it."""
     path = f"/v1/decisions/{quote(decision, safe='')}"
     found: dict[str, Any] = get_json(find_suite(ready_file).planner, path, exact=as_json)
     replayed = None
@@ -250,7 +250,7 @@ CAUSES: Final = {
 
 
 def planner_advice(*, ready_file: Path | None, as_json: bool) -> None:
-    """Print the advice, the newest first. Raises StartupError if there is no suite."""
+    """Print the advice, the newest first. Raise StartupError if there is no suite."""
     found: list[dict[str, Any]] = get_json(
         find_suite(ready_file).planner, "/v1/decisions", exact=as_json, limit=str(MOST)
     )
@@ -271,7 +271,7 @@ def planner_advice(*, ready_file: Path | None, as_json: bool) -> None:
 
 
 def planner_regret(window: str, *, ready_file: Path | None, as_json: bool) -> None:
-    """Print the regret by cause. Raises StartupError if there is no suite."""
+    """Print the regret by cause. Raise StartupError if there is no suite."""
     found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/regret", exact=as_json, window=window)
     if as_json:
         print(json.dumps(found))
@@ -304,7 +304,7 @@ def planner_limits(
     ready_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Set the limits that are named, and print all of them. Raises StartupError that says what to do."""
+    """Set the limits that are named, and print all of them. Raise StartupError that says what to do."""
     changes = bool(settings or pin or unpin)
     suite = find_one_suite(ready_file) if changes else find_suite(ready_file)
     found: dict[str, Any] = get_json(suite.planner, "/v1/limits", exact=True)
@@ -325,7 +325,7 @@ def planner_limits(
 
 
 def set_limit(limits: dict[str, Any], setting: str, model: str) -> None:
-    """Apply one NAME=VALUE, to one model or to all. Raises StartupError that says what is wrong with it."""
+    """Apply one NAME=VALUE, to one model or to all. Raise StartupError that says what is wrong with it."""
     if model and setting.lower() == "none":  # its own limits go, those of every model hold again
         limits["models"].pop(model, None)
         return
@@ -380,7 +380,7 @@ def _of_model(each: dict[str, Any]) -> str:
 
 
 def planner_mode(mode: str | None, *, ready_file: Path | None, as_json: bool) -> None:
-    """Set the mode if one is given, and print it. Raises StartupError that says what to do."""
+    """Set the mode if one is given, and print it. Raise StartupError that says what to do."""
     if mode is None:
         found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/mode", exact=as_json)
     else:

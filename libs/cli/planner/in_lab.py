@@ -27,7 +27,7 @@ MOST: Final = 1_000
 def replayed_in_lab(decision: Mapping[str, Any], ready_file: Path | None) -> dict[str, Any]:
     """Return `without`, `with_it` and `useful` for a decision that changed workers.
 
-    Raises StartupError if workers or broker do not answer, InvalidRequest if there is nothing to replay.
+    Raise StartupError if workers or broker do not answer, InvalidRequest if there is nothing to replay.
     """
     if not decision["changes"] or not decision["changes"][0]["epoch"]:
         raise InvalidRequest(f"decision {decision['id']} changed no worker: there is nothing to leave out")
@@ -73,7 +73,7 @@ def standing_before(
 ) -> dict[str, RoleAndBudget]:
     """Return each worker's role before the decision, by undoing every later decision from the present roles.
 
-    Raises StartupError if a changed worker is gone.
+    Raise StartupError if a changed worker is gone.
     """
     standing = {
         each["id"]: _standing(each["role"], each["budget_tokens"])

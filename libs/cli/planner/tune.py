@@ -27,7 +27,7 @@ def tune_prefill(
 ) -> None:
     """Tune one worker, or all prefill workers one after the other, and print what each found.
 
-    Raises StartupError for failed workers once all were tuned, since the others may have changed.
+    Raise StartupError for failed workers once all were tuned, since the others may have changed.
     """
     from libs.cli.planner.curves import draw, figures  # noqa: PLC0415 (start-up time, of rich)
 
@@ -56,7 +56,7 @@ def _printer() -> Callable[[dict[str, Any]], None]:
 
 
 def tune_decode(ready_file: Path | None, *, worker: str | None, tpot_ms: float, context: int, as_json: bool) -> None:
-    """Print the largest decode batch of one worker, or of all that decode. Raises StartupError."""
+    """Print the largest decode batch of one worker, or of all that decode. Raise StartupError."""
     request = pb.TuneDecodeRequest(tpot_target_us=round(tpot_ms * 1000), context_tokens=context)
     suite = find_one_suite(ready_file)
 

@@ -26,7 +26,7 @@ STYLES: Final = {"critical": "bold red", "warning": "yellow"}
 
 
 def show_alerts(ready_file: Path | None, *, over: bool, as_json: bool) -> None:
-    """Print the alerts, the worst first. Raises StartupError if there is no suite."""
+    """Print the alerts, the worst first. Raise StartupError if there is no suite."""
     found: dict[str, Any] = get_json(
         find_suite(ready_file).metrics, "/v1/alerts", exact=as_json, limit=str(RECENT if over else 0)
     )
@@ -106,7 +106,7 @@ PREFIX: Final = "Fulcrum"
 def make_silence(
     ready_file: Path | None, name: str, labels: list[str], length: str, *, reason: str, as_json: bool
 ) -> None:
-    """Silence alerts. Raises InvalidRequest and StartupError that say what is allowed."""
+    """Silence alerts. Raise InvalidRequest and StartupError that say what is allowed."""
     body = {"alert_name": _full(name), "labels": dict(map(_label, labels)), "for_s": seconds_of(length)}
     _print(
         [_ask(find_one_suite(ready_file), "POST", "/v1/alerts/silences", body, reason, exact=as_json)], as_json=as_json
@@ -114,7 +114,7 @@ def make_silence(
 
 
 def acknowledge(ready_file: Path | None, alert: str, *, reason: str, as_json: bool) -> None:
-    """Acknowledge all alerts of a name, or the one with an id. Raises StartupError if no such alert fires."""
+    """Acknowledge all alerts of a name, or the one with an id. Raise StartupError if no such alert fires."""
     suite = find_one_suite(ready_file)
     firing = get_json(suite.metrics, "/v1/alerts", exact=True, limit="0")["firing"]
     found = [each["id"] for each in firing if alert in (each["id"], each["name"]) or _full(alert) == each["name"]]
@@ -127,7 +127,7 @@ def acknowledge(ready_file: Path | None, alert: str, *, reason: str, as_json: bo
 
 
 def end_silence(ready_file: Path | None, silence_id: str, *, as_json: bool) -> None:
-    """End a silence. Raises StartupError if none has this id."""
+    """End a silence. Raise StartupError if none has this id."""
     if re.fullmatch(r"[0-9a-f]{1,32}", silence_id) is None:
         raise InvalidRequest(f"{quoted(silence_id)} is no silence's id: `fulcrum alerts` names those that hold")
     suite = find_one_suite(ready_file)
@@ -141,7 +141,7 @@ def end_silence(ready_file: Path | None, silence_id: str, *, as_json: bool) -> N
 
 
 def seconds_of(length: str) -> float:
-    """Return the seconds of a time such as "90m". Raises InvalidRequest."""
+    """Return the seconds of a time such as "90m". Raise InvalidRequest."""
     found = _LENGTH.fullmatch(length.strip())
     if found is None:
         raise InvalidRequest(f"--for is {quoted(length)}: it has to be a number and s, m, h or d, such as 2h")
@@ -184,7 +184,7 @@ MIXED = "mixed"
 
 
 def show_advice(ready_file: Path | None, *, apply: bool, yes: bool, as_json: bool) -> None:
-    """Print the advice. Raises StartupError if there is no suite or the data are too old to act on."""
+    """Print the advice. Raise StartupError if there is no suite or the data are too old to act on."""
     suite = find_one_suite(ready_file) if apply else find_suite(ready_file)
     status = parse_status(get_json(suite.metrics, STATUS_PATH))
     verdict, advised = status.verdict, commands(status.verdict)

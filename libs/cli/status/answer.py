@@ -134,7 +134,7 @@ class ModelStatusAnswer(msgspec.Struct, frozen=True):
 
 
 class RefusedAnswer(msgspec.Struct, frozen=True):
-    """Requests a second that are refused for one reason; status 0 stands for all other reasons."""
+    """The requests a second that are refused for one reason; status 0 stands for all other reasons."""
 
     status: int
     code: str
@@ -216,7 +216,7 @@ Phase = Literal["prefill", "decode"]
 
 
 def parse_status(answer: Any) -> Status:
-    """Parse an answer of `/v1/status`. Raises StartupError if it is something else."""
+    """Parse an answer of `/v1/status`. Raise StartupError if it is something else."""
     try:
         return msgspec.convert(answer, Status)
     except msgspec.ValidationError as error:

@@ -59,7 +59,7 @@ class EventLine(msgspec.Struct, frozen=True):
 def show_events(ready_file: Path | None, *, limit: int | None, since: str | None, follow: bool, as_json: bool) -> None:
     """Print the last events, the oldest first, and with `follow` new ones.
 
-    `limit` is `DEFAULT_LISTED` by default, and `MAX_LISTED` with `since`. Raises InvalidRequest, StartupError.
+    `limit` is `DEFAULT_LISTED` by default, and `MAX_LISTED` with `since`. Raise InvalidRequest, StartupError.
     """
     since_ms = 0 if since is None else unix_ms_of(since, time.time(), option="--since")
     count = limit or (DEFAULT_LISTED if since is None else MAX_LISTED)
@@ -90,7 +90,7 @@ def show_events(ready_file: Path | None, *, limit: int | None, since: str | None
 
 
 def unix_ms_of(text: str, now_s: float, *, option: str) -> int:
-    """Return the Unix ms of a span before now, such as 10m, or of an ISO time. Raises InvalidRequest.
+    """Return the Unix ms of a span before now, such as 10m, or of an ISO time. Raise InvalidRequest.
 
     A time without a zone is local, as events are printed.
     """

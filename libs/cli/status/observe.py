@@ -26,7 +26,7 @@ DIGITS: Final = 4
 
 
 def replay_file(file: Path, *, as_json: bool) -> None:
-    """Print a line for each second of a recording. Raises InvalidRequest.
+    """Print a line for each second of a recording. Raise InvalidRequest.
 
     A recording has one JSON object a line: `t` (Unix seconds) and `m` (lines of the exposition). An object without
     `m` stands for a scrape that failed.
@@ -57,12 +57,12 @@ def _recorded(file: Path) -> Iterator[tuple[float, str]]:
 
 
 def fleet_urls(file: Path | None) -> list[str]:
-    """Return the addresses in a file of servers. Raises InvalidRequest."""
+    """Return the addresses in a file of servers. Raise InvalidRequest."""
     return [] if file is None else [each.url for each in read_fleet(file)]
 
 
 def watch_servers(urls: Sequence[str], lines: int | None, *, as_json: bool) -> None:
-    """Scrape servers twice a second and print a line for each every second. Raises InvalidRequest."""
+    """Scrape servers twice a second and print a line for each every second. Raise InvalidRequest."""
     if len(urls) > MOST_SERVERS:
         raise InvalidRequest(f"{len(urls)} servers: one process observes {MOST_SERVERS} at most")
     for url in urls:

@@ -29,7 +29,7 @@ def show_page(
     ready_file: Path | None,
     as_json: bool,
 ) -> int:
-    """Serve until a signal, and return the exit code. Raises InvalidRequest and StartupError."""
+    """Serve until a signal, and return the exit code. Raise InvalidRequest and StartupError."""
     # A mistake in the list ends the command before anything starts.
     servers = targets_of(urls) if file is None else read_fleet(file)
     token = os.environ.get("FULCRUM_TOKEN", "") or secrets.token_urlsafe(32)

@@ -43,7 +43,7 @@ class PastStatus(msgspec.Struct, frozen=True):
 def show_past(ready_file: Path | None, at: str, *, as_json: bool) -> None:
     """Print the status of a moment, the mean of the ten seconds or the minute before it.
 
-    Raises InvalidRequest for a moment that is none or too long ago, and StartupError.
+    Raise InvalidRequest for a moment that is none or too long ago, and StartupError.
     """
     now_s = time.time()
     at_ms = unix_ms_of(at, now_s, option="--at")

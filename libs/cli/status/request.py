@@ -24,11 +24,11 @@ STAGES: Final = {
     "hand_off": ("hand-off", "transferring KV and beginning to decode"),
     "decode": ("decode", "decoding"),
 }
-"""How each stage is called, and what happens in it."""
+"""The displayed name of each stage, and the activity in it."""
 OUTCOMES: Final = {"ok": "finished", "client_gone": "ended when its client left", "rejected": "refused"}
 
 
-class Stage(msgspec.Struct, frozen=True):
+class ListedStage(msgspec.Struct, frozen=True):
     name: str
     at: str
     start_ns: int
@@ -60,7 +60,7 @@ class RequestAnswer(ListedRequest, frozen=True, kw_only=True):
     """The metrics service's answer to `GET /v1/requests/ID`. Fields that a newer service adds are ignored."""
 
     arrival_unix_ns: int
-    stages: list[Stage]
+    stages: list[ListedStage]
     tenant: str = ""
     service_class: str = ""
     gateway: str = ""
@@ -74,7 +74,7 @@ class RequestAnswer(ListedRequest, frozen=True, kw_only=True):
 
 
 def show_request(ready_file: Path | None, request_id: str, *, metrics: str | None, as_json: bool) -> None:
-    """Print one request. Raises StartupError if there is no suite or no such request."""
+    """Print one request. Raise StartupError if there is no suite or no such request."""
     url = metrics or find_suite(ready_file).metrics
     found = get_json(url, f"/v1/requests/{quote(request_id, safe='')}", exact=as_json)
     if as_json:
@@ -87,7 +87,7 @@ def show_request(ready_file: Path | None, request_id: str, *, metrics: str | Non
 
 
 def show_slowest(ready_file: Path | None, count: int, *, metrics: str | None, as_json: bool) -> None:
-    """Print the requests with the longest TTFT. Raises StartupError if there is no suite."""
+    """Print the requests with the longest TTFT. Raise StartupError if there is no suite."""
     url = metrics or find_suite(ready_file).metrics
     found = get_json(url, "/v1/requests", exact=as_json, slowest=str(count), window=WINDOW)
     if as_json:

@@ -37,7 +37,7 @@ from libs.policy.kv_links import SLOW_LINK
 LINKS_PATH: Final = "/v1/links"
 
 
-class LinkAnswer(msgspec.Struct, frozen=True):
+class ListedLink(msgspec.Struct, frozen=True):
     """One pair of workers in the metrics service's answer."""
 
     source: str
@@ -52,16 +52,16 @@ class LinkAnswer(msgspec.Struct, frozen=True):
 
 
 def show_links(ready_file: Path | None, *, as_json: bool) -> None:
-    """Print each pair, the slowest first. Raises StartupError if there is no suite."""
+    """Print each pair, the slowest first. Raise StartupError if there is no suite."""
     answer = get_json(find_suite(ready_file).metrics, LINKS_PATH, exact=as_json)
     if as_json:
         print(json.dumps(answer))
         return
-    links = msgspec.convert(answer, list[LinkAnswer])
+    links = msgspec.convert(answer, list[ListedLink])
     make_console().print(links_table(links) if links else "No KV has come from one worker to another yet.")
 
 
-def links_table(links: Sequence[LinkAnswer]) -> Table:
+def links_table(links: Sequence[ListedLink]) -> Table:
     table = Table("from", "to", "way", "transfers", "GB", "GB/s", "of the fastest", box=None)
     for each in links:
         slow = each.of_fastest is not None and each.of_fastest < SLOW_LINK
@@ -239,7 +239,6 @@ def estimate_text(estimate: EstimateAnswer | None) -> str:
 
 
 def age_line(status: Status) -> Text:
-    """Return how old the data are."""
     if status.age_ms is None:
         return Text("No worker is heard of.", "yellow")
     old = status.age_ms > OLD_MS
@@ -383,7 +382,7 @@ PERIOD_S: Final = 1.0
 
 
 def show_status(ready_file: Path | None, *, watch: bool, as_json: bool) -> None:
-    """Print the status. Raises StartupError if there is no suite."""
+    """Print the status. Raise StartupError if there is no suite."""
     url, console = find_suite(ready_file).metrics, make_console()
     if not watch or as_json:
         while True:

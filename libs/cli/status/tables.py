@@ -25,7 +25,7 @@ PHASES = {"prefill": ("█", "cyan"), "decode": ("▓", "green"), "kv_wait": ("�
 
 
 def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
-    """Print the planner's list of workers. Raises StartupError if there is no suite."""
+    """Print the planner's list of workers. Raise StartupError if there is no suite."""
     workers: list[dict[str, Any]] = get_json(find_suite(ready_file).planner, "/v1/workers", exact=as_json)
     if as_json:
         print(json.dumps(workers))
@@ -80,7 +80,7 @@ def _silent(ready_file: Path | None) -> list[WorkerLifeAnswer]:
 
 
 def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> None:
-    """Print the metrics service's figures. Raises StartupError if there is no suite or no such window."""
+    """Print the metrics service's figures. Raise StartupError if there is no suite or no such window."""
     found: dict[str, Any] = get_json(find_suite(ready_file).metrics, "/v1/occupancy", exact=as_json, window=window)
     if as_json:
         print(json.dumps(found))

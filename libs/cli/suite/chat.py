@@ -29,7 +29,6 @@ class ChatAnswer:
     """The workers and times of the request, as the gateway reports them."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `fulcrum chat --json` prints."""
         return {
             "text": self.text,
             "finish_reason": self.finish_reason,
@@ -59,7 +58,7 @@ class ChatAnswer:
 
 
 async def ask(gateway: str, body: dict[str, Any], answer: ChatAnswer) -> AsyncIterator[str]:
-    """Yield pieces of text as they arrive and fill `answer` on the way. Raises StartupError."""
+    """Yield pieces of text as they arrive and fill `answer` on the way. Raise StartupError."""
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     headers = {"x-fulcrum-details": "1", **key_headers(gateway)}
@@ -107,7 +106,7 @@ async def answer_once(
     ready_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Ask a question and print the answer. Raises StartupError."""
+    """Ask a question and print the answer. Raise StartupError."""
     suite = find_suite(ready_file)
     body: dict[str, Any] = {
         "model": model or suite.model or _first_model(suite.gateway),

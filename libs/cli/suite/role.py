@@ -53,7 +53,7 @@ def change(
 ) -> None:
     """Change roles as the command line says: workers and then their role, any number of times.
 
-    Raises StartupError.
+    Raise StartupError.
     """
     asyncio.run(
         change_roles(
@@ -69,7 +69,7 @@ def change(
 
 
 def split_groups(words: Sequence[str]) -> list[RoleGroup]:
-    """Split words such as "a b prefill c decode" into workers and their roles. Raises StartupError."""
+    """Split words such as "a b prefill c decode" into workers and their roles. Raise StartupError."""
     groups: list[RoleGroup] = []
     workers: list[str] = []
     for number, word in enumerate(words, 1):
@@ -88,7 +88,7 @@ def split_groups(words: Sequence[str]) -> list[RoleGroup]:
 def wanted_roles(groups: Sequence[RoleGroup], known: list[dict[str, Any]]) -> list[tuple[dict[str, Any], Assignment]]:
     """Return each listed worker that is named, or shares a group with one, and its wanted role and budget.
 
-    Raises StartupError for an unknown worker and for one with two roles.
+    Raise StartupError for an unknown worker and for one with two roles.
     """
     wanted: dict[str, tuple[dict[str, Any], Assignment]] = {}
     for group in groups:
@@ -113,7 +113,7 @@ async def change_roles(
 ) -> None:
     """Change the roles concurrently, and print each move in the order of the workers' names in `groups`.
 
-    All of them are checked before any is sent. Raises StartupError that says what to do, or, once all were called,
+    All of them are checked before any is sent. Raise StartupError that says what to do, or, once all were called,
     why workers refused.
     """
     suite, settings = find_one_suite(ready_file), call_settings()
@@ -191,7 +191,7 @@ def _raise_first(done: Sequence[WorkerMove | BaseException]) -> None:
 
 
 def parse_role(text: str) -> tuple[Any, int]:
-    """Return the protobuf role and budget of a text such as "mixed:256". Raises StartupError that lists what is
+    """Return the protobuf role and budget of a text such as "mixed:256". Raise StartupError that lists what is
     allowed.
     """
     name, colon, budget = text.partition(":")
@@ -205,7 +205,6 @@ def parse_role(text: str) -> tuple[Any, int]:
 
 
 def answer(moved: WorkerMove) -> dict[str, Any]:
-    """Return what `--json` prints."""
     move = moved.move
     return {
         "worker": moved.worker,

@@ -28,7 +28,7 @@ SHOWN_APART: Final = ("event", "level", "timestamp", "service", "exception")
 
 
 def show_logs(ready_file: Path | None, worker: str | None, *, follow: bool, limit: int, as_json: bool) -> None:
-    """Print log lines. Raises StartupError if the suite runs elsewhere or has no such process."""
+    """Print log lines. Raise StartupError if the suite runs elsewhere or has no such process."""
     folder, console = logs_folder(find_suite(ready_file).gateway_port), make_console()
     names = sorted(path.stem for path in folder.glob("*.log"))
     if not names:
@@ -110,7 +110,7 @@ MAX_SHOWN: Final = 5_000
 class AuditQuery:
     limit: int = 30
     since: str | None = None
-    """How far the topic is read back; None means only what the service has in memory."""
+    """The time for which the topic is read back; None means only what the service has in memory."""
     actor: str = ""
     tenant: str = ""
     refused: bool = False
@@ -121,7 +121,7 @@ class AuditQuery:
 
 
 def show_audit(ready_file: Path | None, wanted: AuditQuery, *, follow: bool, as_json: bool) -> None:
-    """Print the last events, and with `follow` new ones. Raises InvalidRequest, StartupError."""
+    """Print the last events, and with `follow` new ones. Raise InvalidRequest, StartupError."""
     url, console = find_suite(ready_file).metrics, make_console()
     shown: deque[str] = deque(maxlen=MAX_SHOWN)
 
@@ -211,7 +211,7 @@ EXIT_POLL_S: Final = 0.05
 
 
 def stop_suite(ready_file: Path | None, *, now: bool, as_json: bool) -> None:
-    """Stop the suite. Raises StartupError if none runs here or it does not end."""
+    """Stop the suite. Raise StartupError if none runs here or it does not end."""
     suite = find_one_suite(ready_file)
     if not suite.pid:
         raise StartupError("no suite runs on this machine: `fulcrum up` starts one")

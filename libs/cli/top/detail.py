@@ -35,7 +35,7 @@ class Detail(ModalScreen[None]):
         self._feed = feed
         self._worker = worker
         self._steps = False
-        """Whether steps are shown in place of requests."""
+        """True if steps are shown in place of requests."""
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="box"):
@@ -49,7 +49,6 @@ class Detail(ModalScreen[None]):
         self._refresh()
 
     def action_steps(self) -> None:
-        """Switch between requests and steps."""
         self._steps = not self._steps
         self._follow()
         self._refresh()

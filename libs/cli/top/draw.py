@@ -20,7 +20,7 @@ UNKNOWN: Final = "░"
 
 
 def parts(times: Times) -> dict[str, int]:
-    """Return GPU nanoseconds by phase."""
+    """Return the GPU nanoseconds of each phase, idle time included."""
     covered, prefill, decode, kv_wait = times
     return {"prefill": prefill, "decode": decode, "kv wait": kv_wait, "idle": covered - prefill - decode - kv_wait}
 

@@ -42,7 +42,7 @@ class Feed:
         self.problem = "connecting"
         self.reconnects = 0
         self._others = False
-        """Whether the set of workers has changed since it was drawn."""
+        """True if the set of workers has changed since it was drawn."""
         self.on_news: Callable[[], None] = lambda: None
         """Called after an event, an alert, the begin or end of an outage, or a change in the set of workers."""
 

@@ -40,7 +40,7 @@ class RequestView:
 
 
 def parse_requests(reported: Any) -> list[RequestView]:
-    """Parse an answer of `/v1/requests`. Raises KeyError or TypeError for anything else."""
+    """Parse an answer of `/v1/requests`. Raise KeyError or TypeError for anything else."""
     return [RequestView(**{name: each[name] for name in RequestView.__slots__}) for each in reported]
 
 
@@ -90,7 +90,7 @@ KIND: Final = 2
 
 
 def parse_steps(reported: Any) -> list[ReportedStep]:
-    """Parse an answer of `/v1/steps`, the newest first. Raises KeyError or TypeError for anything else."""
+    """Parse an answer of `/v1/steps`, the newest first. Raise KeyError or TypeError for anything else."""
     return [
         ReportedStep(**{name: each[name] for name in ReportedStep.__slots__}) for each in reversed(reported["steps"])
     ]

@@ -71,7 +71,7 @@ class GroupRow:
 
     @property
     def id(self) -> str:
-        """An id that no worker has."""
+        """Return an id that cannot be that of a worker."""
         return f"group:{self.model}/{self.name}"
 
     @property
@@ -124,7 +124,7 @@ Row = WorkerRow | GroupRow
 
 
 def total(times: Any) -> Times:
-    """Return the sums of windows."""
+    """Return the sum of each time over all windows."""
     sums = [0, 0, 0, 0]
     for each in times:
         for place, value in enumerate(each):
@@ -151,7 +151,7 @@ class TopModel:
         self.requests: dict[str, Any] = {}
         """The last answer of `/v1/requests/summary`; empty before the first."""
         self.queues: list[dict[str, Any]] = []
-        """What waits at workers and gateways, by model and phase."""
+        """The work that waits at workers and gateways, by model and phase."""
         self.age_ms: int | None = None
         """The age of the data at the last tick that gave one; None without any worker."""
         self.last_ms = 0

@@ -199,7 +199,7 @@ class Top(App[None]):
 
 
 def run_screen(url: str, *, light: bool) -> None:
-    """Run the app until the user quits. Raises StartupError if nobody answers at first."""
+    """Run the app until the user quits. Raise StartupError if nobody answers at first."""
     try:
         httpx.get(f"{url}/healthz", timeout=5, trust_env=False).raise_for_status()
     except httpx.HTTPError:

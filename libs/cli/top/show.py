@@ -12,7 +12,7 @@ WINDOW: Final = "2s"
 
 
 def show_top(ready: Path | None, *, metrics: str | None, once: bool, light: bool, as_json: bool) -> None:
-    """Run until the user leaves, or print one snapshot. Raises StartupError."""
+    """Run until the user leaves, or print one snapshot. Raise StartupError."""
     url = metrics.rstrip("/") if metrics else find_suite(ready).metrics
     if as_json or once:
         _print_snapshots(url, as_json=as_json, once=once)
@@ -23,7 +23,7 @@ def show_top(ready: Path | None, *, metrics: str | None, once: bool, light: bool
 
 
 def _print_snapshots(url: str, *, as_json: bool, once: bool) -> None:
-    """Print one snapshot, or one a second until interrupted. Raises StartupError if the service does not answer."""
+    """Print one snapshot, or one a second until interrupted. Raise StartupError if the service does not answer."""
     from libs.cli.status.tables import show_occupancy_of  # noqa: PLC0415
 
     while True:

@@ -19,8 +19,6 @@ class EngineChoice(StrEnum):
 
 
 class ToolFormat(StrEnum):
-    """The formats that FULCRUM_GATEWAY_TOOL_FORMATS takes."""
-
     HERMES = "hermes"
     LLAMA3_JSON = "llama3-json"
     MISTRAL = "mistral"

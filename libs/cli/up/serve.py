@@ -48,7 +48,7 @@ class Display(Reporter, Protocol):
 
 
 def make_display() -> Display:
-    """Return the display that suits stderr."""
+    """Return a live display if stderr is a terminal, else one that prints lines."""
     console = make_console(stderr=True)
     return Bars(console) if console.is_terminal else Lines()
 
@@ -73,7 +73,6 @@ class Lines:
         print(plain(text, lines=True), file=sys.stderr, flush=True)
 
     def finish(self) -> None:
-        """Stop printing stages."""
         self._starting = False
 
 
@@ -141,7 +140,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def serve(options: SuiteOptions, model: str | None, *, question: bool, as_json: bool) -> int:
-    """Serve until a signal and return the exit code. Raises StartupError if it cannot start or ends by itself."""
+    """Serve until a signal and return the exit code. Raise StartupError if it cannot start or ends by itself."""
     settings = load_settings(LaunchSettings)
     configure_logging("up", level="warning", log_format="console")
     if options.profile is not None and model is None:

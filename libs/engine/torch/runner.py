@@ -72,6 +72,7 @@ class TorchRunner:
             vocab_size=loaded.info.vocab_size,
             streams_kv=True,
             scores_prompts=True,
+            pools=True,
             hands_over_running_kv=True,
             sleeps=True,
             loads_adapters=True,

@@ -1,6 +1,8 @@
 """A loaded model and its KV pool: loading, sleeping, the warm-up and the step."""
 
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,7 @@ from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.guides import GuideFailed, Guides, load_guides
 from libs.engine.kv.shared_pool import file_name
-from libs.engine.port import EngineIdentity, Progress, SamplingParams
+from libs.engine.port import EngineIdentity, Pooling, Progress, SamplingParams
 from libs.engine.runner import Batch, Chunk, Sampled, without_ends
 from libs.engine.torch.attention import GatherMemory, KvPool, plan_step
 from libs.engine.torch.device import compute_of, cpu_name
@@ -125,7 +127,9 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
     if not chunks:
         return {}
     last_rows = np.cumsum([len(chunk.token_ids) for chunk in chunks]) - 1
-    sampling = [(chunk, int(row)) for chunk, row in zip(chunks, last_rows, strict=True) if chunk.sample]
+    sampling = [
+        (chunk, int(row)) for chunk, row in zip(chunks, last_rows, strict=True) if chunk.sample and not chunk.pooling
+    ]
     scored = [
         (chunk, chunk.scored, int(row) + 1 - len(chunk.token_ids))
         for chunk, row in zip(chunks, last_rows, strict=True)
@@ -135,7 +139,7 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
     broken = loaded.adapters.use(chunks)
     rows += [first + place for _, tokens, first in scored for place in range(len(tokens))]
     token_ids = torch.from_numpy(np.concatenate([chunk.token_ids for chunk in chunks]).astype(np.int64))
-    with torch.inference_mode():
+    with torch.inference_mode(), _hidden_states(loaded.model, chunks) as hidden:
         plan = plan_step(chunks, loaded.pool, loaded.memory)
         output = loaded.model(
             input_ids=token_ids[None].to(loaded.device),
@@ -162,12 +166,41 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
             found = score(logits[at : at + len(tokens)].float(), tokens, chunk.sampling.prompt_top_logprobs)
             results.setdefault(chunk.sequence_id, Sampled(0)).prompt = found
             at += len(tokens)
+        if hidden:
+            _pool(hidden[0], chunks, broken, results)
         if loaded.device.type == "cuda":
             # Without this, a step that samples nothing would end for the caller before it ends on the GPU. Its time
             # would be wrong, and its blocks could be reused. Block copies run on a stream of their own and do not wait.
             torch.cuda.current_stream(loaded.device).synchronize()
         loaded.pool.written()
     return results
+
+
+@contextmanager
+def _hidden_states(model: Any, chunks: Sequence[Chunk]) -> Iterator[list[torch.Tensor]]:
+    """Yield a list that gets the next call's [tokens, hidden], as it enters the head, if any chunk is pooled."""
+    found: list[torch.Tensor] = []
+    if not any(chunk.pooling for chunk in chunks):
+        yield found
+        return
+    hook = model.base_model.register_forward_hook(lambda _model, _inputs, output: found.append(output[0][0]))
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+def _pool(hidden: torch.Tensor, chunks: Sequence[Chunk], broken: dict[int, str], results: dict[int, Sampled]) -> None:
+    """Add the vectors of pooled chunks, or their faults, to the results. `hidden` is [tokens, hidden]."""
+    first = 0
+    for index, chunk in enumerate(chunks):
+        end = first + len(chunk.token_ids)
+        if chunk.pooling and (chunk.sample or chunk.pooling is Pooling.MEAN):
+            # A sum in bfloat16 would lose most of a long prompt.
+            rows = hidden[end - 1 : end] if chunk.pooling is Pooling.LAST else hidden[first:end]
+            pooled = rows.float().sum(dim=0).cpu().numpy()
+            results[chunk.sequence_id] = Sampled(0, fault=broken.get(index, ""), pooled=pooled)
+        first = end
 
 
 def _masks(loaded: Loaded, chunks: list[Chunk]) -> tuple[dict[int, NDArray[np.bool_]], dict[int, str]]:

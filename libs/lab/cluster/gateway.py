@@ -141,7 +141,7 @@ class LabGateway:
             submit()
 
     def _has_choice(self) -> bool:
-        """Whether there is a choice of prefill or of decode workers; without one the index is not consulted."""
+        """Return whether there is a choice of prefill or of decode workers; without one the index is not consulted."""
         roles = [link.assignment for link in self._links.links if link.serving]
         prompts = sum(serves(role, Phase.PREFILL) or serves(role, Phase.BOTH) for role in roles)
         return prompts > 1 or sum(serves(role, Phase.DECODE) for role in roles) > 1
@@ -213,7 +213,7 @@ class LabGateway:
 
     @property
     def heeds_tokens(self) -> bool:
-        """Whether choices are on trial: a few tokens clear one, and others that wait for it may then proceed."""
+        """Return whether choices are on trial: a few tokens clear one, and others that wait for it may then proceed."""
         return bool(self.dispatcher.suspects)
 
     def deliver(self, worker: LabWorker, frame: ToGateway) -> None:

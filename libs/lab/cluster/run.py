@@ -60,7 +60,7 @@ class LabSetup:
     )
     """Return the output limit of the request's client."""
     closed_loop: bool = False
-    """Whether a later turn of a session arrives its think time after the previous one has ended, instead of at its
+    """True if a later turn of a session arrives its think time after the previous one has ended, instead of at its
     time in the trace. This holds after a failed turn too, since its client continues with what it has.
     """
     losses: Sequence[PlannedLoss] = ()
@@ -93,7 +93,7 @@ class RequestTaker(Protocol):
 
     @property
     def heeds_tokens(self) -> bool:
-        """Whether steps have to pass one by one."""
+        """Return whether steps have to pass one by one."""
         ...
 
     def start(self) -> None:
@@ -143,7 +143,7 @@ class Run:
         self._stop_ps = 0
 
     def run(self, on_progress: Callable[[int], None] = lambda ended: None) -> LabResult:
-        """Run until all requests have ended or the overtime is over. Raises BooksDoNotBalance."""
+        """Run until all requests have ended or the overtime is over. Raise BooksDoNotBalance."""
         peers = {worker.id: worker for worker in self.workers}
         for worker in self.workers:
             worker.start(self.gateway, peers)

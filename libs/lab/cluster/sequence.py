@@ -54,7 +54,7 @@ class CountedRequest(EngineRequest):
     """The length at which the answer ends by itself, counted from the end of the prompt."""
     keys: Items[bytes] = ()
     arrival_ns: int = 0
-    """When the client sent the request, known to workers that order their prompts."""
+    """The time at which the client sent the request, known to workers that order their prompts."""
     service_class: str = ""
     """The service class, known to workers that order their prompts."""
 
@@ -70,7 +70,7 @@ class CountedSequence(Sequence):
         self.ends_at = min(self._whole_length, self.max_length)
         """The total length with its last token."""
         self.sampled_here = False
-        """Whether the first token after its prompt was sampled here."""
+        """True if the first token after its prompt was sampled here."""
 
     @property
     def room_tokens(self) -> int:

@@ -46,9 +46,9 @@ class Beat:
         self._reported_ps = time.now_ps
         self._reported: EngineLoad | None = None
         self._beats = False
-        """Whether the next sign of life is scheduled."""
+        """True if the next sign of life is scheduled."""
         self._ticks = False
-        """Whether a comparison with the last reported load is scheduled."""
+        """True if a comparison with the last reported load is scheduled."""
 
     def reported(self, load: EngineLoad, at_ps: int) -> None:
         """Record a load that a frame carried or would have carried."""
@@ -67,12 +67,12 @@ class Beat:
 
     @property
     def _has_work(self) -> bool:
-        """Whether sequences are here, or blocks that wait to be pulled."""
+        """Return whether sequences are here, or blocks that wait to be pulled."""
         return self._device.core.holds_blocks
 
     @property
     def _steps_report(self) -> bool:
-        """Whether steps pass at once and none of them takes longer than the permitted silence."""
+        """Return whether steps pass at once and none of them takes longer than the permitted silence."""
         return 0 < self._device.longest_coasting_ps < BEAT_PS
 
     def _beat(self) -> None:
@@ -111,7 +111,7 @@ class WorkerListener(Protocol):
 
     @property
     def heeds_tokens(self) -> bool:
-        """Whether any token may trigger a decision now, in which case steps pass one by one."""
+        """Return whether any token may trigger a decision now, in which case steps pass one by one."""
         ...
 
     def deliver(self, worker: "LabWorker", frame: ToGateway) -> None:
@@ -219,7 +219,7 @@ class LabWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether a step runs or sequences are here."""
+        """Return whether a step runs or sequences are here."""
         return self._device.steps_singly or bool(self._duties.hosted)
 
     @property

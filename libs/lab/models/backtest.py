@@ -47,7 +47,7 @@ class ReserveScore:
     cost: float
     """The mean reservation over that in hindsight."""
     keeps_confidence: bool
-    """Whether the upper end of the interval reaches the confidence."""
+    """True if the upper end of the interval reaches the confidence."""
     keeps_cost: bool
 
 
@@ -187,7 +187,7 @@ class BacktestSettings:
     """The planning period, over which the reservations in hindsight and the held ones are constant."""
     warmup: float = WARMUP
     independent: bool = True
-    """Whether to replay once more without a common factor and calibration, which doubles the time."""
+    """True to replay once more without a common factor and calibration, which doubles the time."""
 
 
 @dataclass(slots=True)
@@ -265,7 +265,7 @@ def _record(score: ReserveScore) -> dict[str, Any]:
 
 
 def backtest(log: UsageLog, settings: BacktestSettings, progress: Progress = lambda line: None) -> Backtest:
-    """Replay the whole log. Ctrl-C ends the replay and scores the windows done so far. Raises InvalidRequest."""
+    """Replay the whole log. Ctrl-C ends the replay and scores the windows done so far. Raise InvalidRequest."""
     count = int(log.end_s / settings.window_s)
     if count < LEAST_WINDOWS:
         raise InvalidRequest(

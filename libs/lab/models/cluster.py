@@ -62,7 +62,7 @@ class ServedRequest:
 
     @property
     def is_good(self) -> bool:
-        """Whether the answer was complete within the limits of TTFT and TPOT."""
+        """Return whether the answer was complete within the limits of TTFT and TPOT."""
         if not self.end_s:
             return False
         tpot_s = (self.end_s - self.first_s) / max(self.output_tokens - 1, 1)
@@ -137,13 +137,13 @@ class GpuShare:
     """The model that the worker holds or is loading."""
     since_s: float = 0.0
     ready_s: float = 0.0
-    """When a load that is in progress ends; 0 if none is."""
+    """The end of the load that is in progress; 0 if none is."""
     goal: AegaeonModel | None = None
     """The model to load once the last answers have ended."""
     cut_s: float = 0.0
     """The time at which the last answers are cut off before a switch."""
     steps_now: bool = False
-    """Whether a step of this worker is running."""
+    """True if a step of this worker is running."""
     pending: deque[ServedRequest] = field(default_factory=deque)
     """Requests whose prompts are still to be computed."""
     ends: list[tuple[int, int, ServedRequest]] = field(default_factory=list)
@@ -156,12 +156,12 @@ class GpuShare:
 
     @property
     def serves(self) -> bool:
-        """Whether a request for its model can be given to this worker."""
+        """Return whether a request for its model can be given to this worker."""
         return self.model is not None and not self.ready_s and self.goal is None
 
     @property
     def is_busy(self) -> bool:
-        """Whether any request runs or is pending here."""
+        """Return whether any request runs or is pending here."""
         return bool(self.pending or self.ends)
 
     def prompts(self) -> list[ServedRequest]:

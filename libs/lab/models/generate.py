@@ -61,7 +61,7 @@ DISPERSION_TICKS: Final = 50_000.0
 
 
 def generate_usage(spec: str, *, seed: int) -> UsageLog:
-    """Return the log described by a spec such as `gamma:models=100,cv=4,seconds=86400`. Raises InvalidRequest.
+    """Return the log described by a spec such as `gamma:models=100,cv=4,seconds=86400`. Raise InvalidRequest.
 
     Varying rates change the clock of a model's gaps, so that gamma gaps stay as bursty in a busy hour as in a calm
     one.

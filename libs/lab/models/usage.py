@@ -128,7 +128,7 @@ Row = tuple[float, str, float, float]
 def read_usage(path: str | Path, note: Note = lambda line: None) -> UsageLog:
     """Read a log, with times counted from the minute of its first request.
 
-    Raises InvalidRequest, which names the line.
+    Raise InvalidRequest, which names the line.
     """
     path = Path(path)
     lines = numbered_lines(path)
@@ -213,7 +213,7 @@ def _log(path: Path, rows: Iterator[Row], notes: list[str], note: Note) -> Usage
 
 
 def write_usage(log: UsageLog, path: Path) -> None:
-    """Write CSV with Fulcrum's columns, and sizes if they differ. Raises InvalidRequest if writing fails."""
+    """Write CSV with Fulcrum's columns, and sizes if they differ. Raise InvalidRequest if writing fails."""
     has_size = bool(np.any(log.gpus != 1))
     try:
         with path.open("w", newline="") as file:

@@ -91,7 +91,7 @@ class StepRegression:
 
     @property
     def ready(self) -> bool:
-        """Whether there are enough samples to fit."""
+        """Return whether there are enough samples to fit."""
         return self._count >= MIN_SAMPLES
 
     def add(self, features: tuple[float, ...], wall_s: float) -> None:
@@ -160,7 +160,7 @@ class PrefillModel:
 
     @property
     def ready(self) -> bool:
-        """Whether there are enough steps to predict."""
+        """Return whether there are enough steps to predict."""
         return self._steps.ready
 
     def ttft_s(self, engine: EngineState, queue_scale: float = 1.0) -> float | None:
@@ -205,7 +205,7 @@ class DecodeModel:
 
     @property
     def ready(self) -> bool:
-        """Whether there are enough steps to predict."""
+        """Return whether there are enough steps to predict."""
         return self._steps.ready
 
     def itl_s(self, engine: EngineState, scale: float = 1.0) -> float | None:

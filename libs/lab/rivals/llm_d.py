@@ -266,7 +266,7 @@ class AutoscalerMover:
     """A mover for which a role grows if any analysis requests replicas, and shrinks by what all analyses can spare."""
 
     throughput: bool = False
-    """Whether the throughput analysis is applied to decode."""
+    """True if the throughput analysis is applied to decode."""
     every_ns: int = LOOK_NS
     wants_steps: bool = False
     _recent: Recent = field(default_factory=Recent)

@@ -44,7 +44,7 @@ def own_prompt_ns(request: SeenRequest, worker: SeenWorker) -> float:
 
 
 def first_token_ns(request: SeenRequest, worker: SeenWorker) -> float:
-    """Return the time to the request's first token there: the queue, its prompt, and the decodes beside both.
+    """Return the time until the request's first token on a worker: the queue, its prompt, and the decodes beside both.
 
     In role mixed each step computes at most the budget and decodes too. The time saved by overlapping them is not
     counted.

@@ -28,7 +28,7 @@ class SeenWorker:
     budget_tokens: int
     """The prompt tokens of a step in role mixed."""
     ready: bool
-    """Whether it accepts new work, being neither about to start nor to leave."""
+    """True if it accepts new work, being neither about to start nor to leave."""
     speed: Speed
     max_sequences: int
     kv_blocks: int
@@ -109,7 +109,7 @@ class QueuedPrompt:
     left_ns: float
     """The time of computing its remaining tokens alone."""
     resumed: bool
-    """Whether some of it was computed here, beyond the part found in the cache."""
+    """True if some of it was computed here, beyond the part found in the cache."""
     batch: bool = False
     flow: str = ""
 
@@ -119,7 +119,7 @@ class PromptTurn(NamedTuple):
 
     now_ns: int
     starts_ns: float
-    """When the first of these prompts can start, after those that the worker admitted before."""
+    """The time at which the first of these prompts can start, after those that the worker admitted before."""
     pace: float | None
     """The nanoseconds of `left_ns` completed per nanosecond while prompts waited; None if unknown."""
 
@@ -156,7 +156,7 @@ class RivalMover(Protocol):
 
     @property
     def wants_steps(self) -> bool:
-        """Whether the mover reads `SeenWorker.steps`, which are recorded only then."""
+        """Return whether the mover reads `SeenWorker.steps`, which are recorded only then."""
         ...
 
     def moves(self, seen: SeenCluster) -> Sequence[Move]:
@@ -169,7 +169,7 @@ class MoveCost:
     """The cost of a role change in a rival's system."""
 
     restarts: bool = False
-    """Whether the worker aborts its sequences, which start anew elsewhere, and loses its cache."""
+    """True if the worker aborts its sequences, which start anew elsewhere, and loses its cache."""
     start_ns: int = 0
     """The time from the decision until the worker accepts new work."""
 
@@ -201,10 +201,10 @@ class Rival:
     mover: Callable[[RivalSetting], RivalMover | None] = lambda cluster: None
     move_cost: MoveCost = field(default_factory=MoveCost)
     binds_at_arrival: bool = False
-    """Whether the decode worker is chosen together with the prefill worker rather than at the first token."""
+    """True if the decode worker is chosen together with the prefill worker rather than at the first token."""
     prompt_order: PromptOrder | None = None
     """The order of prompts in a worker; None for first come, first served."""
     guard: bool = False
-    """Whether new sequences and prompts are limited to protect the TPOT of running sequences. If False, they always
+    """True if new sequences and prompts are limited to protect the TPOT of running sequences. If False, they always
     join.
     """

@@ -20,11 +20,13 @@ from libs.lab.traces.lines import MAX_NS, MAX_REQUESTS, MAX_TOKENS, Fault, Sourc
 from libs.lab.traces.request import TraceRequest
 
 AZURE_COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-"""Columns of Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and AzureLLMInferenceDataset2024.md."""
+"""The columns of Azure/AzurePublicDataset, described in AzureLLMInferenceDataset2023.md and
+AzureLLMInferenceDataset2024.md.
+"""
 AEGAEON_COLUMNS: Final = ("Request Time", "Model Name", "Input Length", "Output Length")
 """Columns of the synthetic request logs of MachineLearningSystem/25SOSP-Aegaeon."""
 GENAI_COLUMNS: Final = ("t_s", "model", "exec_s", "adapters")
-"""Columns derived from alibaba/clusterdata, cluster-trace-v2026-GenAI."""
+"""The columns of a file that is derived from alibaba/clusterdata, cluster-trace-v2026-GenAI."""
 
 GENAI_TOKENS_PER_S: Final = 20
 """Output tokens that represent one second of an image request, equivalent to decode steps of 50 ms."""

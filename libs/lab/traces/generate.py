@@ -120,7 +120,7 @@ class Parameter:
 def parse_spec(spec: str, kinds: Mapping[str, Sequence[Parameter]]) -> tuple[str, dict[str, float]]:
     """Return the kind and a value for each of its parameters.
 
-    Raises InvalidRequest, whose message names the fault and lists the valid choices.
+    Raise InvalidRequest, whose message names the fault and lists the valid choices.
     """
     kind, _, rest = spec.partition(":")
     kind = kind.strip()
@@ -237,7 +237,7 @@ def generate(spec: str, *, seed: int) -> Trace:
     """Return the trace described by a spec such as `poisson:rate=5,isl=1000,osl=200,seconds=600`.
 
     One seed gives the same trace under one numpy version. Each class of requests has its own generator, so that the
-    parameters of a flood do not change the chat traffic. Raises InvalidRequest.
+    parameters of a flood do not change the chat traffic. Raise InvalidRequest.
     """
     kind, values = parse_spec(spec, KINDS)
     *generators, talks = (np.random.default_rng([seed, place]) for place in range(_GENERATORS))

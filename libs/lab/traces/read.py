@@ -61,7 +61,7 @@ def read_trace(
 
     The seed decides what the file leaves open: the arrival within a clock tick, or everything drawn from rates.
     Bins are drawn at `rate_factor` times their rate; a log of requests is superposed instead (see `scale_rate`).
-    Raises InvalidRequest for an unknown format, a malformed line, an empty window, or more than `MAX_REQUESTS`
+    Raise InvalidRequest for an unknown format, a malformed line, an empty window, or more than `MAX_REQUESTS`
     requests.
     """
     path = Path(path)

@@ -77,14 +77,14 @@ class ProcessChild:
 
 
 class ProcessLauncher:
-    """Starts children as processes whose logs lie in one folder."""
+    """A launcher of children as processes whose logs lie in one folder."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._started: set[str] = set()
 
     async def start(self, spec: ChildSpec) -> ProcessChild:
-        """Start a child. Raises StartupError if processes or files run out."""
+        """Start a child. Raise StartupError if processes or files run out."""
         try:
             return await self._start(spec)
         except OSError as error:

@@ -38,7 +38,7 @@ def parse_status(line: bytes) -> StatusLine | None:
 
 
 class Reporter(Protocol):
-    """Shows progress; the command line has one for terminals and one for plain output."""
+    """A display of progress; the command line has one for terminals and one for plain output."""
 
     def progress(self, name: str, stage: str, fraction: float) -> None:
         """Report the fraction (0..1) of a stage of `name` that is done."""
@@ -48,9 +48,7 @@ class Reporter(Protocol):
         """Report that `name` serves, at the first start and after each restart."""
         ...
 
-    def note(self, text: str) -> None:
-        """Report an event in one line."""
-        ...
+    def note(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int:
-        """The id of the process itself."""
+        """Return the id of the process itself, not that of a wrapper."""
         ...
 
     def statuses(self) -> AsyncIterator[StatusLine]:
@@ -82,7 +80,7 @@ class Child(Protocol):
         ...
 
     async def wait(self) -> int:
-        """Return the exit code once it has ended; a negative one is a signal."""
+        """Wait for its end and return the exit code; a negative one is a signal's number."""
         ...
 
     async def stop(self, grace_s: float) -> None:
@@ -95,10 +93,10 @@ class Child(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts children, which never outlive the launcher's own process."""
+    """A starter of children, which never outlive the launcher's own process."""
 
     async def start(self, spec: ChildSpec) -> Child:
-        """Start a child. Raises StartupError if that is impossible."""
+        """Start a child. Raise StartupError if that is impossible."""
         ...
 
     def log_of(self, name: str) -> str:

@@ -49,7 +49,6 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, tasks: TaskOwner) -> None:
-        """Run as a task of `tasks`."""
         self.first_ready.add_done_callback(_retrieve)
         self._task = tasks.spawn(f"supervise {self.name}", self._run())
 

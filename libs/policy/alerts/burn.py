@@ -123,7 +123,7 @@ def _rate(burn: Burn, window_s: int, budget: float) -> float:
 
 
 def _grade(burn: Burn, pair: Pair, budget: float, least: int) -> Grade:
-    """Grade one pair; a short window with fewer than `least` requests does not fire."""
+    """Grade one pair of windows; a short window with fewer than `least` requests does not fire."""
     rates = [_rate(burn, pair.long_s, budget), burn.windows[pair.short_s].share / budget]
     if min(rates) >= pair.rate:
         return Grade.FIRE if burn.windows[pair.short_s].total >= least else Grade.HOLD
@@ -143,12 +143,12 @@ class JudgedRequest:
     """A finished request with its own targets, of which 0 means that none was set."""
 
     failed: bool
-    """Whether a fault of the service, rather than of the client, ended it."""
+    """True if a fault of the service, rather than of the client, ended it."""
     shed: bool
-    """Whether it was refused for want of room or of a worker, rather than for its content."""
+    """True if it was refused for want of room or of a worker, rather than for its content."""
     arrival_unix_ns: int
     ttft_ns: int
-    """Time to the first token; 0 if no token was sent."""
+    """The time to the first token; 0 if no token was sent."""
     ttft_deadline_unix_ns: int
     decode_ns: int
     """Time from the first token to the last one."""

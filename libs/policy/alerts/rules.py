@@ -23,7 +23,7 @@ class AlertLimits:
     idle: Threshold
     """The share of the other pool's time in which nothing runs."""
     queue_tokens: int
-    """Prompt tokens a GPU that make a queue for prefill; it grows if it gains as many a minute."""
+    """The prompt tokens per GPU that count as a queue for prefill; it grows if it gains as many a minute."""
     queue_sequences: int
     """Sequences a GPU that make a queue for decode; it grows if it gains as many a minute."""
     kv_wait: Threshold
@@ -31,7 +31,6 @@ class AlertLimits:
     stuck_s: Threshold
     """Time since the last step ended while there is work."""
     stale_s: Threshold
-    """Time since a worker's telemetry ended."""
     slo_objective: float
     """The share of requests that must meet the target."""
     slo_requests: int
@@ -76,9 +75,9 @@ class Rule:
     """The durations after which a condition becomes an alert and after which the alert ends."""
 
     for_ns: int
-    """How long the condition must hold without a break."""
+    """The time for which the condition must hold without a break."""
     clear_ns: int
-    """How long it must be clear without a break; longer for one that has fired often recently."""
+    """The time for which it must be clear without a break; longer for one that has fired often recently."""
 
 
 def make_rules(limits: AlertLimits) -> dict[Name, Rule]:
@@ -149,12 +148,12 @@ class PhasePool:
 
     @property
     def full(self) -> bool:
-        """Whether every place is taken, so that further sequences wait at the gateways."""
+        """Return whether every place is taken, so that further sequences wait at the gateways."""
         return 0 < self.places <= self.taken
 
     @property
     def unit(self) -> str:
-        """The unit in which `waiting` counts."""
+        """Return the unit of `waiting`, as texts name it."""
         return "prompt tokens" if self.phase == "prefill" else "sequences"
 
 
@@ -167,15 +166,15 @@ class WorkerReport(NamedTuple):
     silent_ns: int
     """Time since its telemetry ended, beyond the usual delay."""
     left: bool
-    """Whether it announced the end of its telemetry."""
+    """True if it announced the end of its telemetry."""
     at_hand: int
-    """Sequences that it holds, running or not."""
+    """The number of sequences that it holds, running or not."""
     since_step_ns: int
     """Time from the end of its last finished step to the end of its telemetry."""
     reader: str
     """The instance that reads its telemetry; empty for this one."""
     kv_used: float | None
-    """Share of its KV blocks that sequences hold; None if it does not report it."""
+    """The share of its KV blocks that sequences hold; None if it does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,7 @@ class RequestCount:
 
     @property
     def share(self) -> float:
-        """Share of bad requests; 0 if there is none."""
+        """The share of bad requests; 0 if there is none."""
         return self.bad / self.total if self.total else 0.0
 
 
@@ -213,7 +212,6 @@ class Snapshot:
     silent_ns: int | None
     """Time since the last telemetry of any worker; None before the first."""
     causes: Sequence[Cause] = ()
-    """The causes that the verdict names."""
     judged: frozenset[str] = frozenset()
     """Models that the verdict covers; pools of others are judged by how busy they are."""
     links: Sequence[KvLink] = ()

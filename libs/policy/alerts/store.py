@@ -159,7 +159,7 @@ class Alert:
     now: str = ""
     """The reason with its figures at the last look, while the alert fires."""
     clearing: bool = False
-    """Whether the alert still fires although its condition was gone at the last look."""
+    """True if the alert still fires although its condition was gone at the last look."""
     command: str = ""
     """The command that ends the condition, from the last look; empty if none is known or needed."""
 
@@ -179,7 +179,7 @@ class AlertStore:
         self._firing: dict[str, Alert] = {}
         self._recent: deque[Alert] = deque(maxlen=MAX_RECENT)
         self.count = 0
-        """The number of changes so far."""
+        """The number of changes so far, which numbers the next one."""
 
     def enter(self, transitions: Iterable[Transition]) -> list[Alert]:
         """Record transitions and return them as alerts."""
@@ -281,11 +281,11 @@ class Silence:
     """Labels that an alert must have, possibly among others."""
     alert_id: str = ""
     ended: bool = False
-    """Whether somebody ended it, or its acknowledged alert has ended."""
+    """True if somebody ended it, or its acknowledged alert has ended."""
 
     @property
     def is_ack(self) -> bool:
-        """Whether it is the acknowledgement of one alert."""
+        """Return whether it is the acknowledgement of one alert."""
         return bool(self.alert_id)
 
     def holds(self, now_ns: int) -> bool:

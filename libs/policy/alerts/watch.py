@@ -41,7 +41,7 @@ class CommonSilence:
     def __init__(self, limits: AlertLimits) -> None:
         self._long_ns = ALL_SILENT_SHARE * limits.stale_s.fire * 1e9
         self.all_silent = False
-        """Whether nothing recent is known of most workers, so that nothing can be judged by it."""
+        """True if nothing recent is known of most workers, so that nothing can be judged by it."""
         self._resumed_ns: int | None = None
         """The time at which the last common silence ended."""
         self._silent_readers: frozenset[str] = frozenset()
@@ -348,7 +348,7 @@ def cause_conditions(snapshot: Snapshot, followed: Collection[str]) -> Iterator[
 
 
 def refused_condition(snapshot: Snapshot) -> Condition:
-    """Judge whether requests get in. Gateways count refusals, so this stands without telemetry of workers."""
+    """Judge the share of refused requests. Gateways count refusals, so this needs no telemetry of workers."""
     causes = [each for each in snapshot.causes if each.code is CauseCode.REFUSED]
     return _condition(Name.REQUESTS_REFUSED, CLUSTER, causes, "most requests get in")
 

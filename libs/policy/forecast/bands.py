@@ -6,6 +6,7 @@ it is exceeded too often and shrinks while it is not (adaptive conformal inferen
 Bursts are among the errors, so the bands contain them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +28,7 @@ DAYS_BACK: Final = 6
 """The number of days in a daily profile, and of weeks in a weekly one."""
 FADE: Final = 0.8
 """The weight of a day in the profile relative to the day after it."""
+DAY_PROFILE: Final = "profile of a day"
 SEASON_LEVEL_S: Final = 600.0
 """The half-life that smooths the value taken from a past season."""
 
@@ -42,6 +44,11 @@ class Targets:
     seasons: tuple[int, ...]
     """The bins of each season that the history covers more than once."""
     names: tuple[str, ...]
+
+    @property
+    def profile(self) -> int:
+        """The index of the profile of a day, or of the origin's bin where no day is known."""
+        return self.names.index(DAY_PROFILE) if DAY_PROFILE in self.names else 0
 
     def at(self, horizon: int, first: int = 0) -> Floats:
         """Return the targets of the origins from `first` on, of shape [n - first, names]."""
@@ -73,20 +80,20 @@ def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[
     Where there is no earlier season yet, today's level stands in for each.
     """
     log, smooth = targets.log, targets.smooth
-    places = np.arange(start, len(smooth))
+    indices = np.arange(start, len(smooth))
     today, now_log = smooth[start:], log[start:]
     first = -(-horizon // season)
-    total, moved, weights, moved_weights = (np.zeros(len(places)) for _ in range(4))
+    total, moved, weights, moved_weights = (np.zeros(len(indices)) for _ in range(4))
     for back in range(first, first + DAYS_BACK):
         weight = FADE ** (back - first)
-        then, now = places + horizon - back * season, places - back * season
+        then, now = indices + horizon - back * season, indices - back * season
         seen = then >= 0
         total[seen] += weight * smooth[then[seen]]
         weights[seen] += weight
         both = now >= 0
         moved[both] += weight * (smooth[then[both]] - smooth[now[both]])
         moved_weights[both] += weight
-    last = places + horizon - first * season
+    last = indices + horizon - first * season
     ago = np.where(last >= 0, smooth[np.maximum(last, 0)], today)
     profile = np.where(weights > 0, total / np.maximum(weights, 1e-9), today)
     moved /= np.maximum(moved_weights, 1e-9)
@@ -96,13 +103,21 @@ def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[
 LEVELS: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Quantiles of every forecast: bands of 50, 80 and 90 %, and the median."""
 MEMORY_S: Final = 360_000.0
-"""The half-life of an error's weight."""
+"""The half-life, in seconds, of the weight of a past error."""
 PRIOR_ERROR: Final = 0.12
 # The mean absolute error in logarithms before any evidence is 0.12 ten minutes ahead and grows with this power of
 # the horizon. Both figures are from ServeGen's m-large, days 1 to 10.
 PRIOR_GROWTH: Final = 0.3
+# Beyond a day the hour of the day is known, and errors grow with this power.
+PRIOR_GROWTH_FAR: Final = 0.15
 # The prior counts like this many horizons of history.
 PRIOR_WINDOWS: Final = 2.0
+# The weight of an error whose forecast was made within the first day, when no hour of the day was known.
+UNLEARNED: Final = 0.1
+# What a shorter horizon's errors say of a longer one fades with this power of their ratio, and counts like at most this
+# many horizons of history. Both were chosen on the tuning half of `make bench-forecast`, with 1 to 7 days of history.
+CARRY: Final = 0.3
+MOST_CARRIED: Final = 2.0
 WARM_BINS: Final = 288
 """The number of bins before the first forecast over which widths adapt."""
 ANCHOR_BINS: Final = 6
@@ -123,6 +138,7 @@ _SAME: Final = 1e-9
 _LAPLACE: Final = 1.3 * np.array(
     [-np.log(2 - 2 * p) if p > 0.5 else np.log(2 * p) for p in np.linspace(0.025, 0.975, 20)]
 )
+_LAPLACE_SIZE: Final = float(np.abs(_LAPLACE).mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +176,8 @@ def _restless_at_time(moved: Floats, horizons: tuple[int, ...], step_s: float) -
     """
     day, around = round(DAY_S / step_s), max(round(AROUND_S / step_s), 1)
     sums = np.concatenate([[0.0], np.cumsum(moved)])
-    places = np.arange(len(moved))
-    usual = np.log(sums[1:] / (places + 1) + _SMALL_ERROR)
+    indices = np.arange(len(moved))
+    usual = np.log(sums[1:] / (indices + 1) + _SMALL_ERROR)
     out = np.zeros((len(horizons), len(moved)))
     if day <= 2 * around:
         return out
@@ -169,7 +185,7 @@ def _restless_at_time(moved: Floats, horizons: tuple[int, ...], step_s: float) -
         total, weights = np.zeros(len(moved)), np.zeros(len(moved))
         first = -(-(horizon + around) // day)
         for back in range(first, first + DAYS_BACK):
-            last = places + horizon + around - back * day  # of a window that has ended at the origin
+            last = indices + horizon + around - back * day  # of a window that has ended at the origin
             seen = last - 2 * around >= 0
             window = (sums[last[seen] + 1] - sums[last[seen] - 2 * around]) / (2 * around + 1)
             total[seen] += FADE ** (back - first) * window
@@ -184,29 +200,36 @@ def fit_scale(states: Floats, errors: Floats, horizons: tuple[int, ...], step_s:
 
     `states` is [horizons, n, features]; `errors` is [horizons, n], nan where unknown.
     """
-    recency = 0.5 ** (np.arange(states.shape[1])[::-1] * step_s / MEMORY_S)
+    origins = np.arange(states.shape[1])
+    recency = _knew(origins, step_s) * 0.5 ** (origins[::-1] * step_s / MEMORY_S)
     centre = states.mean(axis=1)
     centre[:, 0] = 0.0
     weights = np.zeros((len(horizons), states.shape[2]))
-    for place, horizon in enumerate(horizons):
-        known = np.isfinite(errors[place])
-        weights[place, 0] = np.log(prior_error(horizon * step_s))
+    for index, horizon in enumerate(horizons):
+        known = np.isfinite(errors[index])
+        weights[index, 0] = np.log(prior_error(horizon * step_s))
         if not known.any():
             continue
-        rows, weight = states[place, known] - centre[place], recency[known] / recency[known].sum()
-        sizes = np.log(np.abs(errors[place, known]) + _SMALL_ERROR)
+        rows, weight = states[index, known] - centre[index], recency[known] / recency[known].sum()
+        sizes = np.log(np.abs(errors[index, known]) + _SMALL_ERROR)
         mean = float(weight @ sizes)
         # Few independent errors say little about what their size depends on.
         ridge = np.diag([1e-9, *[_RIDGE * (1 + horizon / 12)] * 3, _RIDGE])
         solved = np.linalg.solve((rows * weight[:, None]).T @ rows + ridge, (rows * weight[:, None]).T @ (sizes - mean))
-        weights[place] = solved
-        weights[place, 0] += mean
+        weights[index] = solved
+        weights[index, 0] += mean
     return Scale(centre, weights)
+
+
+def _knew(origins: NDArray[np.intp], step_s: float) -> Floats:
+    """Return the weights of errors by what was known at their origins: those of the first day knew no day."""
+    return np.where(origins * step_s < DAY_S, UNLEARNED, 1.0)
 
 
 def prior_error(horizon_s: float) -> float:
     """Return the expected mean absolute error in logarithms of a series of which nothing is known."""
-    return float(PRIOR_ERROR * (horizon_s / 600.0) ** PRIOR_GROWTH)
+    near_s = min(horizon_s, DAY_S)
+    return float(PRIOR_ERROR * (near_s / 600.0) ** PRIOR_GROWTH * (horizon_s / near_s) ** PRIOR_GROWTH_FAR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +277,14 @@ def _adapt(
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """Return (bands of shape [n - start, horizons, levels], widths after the last bin)."""
     count, lead = point.shape[1], len(state.pending)
-    shapes = [
-        _shapes(point[k], actual, scale[k], h, step_s=step_s, start=start, fitted=fitted)
+    known = [
+        _evidence(point[k], actual, scale[k], h, step_s=step_s, start=start, fitted=fitted)
         for k, h in enumerate(horizons)
+    ]
+    sizes, counts = _expected(known, horizons, step_s)
+    shapes = [
+        _shapes(each, scale[k], size, few, start=start)
+        for k, (each, size, few) in enumerate(zip(known, sizes, counts, strict=True))
     ]
     raw = np.stack(shapes, axis=1)  # [n - start, horizons, levels] offsets in logarithms
     out = np.concatenate([state.pending, np.empty_like(raw)])
@@ -282,37 +310,83 @@ def _adapt(
     return out[lead:], width
 
 
-def _shapes(
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """The past errors of one horizon, as they are known at each anchor."""
+
+    anchors: NDArray[np.intp]
+    ends: NDArray[np.intp]
+    """The bin in which each error became known."""
+    relative: Floats
+    """Errors over their scale."""
+    weight: Floats
+    total: Floats
+    """Sum of the weights known at each anchor."""
+    windows: Floats
+    """Number of independent errors that they are worth, at each anchor."""
+    size: Floats
+    """Mean size of the relative errors at each anchor; that of the prior's shape where none is known."""
+    usual: float
+    """Usual scale, in logarithms of the series."""
+
+
+def _evidence(
     point: Floats, actual: Floats, scale: Floats, horizon: int, *, step_s: float, start: int, fitted: int
-) -> Floats:
-    """Return the offsets of quantiles from each origin's forecast before they adapt, of shape [n - start, levels]."""
+) -> _Evidence:
     count = len(point)
     ended = max(count - horizon, 0)
-    places = np.flatnonzero(np.isfinite(actual[horizon:]))[: ended or None]
-    relative = (actual[places + horizon] - point[places]) / scale[places]
-    weight = 0.5 ** ((start - places) * step_s / MEMORY_S)  # of one reference, whatever follows
+    indices = np.flatnonzero(np.isfinite(actual[horizon:]))[: ended or None]
+    relative = (actual[indices + horizon] - point[indices]) / scale[indices]
+    # Weights are of one reference, whatever follows.
+    weight = _knew(indices, step_s) * 0.5 ** ((start - indices) * step_s / MEMORY_S)
     anchors = np.arange(start - start % ANCHOR_BINS, count, ANCHOR_BINS)
-    seen = np.searchsorted(places, anchors - horizon, side="right")  # errors known at each anchor
+    seen = np.searchsorted(indices, anchors - horizon, side="right")  # errors known at each anchor
     parts = weight, weight**2, weight * np.abs(relative)
     total, squares, sizes = (_sum_before(np.asarray(part), seen) for part in parts)
-    windows = total**2 / np.maximum(squares, 1e-300) / _bins_alike(relative[places + horizon < fitted], horizon)
-    size = np.where(total > 0, np.maximum(sizes / np.maximum(total, 1e-300), 1e-6), 1.0)
-    # The prior's share, in size and in shape, shrinks with the horizons that were seen.
-    expected = prior_error(horizon * step_s) / np.exp(np.log(scale[: start + 1]).mean())
-    shrunk = np.exp((windows * np.log(size) + PRIOR_WINDOWS * np.log(expected)) / (windows + PRIOR_WINDOWS))
-    few = 1 + 1.55 / np.maximum(windows + PRIOR_WINDOWS, 1.5)  # near Student's t over the normal at 95 %
+    windows = total**2 / np.maximum(squares, 1e-300) / _bins_alike(relative[indices + horizon < fitted], horizon)
+    size = np.where(total > 0, np.maximum(sizes / np.maximum(total, 1e-300), 1e-6), _LAPLACE_SIZE)
+    usual = float(np.exp(np.log(scale[: start + 1]).mean()))
+    return _Evidence(anchors, indices + horizon, relative, weight, total, windows, size, usual)
+
+
+def _expected(
+    known: Sequence[_Evidence], horizons: tuple[int, ...], step_s: float
+) -> tuple[list[Floats], list[Floats]]:
+    """Return (sizes of relative errors, numbers of errors behind them) at each anchor, by horizon.
+
+    What is known of a shorter horizon stands in for a longer one: a series that is calm or restless an hour ahead is
+    so a day ahead, long before errors of a day ahead are known.
+    """
+    sizes, counts = [np.empty(0)] * len(horizons), [np.empty(0)] * len(horizons)
+    ratio, count, before = np.zeros(len(known[0].anchors)), np.zeros(len(known[0].anchors)), 0
+    for at in sorted(range(len(horizons)), key=horizons.__getitem__):
+        each, horizon = known[at], horizons[at]
+        fade = (before / horizon) ** CARRY
+        prior = prior_error(horizon * step_s) / each.usual
+        own = np.log(each.size / prior)
+        ratio = (each.windows * own + PRIOR_WINDOWS * fade * ratio) / (each.windows + PRIOR_WINDOWS)
+        count = each.windows + np.minimum(count, MOST_CARRIED)
+        sizes[at], counts[at], before = prior * np.exp(ratio), count, horizon
+    return sizes, counts
+
+
+def _shapes(known: _Evidence, scale: Floats, expected: Floats, counts: Floats, *, start: int) -> Floats:
+    """Return the offsets of quantiles from each origin's forecast before they adapt, of shape [n - start, levels]."""
+    anchors, relative, total, windows = known.anchors, known.relative, known.total, known.windows
+    few = 1 + 1.55 / np.maximum(counts + PRIOR_WINDOWS, 1.5)  # near Student's t over the normal at 95 %
     merged = np.concatenate([relative, _LAPLACE])
     order = np.argsort(merged, kind="stable")
-    known_from = np.concatenate([places + horizon, np.full(len(_LAPLACE), -1)])[order]
-    base = np.concatenate([weight, np.zeros(len(_LAPLACE))])[order]
-    pseudo = np.concatenate([np.zeros(len(places)), np.full(len(_LAPLACE), 1 / len(_LAPLACE))])[order]
+    known_from = np.concatenate([known.ends, np.full(len(_LAPLACE), -1)])[order]
+    base = np.concatenate([known.weight, np.zeros(len(_LAPLACE))])[order]
+    pseudo = np.concatenate([np.zeros(len(relative)), np.full(len(_LAPLACE), 1 / len(_LAPLACE))])[order]
+    # The prior's share, in size and in shape, shrinks with the horizons that were seen.
     share = np.where(total > 0, PRIOR_WINDOWS / (windows + PRIOR_WINDOWS), 1.0)
     own = ((1 - share) / np.maximum(total, 1e-300))[:, None]
     reached = np.cumsum(np.where(known_from <= anchors[:, None], base, 0.0) * own + share[:, None] * pseudo, axis=1)
     at = [np.searchsorted(row, np.array(LEVELS) * row[-1] - _SAME) for row in reached]
-    out = merged[order][np.minimum(np.stack(at), len(merged) - 1)] * (shrunk / size * few)[:, None]
+    out = merged[order][np.minimum(np.stack(at), len(merged) - 1)] * (expected / known.size * few)[:, None]
     out[:, LEVELS.index(0.5)] = 0.0  # the blend was learned as a median; one of few past errors is worse
-    return np.asarray(out[(np.arange(start, count) - anchors[0]) // ANCHOR_BINS] * scale[start:, None])
+    return np.asarray(out[(np.arange(start, len(scale)) - anchors[0]) // ANCHOR_BINS] * scale[start:, None])
 
 
 def _bins_alike(errors: Floats, horizon: int) -> float:
@@ -330,5 +404,5 @@ def _bins_alike(errors: Floats, horizon: int) -> float:
     return float(np.sqrt(min(lag * (1 + 2 * alike), horizon) * horizon))
 
 
-def _sum_before(values: Floats, places: NDArray[np.intp]) -> Floats:
-    return np.asarray(np.concatenate([[0.0], np.cumsum(values)])[places])
+def _sum_before(values: Floats, indices: NDArray[np.intp]) -> Floats:
+    return np.asarray(np.concatenate([[0.0], np.cumsum(values)])[indices])

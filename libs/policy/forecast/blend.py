@@ -34,6 +34,8 @@ LAGS: Final = 12
 LEARNED: Final = ("regression", "regression, cautious", "median of all", "autoregression")
 LEAST_ROWS: Final = 144
 """Outcomes that a regression needs: with half a day of them it does more harm than good."""
+FAR_S: Final = 43_200.0
+"""The horizon from which on the hour of the day says more than the present, until a regression is learned."""
 _STEP: Final = 1.12
 """The least factor between checkpoints; in a short history they are a day apart."""
 _BLOCK: Final = 64
@@ -65,18 +67,20 @@ class FittedWeights:
     lags: Floats
     """Weights of deviations from `mean`, up to `horizon` bins ahead, of shape [LAGS]."""
     mean: float
+    unlearned: int = 0
+    """The candidate that stands in for all learned ones as long as they are not."""
 
-    def predict(self, targets: Floats, log: Floats, places: NDArray[np.int64]) -> Floats:
-        """Return all candidates, of shape [places, names + LEARNED].
+    def predict(self, targets: Floats, log: Floats, indices: NDArray[np.int64]) -> Floats:
+        """Return all candidates, of shape [indices, names + LEARNED].
 
-        `log` is the whole series; `targets` has the rows at `places`.
+        `log` is the whole series; `targets` has the rows at `indices`.
         """
         if not len(self.ridges):
-            now = targets[:, :1]
+            now = targets[:, self.unlearned : self.unlearned + 1]
             return np.concatenate([targets, now, now, np.median(targets, axis=1)[:, None], now], axis=1)
         moves = targets - targets[:, :1]
         moves[:, 0] = 1.0
-        lagged = log[np.maximum(places[:, None] - np.arange(LAGS), 0)] - self.mean
+        lagged = log[np.maximum(indices[:, None] - np.arange(LAGS), 0)] - self.mean
         low, high = targets.min(axis=1)[:, None], targets.max(axis=1)[:, None]
         learned = np.stack([*(targets[:, 0] + moves @ row for row in self.ridges), self.mean + lagged @ self.lags], 1)
         # A regression outside the range of the simple forecasts would extrapolate.
@@ -107,13 +111,14 @@ class HorizonBlend:
 class Blender:
     """The learning and application of blends for one series.
 
-    `log` has no unknown bin; `actual` is the same with nan where unknown. levels(log) returns the series' own
-    units.
+    `log` has no unknown bin; `actual` is the same with nan where unknown. `profile` is the target that the series is
+    expected to return to, the origin's bin if none is known.
     """
 
-    def __init__(self, log: Floats, actual: Floats, offset: float, step_s: float) -> None:
+    def __init__(self, log: Floats, actual: Floats, offset: float, step_s: float, profile: int) -> None:
         self._log, self._actual, self._offset = log, actual, offset
         self._half_life = max(LOSS_HALF_LIFE_S / step_s, LEAST_HALF_LIFE)
+        self._profile, self._far = profile, FAR_S / step_s
         self._keep = 0.5 ** (1 / self._half_life)
 
     def fit(self, targets: Targets, horizons: Sequence[int], points: Sequence[int], start: int) -> list[HorizonBlend]:
@@ -132,7 +137,10 @@ class Blender:
         count = len(self._log)
         learned = _regressions(rows, self._log, self._actual, horizon, ends)
         values = np.empty((count, rows.shape[1] + len(LEARNED)))
-        none, following = FittedWeights(np.empty((0, 0)), np.empty(0), 0.0), [*(at - 1 for at in ends), count]
+        none, following = (
+            FittedWeights(np.empty((0, 0)), np.empty(0), 0.0, self._profile if horizon >= self._far else 0),
+            [*(at - 1 for at in ends), count],
+        )
         fits = [none]
         for ridges, (lags, mean) in zip(learned, autos, strict=True):
             fits.append(FittedWeights(ridges, _ahead(lags, horizon), mean) if len(ridges) else none)
@@ -192,9 +200,9 @@ class Blender:
         state = np.append(blend.losses, blend.seen)
         sums = np.empty((len(values), len(state)))
         sums[0] = state
-        for place, row in enumerate(errors, start=1):
+        for index, row in enumerate(errors, start=1):
             state = self._keep * state + row
-            sums[place] = state
+            sums[index] = state
         return np.asarray(np.einsum("tc,tc->t", self._weights(sums[:, :-1], sums[:, -1], blend.horizon), values))
 
 
@@ -237,8 +245,8 @@ def _regressions(rows: Floats, log: Floats, actual: Floats, horizon: int, ends: 
         for ridge in RIDGES:
             drawn = stacked + (ridge * horizon**0.5 * unit / rows_seen)[:, :, None] * np.eye(names)
             solved.append(np.linalg.solve(drawn, np.stack([crosses[at] for at in enough])[:, :, None])[:, :, 0])
-        for place, at in enumerate(enough):
-            found[at] = np.stack([each[place] for each in solved])
+        for index, at in enumerate(enough):
+            found[at] = np.stack([each[index] for each in solved])
     return found
 
 

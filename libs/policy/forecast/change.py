@@ -93,8 +93,8 @@ def _first_alarm(logs: Floats, start: int, window: int) -> int | None:
     first = LEAST_WINDOWS * window
     if len(means) <= first:
         return None
-    places = np.arange(first, len(means))
-    back = places[:, None] - window * np.arange(1, REFERENCE_WINDOWS + 1)[None]
+    indices = np.arange(first, len(means))
+    back = indices[:, None] - window * np.arange(1, REFERENCE_WINDOWS + 1)[None]
     there = back >= 0
     earlier = np.where(there, means[np.maximum(back, 0)], 0.0)
     count = there.sum(axis=1)
@@ -102,8 +102,8 @@ def _first_alarm(logs: Floats, start: int, window: int) -> int | None:
     spread = np.sqrt((((earlier - centre[:, None]) ** 2) * there).sum(axis=1) / (count - 1)) * np.sqrt(1 + 1 / count)
     # Student's quantile from the normal one, as the spread is of few windows (Wallace 1959).
     limit = np.sqrt((count - 1) * np.expm1(Z * Z / (count - 1))) * np.maximum(spread, _LEAST_SPREAD)
-    alarms = np.flatnonzero(np.abs(means[places] - centre) > np.maximum(limit, log(LEAST_RATIO)))
-    return start + window - 1 + int(places[alarms[0]]) if len(alarms) else None
+    alarms = np.flatnonzero(np.abs(means[indices] - centre) > np.maximum(limit, log(LEAST_RATIO)))
+    return start + window - 1 + int(indices[alarms[0]]) if len(alarms) else None
 
 
 def _began(logs: Floats, first: int, last: int) -> int:

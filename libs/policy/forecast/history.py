@@ -24,7 +24,7 @@ class DemandHistory:
 
     step_s: float
     start_s: float
-    """The beginning of the first bin."""
+    """The beginning of the first bin, by the clock of the data."""
     requests: Floats
     prefill: Floats
     """Prompt tokens per second of all requests."""
@@ -70,19 +70,19 @@ def history_from_rates(times_s: ArrayLike, rates: Mapping[str, ArrayLike], step_
     step = step_s or (float(_commonest(forward)) if len(forward) else 600.0)
     if (moved <= 0).any():
         notes.append(f"the clock was set back {int((moved <= 0).sum())} times: later samples replace earlier ones")
-    places = np.floor((times - times[0]) / step + 0.5 + 1e-6).astype(np.int64)
-    first = max(int(places.min()), int(places.max()) - MOST_BINS + 1)
-    places -= first
-    kept = places >= 0
+    indices = np.floor((times - times[0]) / step + 0.5 + 1e-6).astype(np.int64)
+    first = max(int(indices.min()), int(indices.max()) - MOST_BINS + 1)
+    indices -= first
+    kept = indices >= 0
     if not kept.all():
         notes.append(f"samples older than {MOST_BINS} bins are left out")
-    size = int(places.max()) + 1
+    size = int(indices.max()) + 1
     grid = {name: np.full(size, np.nan) for name in columns}
     for name, column in columns.items():
-        grid[name][places[kept]] = np.where(np.isfinite(column) & (column >= 0), column, np.nan)[kept]
+        grid[name][indices[kept]] = np.where(np.isfinite(column) & (column >= 0), column, np.nan)[kept]
         if (column < 0).any():
             notes.append(f"{int((column < 0).sum())} rates of {name} are negative: they count as not known")
-    unseen = size - len(np.unique(places[kept]))
+    unseen = size - len(np.unique(indices[kept]))
     if unseen:
         notes.append(f"{unseen} of {size} bins have no sample")
     tokens, masked = _of_all_requests(grid)
@@ -117,11 +117,11 @@ def without_outages(values: Floats, step_s: float) -> Floats:
     zero = values == 0
     if not zero.any():
         return values
-    places = np.arange(len(values))
+    indices = np.arange(len(values))
     seen = np.cumsum(np.isfinite(values))
     zeros_before = np.cumsum(zero) - zero
-    run_start = np.maximum.accumulate(np.where(zero, -1, places))
-    in_run = places - run_start
+    run_start = np.maximum.accumulate(np.where(zero, -1, indices))
+    in_run = indices - run_start
     earlier_zeros = zeros_before - np.where(zero, in_run - 1, 0)
     rare = (earlier_zeros <= 0.02 * seen) & (seen - zeros_before > 12) & (run_start >= 0)
     return np.where(zero & rare & (in_run * step_s <= OUTAGE_S), np.nan, values)
@@ -135,8 +135,8 @@ def hold(values: Floats) -> Floats:
     known = np.isfinite(values)
     if known.all() or not known.any():
         return values
-    places = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
-    return np.asarray(np.where(places >= 0, values[np.maximum(places, 0)], values[known.argmax()]))
+    indices = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
+    return np.asarray(np.where(indices >= 0, values[np.maximum(indices, 0)], values[known.argmax()]))
 
 
 def running_means(values: Floats, half_lives: Floats) -> Floats:

@@ -137,20 +137,20 @@ class DemandModel:
     def forecast_at(self, history: DemandHistory, name: SeriesName, origins: Sequence[int]) -> Floats:
         if abs(history.start_s - self.start_s) > 1e-6 * self.step_s or history.step_s != self.step_s:
             raise ValueError("this history begins elsewhere than the one that the model was fitted on: fit anew")
-        places = np.asarray(origins, dtype=np.int64)
-        if places.size and (places.min() < self.fitted - 1 or places.max() >= len(history)):
+        indices = np.asarray(origins, dtype=np.int64)
+        if indices.size and (indices.min() < self.fitted - 1 or indices.max() >= len(history)):
             raise ValueError("an origin is outside the history, or before the end of the fit")
         model = self.models[name]
-        if model is None or not places.size:
-            return np.zeros((places.size, len(self.horizons), len(LEVELS)))
-        seen = history.before(int(places.max()) + 1)
+        if model is None or not indices.size:
+            return np.zeros((indices.size, len(self.horizons), len(LEVELS)))
+        seen = history.before(int(indices.max()) + 1)
         log, actual = _logs(seen, name, model.first, model.offset)
         point = _points(model, seen, name, self.fitted)
         scale = model.scale.at(states_of(log, self.horizons, self.step_s))
         own = self.fitted - model.first
         found = follow_bands(model.bands, point, actual, scale, self.horizons, step_s=self.step_s, fitted=own)
-        ceiling = np.maximum.accumulate(log)[places - model.first] + 3.0
-        quantiles = np.exp(np.minimum(found[places - self.fitted + 1], ceiling[:, None, None])) - model.offset
+        ceiling = np.maximum.accumulate(log)[indices - model.first] + 3.0
+        quantiles = np.exp(np.minimum(found[indices - self.fitted + 1], ceiling[:, None, None])) - model.offset
         return np.asarray(np.maximum(quantiles, 0.0))
 
     def notes(self, history: DemandHistory, name: SeriesName) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ def _span_s(history: DemandHistory, name: SeriesName) -> float:
 
 
 def has_little_history(history: DemandHistory) -> bool:
-    """Whether requests are known for under two days, or none came."""
+    """Return whether requests are known for under two days, or none came."""
     return _span_s(history, "requests") < LITTLE_HISTORY_S or not np.nansum(history.requests)
 
 
@@ -221,7 +221,9 @@ def _fit(
         driver = _Driver(arrivals, history, {each.horizon: each.predicted for each in arrivals.blends}, first, log)
         names = targets.names + _Driver.NAMES + LEARNED
     fits = checkpoints(len(log), max(round(DAY_S / history.step_s), 2))
-    blends = Blender(log, actual, offset, history.step_s).fit(_rows(targets, driver), horizons, fits, first)
+    blends = Blender(log, actual, offset, history.step_s, targets.profile).fit(
+        _rows(targets, driver), horizons, fits, first
+    )
     points = _within_lengths(driver, [(each.horizon, each.predicted) for each in blends])
     errors = np.full(points.shape, np.nan)
     for row, point, horizon in zip(errors, points, horizons, strict=True):
@@ -242,7 +244,7 @@ def _points(model: _SeriesModel, history: DemandHistory, name: SeriesName, fitte
         found = _points(model.arrivals, history, "requests", fitted)
         points = {each.horizon: row for each, row in zip(model.arrivals.blends, found, strict=True)}
         driver = _Driver(model.arrivals, history, points, model.first, log)
-    blender, rows = Blender(log, actual, model.offset, history.step_s), _rows(targets, driver)
+    blender, rows = Blender(log, actual, model.offset, history.step_s, targets.profile), _rows(targets, driver)
     ahead = [(each.horizon, np.append(each.predicted[:-1], blender.follow(each, rows, own))) for each in model.blends]
     return _within_lengths(driver, ahead)
 

@@ -1,4 +1,4 @@
-"""Which waiting requests are bound to which workers: views in, bindings out.
+"""The binding of waiting requests to workers: views in, bindings out.
 
 A request is bound only against credits. Its decode worker is chosen together with its prefill worker, so that a
 prompt is computed only where its tokens have somewhere to go.
@@ -64,17 +64,21 @@ def second_token_ns(ask: BindingRequest, room: WorkerRoom, hidden_ns: float) -> 
     return wait_ns if missing <= room.free_kv_tokens else wait_ns + NO_KV_ROOM_NS
 
 
-def predict(ask: BindingRequest, source: WorkerRoom | None, room: WorkerRoom) -> BindingPrediction:
-    """Return both times for the chosen workers; an already computed prompt has a TTFT of 0."""
+def predict(ask: BindingRequest, source: WorkerRoom | None, room: WorkerRoom | None) -> BindingPrediction:
+    """Return both times for the chosen workers; an already computed prompt has a TTFT of 0.
+
+    Without a decode worker nothing follows the prompt's vector.
+    """
+    if room is None:
+        return BindingPrediction(first_token_ns(ask, source) if source is not None else 0.0, 0.0)
     if source is room:
         return BindingPrediction(first_token_ns(ask, room), _step_ns(ask, room))
     ttft_ns = first_token_ns(ask, source) if source is not None else 0.0
     return BindingPrediction(ttft_ns, second_token_ns(ask, room, hidden_ns(ask, source)))
 
 
-def take(ask: BindingRequest, source: WorkerRoom | None, room: WorkerRoom, turn: int) -> None:
+def take(ask: BindingRequest, source: WorkerRoom | None, room: WorkerRoom | None, turn: int) -> None:
     """Count a binding in the rooms that later requests of the round see."""
-    missing = _missing_tokens(ask, room)
     if source is not None:
         source.backlog_ns += prompt_ns(ask, source)
         source.prompt_tokens += max(_missing_tokens(ask, source), 1)
@@ -84,6 +88,10 @@ def take(ask: BindingRequest, source: WorkerRoom | None, room: WorkerRoom, turn:
         source.batch_prompts += ask.batch
         source.load += 1
         source.free_kv_tokens -= _missing_tokens(ask, source)
+    if room is None:
+        return
+    missing = _missing_tokens(ask, room)
+    if source is not None and source is not room:
         room.arriving_kv_tokens += missing
     room.decode_credits -= 1
     room.load += 1
@@ -239,24 +247,33 @@ def bind(
         turn += 1
         predicted = predict(ask, source, room)
         take(ask, source, room, turn)
-        market.drop_spent(room)
+        if room is not None:
+            market.drop_spent(room)
         if source is not None and source is not room:
             market.drop_spent(source)
-        bindings.append(Binding(ask.sequence_id, source.view.id if source else None, room.view.id, predicted))
+        prompt, decode = source.view.id if source else None, room.view.id if room else ""
+        bindings.append(Binding(ask.sequence_id, prompt, decode, predicted))
     return bindings
 
 
-def _choose(ask: BindingRequest, market: _Market, policy: RoutingPolicy) -> tuple[WorkerRoom | None, WorkerRoom] | None:
+def _choose(
+    ask: BindingRequest, market: _Market, policy: RoutingPolicy
+) -> tuple[WorkerRoom | None, WorkerRoom | None] | None:
+    """Return where the prompt is computed and where tokens are decoded, or None without room."""
     if ask.kv_kind is not None:
         fitting = market.decodes.get(ask.kv_kind)
         return (None, policy.decode(ask, _preferred(ask, fitting), None)) if fitting else None
-    prompts = (room for room in market.prompts if room.admits(ask) and market.decodes.get(room.view.kv_kind))
+    prompts = (
+        room for room in market.prompts if room.admits(ask) and (ask.pooled or market.decodes.get(room.view.kv_kind))
+    )
     possible = [room for room in (*prompts, *market.both) if room.runs_out_of_prompts]
     if not possible:
         return None
     source = policy.prompt(ask, _preferred(ask, possible))
     if source.view.takes_both:
         return source, source
+    if ask.pooled:
+        return source, None
     return source, policy.decode(ask, _preferred(ask, market.decodes[source.view.kv_kind]), source)
 
 

@@ -1,4 +1,4 @@
-"""Which of the waiting tenants is next: for workers, for the gateway's own attention, and for a few slots.
+"""The choice of the waiting tenant that is next: for workers, for the gateway's own attention, and for a few slots.
 
 Start-time fair queueing (Goyal et al., SIGCOMM 1996). A request's turn is the end of its tenant's earlier requests, or
 the current position of service if there are none. A tenant alone is served first come, first served. Of several, one
@@ -114,7 +114,7 @@ class IntakeLine:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether this round is unused and nobody waits, so that no further round is needed."""
+        """Return whether this round is unused and nobody waits, so that no further round is needed."""
         return self._left == ROUND_UNITS and not self._waiting
 
     def enter(self, tenant: str, units: int, weight: int = 1) -> int | None:

@@ -127,12 +127,12 @@ class Ordered(Protocol):
 
     @property
     def resumed(self) -> bool:
-        """Whether it already ran and lost its worker or its place there."""
+        """Return whether it already ran and lost its worker or its place there."""
         ...
 
     @property
     def batch(self) -> bool:
-        """Whether it is a batch line, which nobody waits for interactively."""
+        """Return whether it is a batch line, which nobody waits for interactively."""
         ...
 
 

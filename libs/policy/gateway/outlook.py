@@ -119,7 +119,7 @@ class DescribedCapabilities(Protocol):
 
     @property
     def streams_kv(self) -> bool:
-        """Whether blocks can be read while their prompt is being computed."""
+        """Return whether blocks can be read while their prompt is being computed."""
         ...
 
 
@@ -165,7 +165,7 @@ class SubmitLoad:
     kv_tokens: int = 0
     """The tokens whose KV the worker will hold and does not hold yet."""
     decodes: bool = False
-    """Whether the worker also decodes the sequence."""
+    """True if the worker also decodes the sequence."""
 
     @classmethod
     def of(cls, tokens: int, cached: Mapping[str, int], worker_id: str, phase: int) -> "SubmitLoad":

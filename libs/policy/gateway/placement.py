@@ -38,7 +38,7 @@ class Blocks(NamedTuple):
     kind: str
     """The kind of KV; workers of equal kind can exchange blocks."""
     once: bool
-    """Whether only one reader may ever pull the blocks."""
+    """True if only one reader may ever pull the blocks."""
 
 
 class Submit(NamedTuple):
@@ -177,7 +177,7 @@ class Placement:
     given_up: int = 0
     """The number of times the sequence gave its place up to another tenant."""
     handing_over: bool = False
-    """Whether the worker was asked to hand the sequence over; one that cannot move the KV ends the attempt."""
+    """True if the worker was asked to hand the sequence over; one that cannot move the KV ends the attempt."""
     recomputes: int = 0
     """The number of times the prompt was computed again after the first token."""
     avoid: set[str] = field(default_factory=set)
@@ -191,12 +191,12 @@ class Placement:
 
     @property
     def prefilling(self) -> bool:
-        """Whether a worker computes the prompt for another one, which may already be pulling blocks."""
+        """Return whether a worker computes the prompt for another one, which may already be pulling blocks."""
         return self.prompt_attempt is not None and self.prompt_attempt.phase is Phase.PREFILL and self.blocks is None
 
     @property
     def blocks_given(self) -> bool:
-        """Whether a decode worker has been given blocks that only one reader may pull.
+        """Return whether a decode worker has been given blocks that only one reader may pull.
 
         It may read them at any time until it reports that the sequence has ended there.
         """
@@ -204,12 +204,12 @@ class Placement:
 
     @property
     def resumed(self) -> bool:
-        """Whether the sequence was bound before and lost its worker, or its place there."""
+        """Return whether the sequence was bound before and lost its worker, or its place there."""
         return self.reroutes > 0 or self.stale_role_retries > 0 or self.given_up > 0
 
     @property
     def runs(self) -> bool:
-        """Whether one worker decodes the sequence and no part of it is in transit to another."""
+        """Return whether one worker decodes the sequence and no part of it is in transit to another."""
         attempt = self.decode_attempt or self.prompt_attempt
         apart = self.blocks is not None or self.reserved is not None or self.handing_over
         return attempt is not None and attempt.phase is not Phase.PREFILL and attempt.tokens > 0 and not apart
@@ -233,6 +233,12 @@ class Placement:
             phase, self.reserved, self.decode_worker = Phase.BOTH, None, decode[0]
         self.prompt_attempt = Attempt(prompt, self.sequence_id, phase, output_tokens)
         return [Reserve(decode), Submit(self.prompt_attempt, None)]
+
+    def bound_to_prompt(self, worker: WorkerKey) -> Effects:
+        """Start a sequence that ends with its prompt, and that no worker decodes."""
+        self.waiting, self.prefill_worker = False, worker[0]
+        self.prompt_attempt = Attempt(worker, self.sequence_id, Phase.PREFILL, 0)
+        return [Submit(self.prompt_attempt, None)]
 
     def _submit_decode(self, worker: WorkerKey, blocks: Blocks | None, output_tokens: int) -> Submit:
         """Return the submit that uses the reserved decode credit."""

@@ -1,4 +1,4 @@
-"""How tenants share the decode places of one model while some of them wait for one.
+"""The sharing of one model's decode places between tenants while some of them wait for one.
 
 The shares are weighted max-min fair (Bertsekas and Gallager, Data Networks, 6.5). No tenant gets more than it
 demands, and what it leaves is divided by weight among those that demand more. A tenant alone may hold every place.
@@ -119,14 +119,14 @@ def yields_by_gateway(count: int, gateways: Sequence[GatewayYield]) -> list[int]
     left = min(count, sum(each.able for each in gateways)) + sum(each.gave_way for each in gateways)
     within, found = list(range(len(gateways))), [0] * len(gateways)
     while True:
-        parts = dict(zip(within, _cut(left, [gateways[place].weight for place in within]), strict=True))
-        more = {place: gateways[place].bounded(part) - part for place, part in parts.items()}
+        parts = dict(zip(within, _cut(left, [gateways[index].weight for index in within]), strict=True))
+        more = {index: gateways[index].bounded(part) - part for index, part in parts.items()}
         too_many = sum(more.values())
-        at_bound = [place for place in within if not too_many or more[place] * too_many > 0]
-        for place in at_bound:
-            found[place] = parts[place] + more[place]
-            left -= found[place]
-        within = [place for place in within if place not in at_bound]
+        at_bound = [index for index in within if not too_many or more[index] * too_many > 0]
+        for index in at_bound:
+            found[index] = parts[index] + more[index]
+            left -= found[index]
+        within = [index for index in within if index not in at_bound]
         if not within:
             return [part - each.gave_way for part, each in zip(found, gateways, strict=True)]
 

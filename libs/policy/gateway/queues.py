@@ -27,7 +27,12 @@ class Queued(Protocol):
 
     @property
     def decodes_next(self) -> bool:
-        """Whether its prompt is computed and its blocks wait for a decode worker."""
+        """Return whether its prompt is computed and its blocks wait for a decode worker."""
+        ...
+
+    @property
+    def pooled(self) -> bool:
+        """Return whether its prompt becomes a vector, so that it needs no decode worker."""
         ...
 
 
@@ -70,7 +75,7 @@ def model_queues(waiting: Iterable[Queued], workers: Sequence[WorkerView]) -> li
         queue = found[model]
         if each.decodes_next:
             queue.decode_requests += 1
-        elif lacks_decode[model]:
+        elif lacks_decode[model] and not each.pooled:
             queue.decode_requests += 1
             queue.decode_prompt_tokens += each.tokens
         else:
@@ -110,7 +115,7 @@ class Awaiting(Protocol):
 
     @property
     def ttft_deadline_unix_ns(self) -> int:
-        """When its first token is due; 0 for never."""
+        """The deadline of its first token; 0 for none."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Which prompt has killed the workers it was on, as opposed to prompts that were merely there.
+"""The search for prompts that have killed the workers they were on, as opposed to prompts that were merely there.
 
 A prompt that kills its worker kills the next one at the same point, while whatever ran beside it is somewhere else
 by then. A prompt is accused if it was being computed on two workers as each was lost, at the same stage both times
@@ -69,7 +69,7 @@ class HeldChoice:
 
     @property
     def exposed(self) -> bool:
-        """Whether the worker may have died of it, because it had just begun this stage."""
+        """Return whether the worker may have died of it, because it had just begun this stage."""
         return self.stage is not WorkStage.TOKENS or self.tokens < FRESH_TOKENS
 
 
@@ -98,7 +98,7 @@ class _LostWorker:
     number: int
     dead: bool = False
     explained: bool = False
-    """Whether a prompt has been convicted of its death."""
+    """True if a prompt has been convicted of its death."""
 
 
 @dataclass(slots=True)

@@ -66,11 +66,13 @@ class BindingRequest:
     kv_kind: str | None = None
     """The kind of decode worker that its computed blocks wait for; None before the prompt is computed."""
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
-    """By worker id, the leading prompt tokens whose KV the worker already holds."""
+    """The leading prompt tokens whose KV each worker already holds, by worker id."""
     avoid: frozenset[str] = frozenset()
     """The ids of workers that failed it, used only if there are no others."""
     batch: bool = False
-    """Whether it is a batch line, which nobody waits for interactively."""
+    """True if it is a batch line, which nobody waits for interactively."""
+    pooled: bool = False
+    """True if its prompt becomes a vector, so that it needs no decode worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class Binding:
     prompt_worker: str | None
     """The worker that computes the prompt; None if it is computed already."""
     decode_worker: str
-    """The worker that decodes, equal to `prompt_worker` when one worker does both."""
+    """The worker that decodes, equal to `prompt_worker` when one worker does both; empty if none has to."""
     predicted: BindingPrediction
 
 
@@ -130,7 +132,7 @@ class WorkerRoom:
 
     @property
     def runs_out_of_prompts(self) -> bool:
-        """Whether a step could lack prompt tokens before the next prompt arrives.
+        """Return whether a step could lack prompt tokens before the next prompt arrives.
 
         A prompt that the worker cannot begin yet waits in a gateway, where it can still go elsewhere or let others
         pass. Credits bound how many prompts are at a worker, but not how long they are.
@@ -150,6 +152,15 @@ def rooms(workers: Iterable[WorkerView]) -> dict[str, int]:
     found: dict[str, int] = {}
     for view in workers:
         found[view.model] = found.get(view.model, 0) + max(view.decode_credits, 0)
+    return found
+
+
+def prompt_rooms(workers: Iterable[WorkerView]) -> dict[str, int]:
+    """Return the most prompts that can be bound without a decode worker, by model."""
+    found: dict[str, int] = {}
+    for view in workers:
+        if view.takes_prefill:
+            found[view.model] = found.get(view.model, 0) + max(view.prefill_credits, 0)
     return found
 
 
@@ -186,6 +197,11 @@ def serves(workers: Iterable[WorkerView], model: str) -> bool:
     if any(view.takes_both for view in views):
         return True
     return any(view.takes_prefill and serves_decode(views, model, view.kv_kind) for view in views)
+
+
+def computes_prompts(workers: Iterable[WorkerView], model: str) -> bool:
+    """Return whether some worker of the model computes prompts, regardless of credits."""
+    return any(view.model == model and (view.takes_prefill or view.takes_both) for view in workers)
 
 
 SILENT_MS = 350.0

@@ -119,7 +119,7 @@ class KvSpeed:
     worker_id: str
     gb_per_s: float
     gpu: bool
-    """Whether the worker has a GPU; transfers between CPUs are small and do not measure the link."""
+    """True if the worker has a GPU; transfers between CPUs are small and do not measure the link."""
 
 
 @dataclass(frozen=True, slots=True)

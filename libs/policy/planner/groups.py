@@ -74,7 +74,7 @@ def share(work: Workload, ranks: int) -> Workload:
 
 
 def spread(orders: Iterable[RoleOrder], ranks: Mapping[str, Sequence[str]]) -> list[RoleOrder]:
-    """Repeat the orders to a group's first rank for all its ranks, given by their first."""
+    """Repeat each order to a group's first rank for all ranks of the group. `ranks` has them by first rank."""
     return [
         order._replace(worker_id=name) for order in orders for name in ranks.get(order.worker_id, [order.worker_id])
     ]

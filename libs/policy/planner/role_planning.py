@@ -116,15 +116,15 @@ class PlannedWorker(NamedTuple):
     role: Role
     budget_tokens: int
     movable: bool
-    """Whether the worker takes new work, so that it may be moved."""
+    """True if the worker takes new work, so that it may be moved."""
     prompt_tokens: int
     """The prompt tokens waiting at the worker."""
     kv_tokens: int
     """The KV tokens of its sequences, which a move to prefill has to transfer away."""
     pinned: bool = False
-    """Whether it keeps the role and budget that an operator gave it."""
+    """True if it keeps the role and budget that an operator gave it."""
     keeps_budget: bool = False
-    """Whether its role and budget were set at its start or by an operator, so that only lent budgets are taken back."""
+    """True if its role and budget were set at its start or by an operator, so that only lent budgets are taken back."""
     own_budget_tokens: int = 0
     """The budget it had before the planner changed it, to which it returns."""
 
@@ -142,7 +142,7 @@ class Memory:
     """The state that one decision passes to the next."""
 
     paid_ns: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """By moved worker, the time its move will have paid off; it rests until reports date from after that."""
+    """The time at which each moved worker's move will have paid off; it rests until reports date from after that."""
     calm_since_ns: int = 0
     """The start of the calm; 0 while prompts press, or would without budgets."""
     lacking_since_ns: int = 0
@@ -249,7 +249,7 @@ class _RoleWorkers:
     prefill: Sequence[PlannedWorker]
     mixed: Sequence[PlannedWorker]
     chosen: bool
-    """Whether the budget of some mixed worker was set by an operator."""
+    """True if the budget of some mixed worker was set by an operator."""
 
     @classmethod
     def of(cls, workers: Iterable[PlannedWorker]) -> "_RoleWorkers":
@@ -263,7 +263,7 @@ class _RoleWorkers:
 
     @property
     def alike(self) -> bool:
-        """Whether only mixed workers were started, which need not be split and may all be mixed again."""
+        """Return whether only mixed workers were started, which need not be split and may all be mixed again."""
         return self.chosen and not any(each.keeps_budget for each in self.prefill)
 
     def __len__(self) -> int:
@@ -458,11 +458,11 @@ class ClusterSnapshot:
     coverage: float
     """The share of all registered GPU time in the window that telemetry covers, 0..1; 0 without workers."""
     heard: bool
-    """Whether every worker has reported something lately."""
+    """True if every worker has reported something lately."""
 
     @property
     def at_rest(self) -> bool:
-        """Whether every worker has reported that nothing runs or waits."""
+        """Return whether every worker has reported that nothing runs or waits."""
         return self.heard and not any(
             pool.busy or pool.running or pool.waiting or pool.waiting_prefill_tokens for pool in self.pools
         )

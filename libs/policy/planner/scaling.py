@@ -1,4 +1,4 @@
-"""How many workers a model should have, on a horizon of seconds to minutes.
+"""The number of workers that a model should have, on a horizon of seconds to minutes.
 
 Roles move work between phases. When no split of roles has room, workers have to be added, which takes their
 start-up time. So the number is decided for the demand at the end of that time, extrapolated from its growth, and
@@ -281,7 +281,7 @@ class StartUp:
     machine_ns: int = 0
     """The wait for a machine while machines are scarce: the longest of the last waits, initially as configured."""
     scarce: bool = False
-    """Whether the last worker had to wait for its machine, so that the next one will too."""
+    """True if the last worker had to wait for its machine, so that the next one will too."""
     # By worker not registered yet, the time the actuator first named it.
     _asked_ns: dict[str, int] = field(default_factory=dict)
     # By worker not registered yet, the time it had a machine.

@@ -1,4 +1,5 @@
-"""When each model is requested next: several arrival laws side by side, each model's chosen by how well it predicted.
+"""Predictions of each model's next request: several arrival laws side by side, each model's chosen by how well it
+predicted.
 
 A law yields the cumulative hazard of every model's next arrival over the seconds ahead. `constant` is a Poisson
 process. `hourly` is one whose rate follows the hour of the day as the total of all models does. `gamma` is a
@@ -80,7 +81,7 @@ class ArrivalLaws:
         self._gap_moments: Floats = np.zeros((3, 0))
         self._evidence: Floats = np.zeros((len(LAWS), 0))
         self._rates: Floats = np.zeros((len(MEMORIES_S), 0))
-        self._cv_place: Whole = np.zeros(0, dtype=np.int64)
+        self._cv_index: Whole = np.zeros(0, dtype=np.int64)
         self.chosen: Whole = np.zeros(0, dtype=np.int64)
         """The index into `LAWS` of each model's law."""
 
@@ -122,7 +123,7 @@ class ArrivalLaws:
         at = np.clip(gaps, _GRID[0], _GRID[-1])
         exact = np.log(at / _GRID[0]) / np.log(_GRID[1] / _GRID[0])
         below = np.minimum(exact.astype(np.int64), len(_GRID) - 2)
-        low, high = self._tables[self._cv_place, below], self._tables[self._cv_place, below + 1]
+        low, high = self._tables[self._cv_index, below], self._tables[self._cv_index, below + 1]
         return np.asarray(np.where(gaps < _GRID[0], low * gaps / _GRID[0], low + (high - low) * (exact - below)))
 
     def learn(self, begin_s: float, end_s: float, arrivals: WindowArrivals, common: float) -> None:
@@ -135,17 +136,17 @@ class ArrivalLaws:
         self._evidence = self._evidence * 0.5 ** (length_s / JUDGED_S) + np.maximum(reported, -MOST_NATS)
         self._learn_gaps(begin_s, end_s, arrivals)
         self._learn_hour(int(begin_s / HOUR_S), float(asked.sum()), float(self._rates[2].sum()) * length_s)
-        for place, memory_s in enumerate(MEMORIES_S):
+        for index, memory_s in enumerate(MEMORIES_S):
             keep = 0.5 ** (length_s / memory_s)
-            self._count[place] = self._count[place] * keep + asked
-            self._spent_s[place] = self._spent_s[place] * keep + length_s
+            self._count[index] = self._count[index] * keep + asked
+            self._spent_s[index] = self._spent_s[index] * keep + length_s
 
     def _learn_hour(self, hour: int, asked: float, expected: float) -> None:
         # An hour counts once it is over, so that it predicts that hour of other days and not itself.
         if hour != self._this_hour:
-            place = self._this_hour % HOURS
-            self._hour_count[place] += self._this_count
-            self._hour_expected[place] += self._this_expected
+            index = self._this_hour % HOURS
+            self._hour_count[index] += self._this_count
+            self._hour_expected[index] += self._this_expected
             self._this_hour, self._this_count, self._this_expected = hour, 0.0, 0.0
         self._this_count += asked
         self._this_expected += expected
@@ -180,7 +181,7 @@ class ArrivalLaws:
             [shrunk_rates(count, spent, dispersion) for count, spent in zip(self._count, self._spent_s, strict=True)]
         )
         cv = np.sqrt(np.maximum((squared * gaps + shared * 20) / (gaps + 20), 1e-6))
-        self._cv_place = np.abs(np.log(cv[:, None] / _CVS[None, :])).argmin(axis=1)
+        self._cv_index = np.abs(np.log(cv[:, None] / _CVS[None, :])).argmin(axis=1)
         reported = self._evidence.mean(axis=1, keepdims=True) * SHARED_WEIGHT if len(self) else 0.0
         self.chosen = (self._evidence + reported - PENALTY[:, None]).argmax(axis=0)
 

@@ -1,4 +1,6 @@
-"""How many GPUs the active models need: sums and mixtures of their counts, the laws of their runs, and calibration."""
+"""The number of GPUs that the active models need: sums and mixtures of their counts, the laws of their runs, and
+calibration.
+"""
 
 from collections.abc import Callable
 from math import erfc, lgamma, sqrt
@@ -31,7 +33,7 @@ def sum_distribution(probability: Floats, units: Whole) -> Floats:
     """Return the distribution of the units of the active models, which are active independently of each other.
 
     It is Poisson-binomial if all have one unit. `probability` has the shape [cases, models], with one distribution
-    per case. The result has the shape [cases, sum of units + 1]. Its last place also holds the mass beyond the tail
+    per case. The result has the shape [cases, sum of units + 1]. Its last entry also holds the mass beyond the tail
     of rare models.
     """
     cases = probability.shape[0]
@@ -44,8 +46,8 @@ def sum_distribution(probability: Floats, units: Whole) -> Floats:
     found = np.zeros((cases, size))
     found[:, 0] = 1.0
     top = 1
-    for place in often:
-        chance, width = probability[:, place, None], int(units[place])
+    for index in often:
+        chance, width = probability[:, index, None], int(units[index])
         top += width
         moved = found[:, : top - width] * chance
         found[:, :top] *= 1 - chance
@@ -155,8 +157,8 @@ class HazardTable:
 
     def cumulative(self, model: Whole, elapsed_s: Floats) -> Floats:
         """Return the hazard integrated from 0; exp of its negative is the probability of lasting that long."""
-        place = np.searchsorted(self.edges_s, elapsed_s, side="right") - 1
-        return self._summed[model, place] + self._hazard[model, place] * (elapsed_s - self.edges_s[place])
+        index = np.searchsorted(self.edges_s, elapsed_s, side="right") - 1
+        return self._summed[model, index] + self._hazard[model, index] * (elapsed_s - self.edges_s[index])
 
 
 STEPS: Final = 2400
@@ -207,13 +209,13 @@ def renewal_active(gap: Cdf, mean_gap_s: float, run: Cdf, reach_s: float) -> flo
     at_zero, weights = float(below[0]), np.diff(below)
     ended = run(middles)
     idle = np.ones(2 * STEPS)
-    for place in range(STEPS - 1, -1, -1):
-        later = idle[place + 1 : place + 1 + STEPS]
+    for index in range(STEPS - 1, -1, -1):
+        later = idle[index + 1 : index + 1 + STEPS]
         beyond = 1 - float(below[-1])
         if len(later) < STEPS:
             beyond += float(weights[len(later) :].sum())
         reached = float(weights[: len(later)] @ later) + beyond
-        idle[place] = ended[place] * reached / (1 - ended[place] * at_zero)
+        idle[index] = ended[index] * reached / (1 - ended[index] * at_zero)
     surviving = 1 - gap(edges)
     inside = (surviving[:-1] + surviving[1:]) / 2 * step_s / mean_gap_s
     return float(np.clip(inside @ (1 - idle[:STEPS]), 0.0, 1.0))
@@ -401,8 +403,8 @@ class Calibrator:
         above = np.cumsum(weight[order][::-1])[::-1]
         # The coming window's score counts as above all others: the finite-sample correction.
         allowed = self._level_miss * (weight.sum() + 1) - 1
-        place = int(np.searchsorted(-above, -max(allowed, 0.0), side="left"))
-        return self.centre + float(values[order][min(place, len(values) - 1)])
+        index = int(np.searchsorted(-above, -max(allowed, 0.0), side="left"))
+        return self.centre + float(values[order][min(index, len(values) - 1)])
 
     def learn(self, forecast: Floats, came: int, *, covered: bool) -> None:
         """Learn from a window: its forecast, its outcome, and whether the reservation covered it."""

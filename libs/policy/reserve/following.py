@@ -25,15 +25,15 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelPool:
-    """The models of a pool as parallel arrays, indexed by place."""
+    """The models of a pool as parallel arrays, by the number of the model."""
 
     gpus: Floats
     """The GPUs that each model needs while it is loaded."""
     loaded: Bools
     busy: Bools
-    """Whether a request is in flight, so that the model must stay."""
+    """True if a request is in flight, so that the model must stay."""
     floor: Bools
-    """Whether the model is kept loaded regardless of its worth."""
+    """True if the model is kept loaded regardless of its worth."""
     worth: Floats
     """The worth of keeping a loaded model or of loading another; see `worth_of`."""
 
@@ -62,14 +62,14 @@ def choose(pool: ModelPool, room_gpus: float) -> Bools:
     """
     kept = pool.busy | pool.floor
     left = room_gpus - float(pool.gpus[pool.busy].sum())
-    for place in np.flatnonzero(pool.floor & ~pool.busy):
-        kept[place] = pool.gpus[place] <= left
-        left -= float(pool.gpus[place]) * kept[place]
+    for index in np.flatnonzero(pool.floor & ~pool.busy):
+        kept[index] = pool.gpus[index] <= left
+        left -= float(pool.gpus[index]) * kept[index]
     asking = np.flatnonzero(~kept & (pool.worth > 1) & ~(pool.floor | pool.busy))
-    for place in asking[np.argsort(-pool.worth[asking], kind="stable")]:
-        if pool.gpus[place] <= left:
-            kept[place] = True
-            left -= float(pool.gpus[place])
+    for index in asking[np.argsort(-pool.worth[asking], kind="stable")]:
+        if pool.gpus[index] <= left:
+            kept[index] = True
+            left -= float(pool.gpus[index])
     return kept
 
 
@@ -128,7 +128,7 @@ class CountDistribution:
 
 @dataclass(slots=True)
 class _TrackedModel:
-    place: int
+    index: int
     arrivals: int
     starts: deque[float] = field(default_factory=deque)
 
@@ -202,7 +202,7 @@ class UseFollower:
         ahead_s = np.append(AHEAD * cold_cost_gpu_s, [horizon_s, NEVER_S])
         order = np.argsort(ahead_s, kind="stable")
         ahead_s = ahead_s[order]
-        hazard = self._hazard(now_s, ahead_s)[:, [self._models[name].place for name in names]]
+        hazard = self._hazard(now_s, ahead_s)[:, [self._models[name].index for name in names]]
         gpus = np.ones(len(names))
         loads_s: Floats = np.array([load_s[name] for name in names])
         weighed = slice(0, len(ahead_s) - 1)
@@ -211,9 +211,9 @@ class UseFollower:
         at = int(np.flatnonzero(ahead_s == horizon_s)[0])
         soon = 1 - np.exp(-hazard[at])
         found = dict.fromkeys(load_s, UNKNOWN)
-        for place, name in enumerate(names):
-            next_s = _median_s(ahead_s, hazard[:, place])
-            found[name] = ModelPrediction(float(soon[place]), float(worth[place]), float(worth_ahead[place]), next_s)
+        for index, name in enumerate(names):
+            next_s = _median_s(ahead_s, hazard[:, index])
+            found[name] = ModelPrediction(float(soon[index]), float(worth[index]), float(worth_ahead[index]), next_s)
         return found
 
     def asked_within(self, now_s: float, seconds: float) -> CountDistribution | None:
@@ -223,12 +223,12 @@ class UseFollower:
         hazard = self._hazard(now_s, np.array([seconds]))[0]
         busy = np.zeros(len(hazard), dtype=bool)
         for each in self._models.values():
-            busy[each.place] = bool(each.starts)
+            busy[each.index] = bool(each.starts)
         chance = np.where(busy, 1.0, 1 - np.exp(-hazard))
         return spread(sum_distribution(chance[None, :], np.ones(len(chance), dtype=np.int64))[0])
 
     def _hazard(self, now_s: float, ahead_s: Floats) -> Floats:
-        """Return the cumulative hazards under each model's law, of shape [seconds ahead, place]."""
+        """Return the cumulative hazards under each model's law, of shape [seconds ahead, model]."""
         every = self._laws.hazards(now_s, ahead_s)
         return np.asarray(every[self._laws.chosen, :, np.arange(len(self._laws))].T)
 
@@ -246,14 +246,14 @@ class UseFollower:
         last_s = min(max(count.last_s, self._looked_s), now_s)
         for number in range(new):
             at_s = self._looked_s + (last_s - self._looked_s) * (number + 1) / new
-            self._new.append((at_s, tracked.place))
-            self._window_new.append((at_s, tracked.place))
+            self._new.append((at_s, tracked.index))
+            self._window_new.append((at_s, tracked.index))
             tracked.starts.append(at_s)
         gone = len(tracked.starts) - count.in_flight
         for _ in range(max(gone, len(tracked.starts) - MAX_STARTS, 0)):
             # Which request ended is unknown; taking the first preserves the mean run time.
             began_s = tracked.starts.popleft()
-            self._ended.append((tracked.place, began_s, now_s))
+            self._ended.append((tracked.index, began_s, now_s))
             self._run_s, self._runs = self._run_s * RUN_KEEP + now_s - began_s, self._runs * RUN_KEEP + 1
 
     def _end_tick(self, now_s: float) -> None:
@@ -297,7 +297,7 @@ def spread(distribution: Floats) -> CountDistribution:
 
 
 def _arrivals(found: list[tuple[float, int]]) -> WindowArrivals:
-    model: Whole = np.array([place for _, place in found], dtype=np.int64)
+    model: Whole = np.array([index for _, index in found], dtype=np.int64)
     t_s: Floats = np.array([at_s for at_s, _ in found], dtype=np.float64)
     order = np.lexsort((t_s, model))
     return WindowArrivals(t_s[order], model[order])

@@ -54,7 +54,7 @@ class ObservedWindow:
     ended_start_s: Floats
     ended_s: Floats
     gpus: Floats
-    """The GPUs that each model needs, by its place; models first seen in this window come last."""
+    """The GPUs that each model needs, by its index; models first seen in this window come last."""
     peak_gpus: float
     """The peak number of GPUs needed by models with a request in flight."""
     mean_models: float
@@ -92,14 +92,14 @@ class _Flight:
         start_s = np.concatenate([self.start_s, arrivals.t_s])
         order = np.lexsort((start_s, model))
         model, start_s = model[order], start_s[order]
-        gone = _places(model, start_s, ended_model, ended_start_s)
+        gone = _indices(model, start_s, ended_model, ended_start_s)
         kept = np.ones(len(model), dtype=bool)
         kept[gone] = False
         self.model, self.start_s = model[kept], start_s[kept]
 
 
-def _places(model: Whole, start_s: Floats, ended_model: Whole, ended_start_s: Floats) -> Whole:
-    """Return the places of the ended requests among the sorted ones in flight; equal ones get a place each."""
+def _indices(model: Whole, start_s: Floats, ended_model: Whole, ended_start_s: Floats) -> Whole:
+    """Return the indices of the ended requests among the sorted ones in flight; equal ones get an index each."""
     if not len(ended_model):
         return np.zeros(0, dtype=np.int64)
     order = np.lexsort((ended_start_s, ended_model))
@@ -223,9 +223,9 @@ class ReserveForecaster:
             return gone
         ran_s = now_s - self._flight.start_s
         before = self._runs.cumulative(model, ran_s)
-        for place, seconds in enumerate(ahead_s.tolist()):
+        for index, seconds in enumerate(ahead_s.tolist()):
             ended = -np.expm1(before - self._runs.cumulative(model, ran_s + seconds))
-            np.multiply.at(gone[place], model, ended)
+            np.multiply.at(gone[index], model, ended)
         return gone
 
     def _distributions(self, hazards: Floats, gone: Floats, values: Floats, chances: Floats, tried: Whole) -> Floats:
@@ -258,7 +258,7 @@ class ReserveForecaster:
 
     def laws(self) -> dict[str, int]:
         """Return the number of models by their law of arrival."""
-        return {name: int((self._laws.chosen == place).sum()) for place, name in enumerate(LAWS)}
+        return {name: int((self._laws.chosen == index).sum()) for index, name in enumerate(LAWS)}
 
     def common_setting(self) -> tuple[float, float] | None:
         """Return the setting of the factor that all rates share; see `CommonRate.setting`."""

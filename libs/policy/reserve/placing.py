@@ -1,4 +1,4 @@
-"""Which model each worker of a pool holds next: what to load, keep, put to sleep or evict.
+"""The model that each worker of a pool holds next: what to load, keep, put to sleep or evict.
 
 A worker is given to another model where that costs least: the seconds of the switch, plus the likely cold start of
 the model that loses it. Waiting requests come first, then floors and reservations, then models under pressure, then
@@ -26,7 +26,7 @@ LINES_WAIT_S: Final = 600.0
 NEVER_S: Final = 86_400.0
 """The wait that stands for one that never ends."""
 DRAIN_S: Final = 2.0
-"""The assumed time for which running answers of a switched worker go on."""
+"""The assumed time until a switched worker's running answers have ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class PoolWorker:
     kept: frozenset[str] = frozenset()
     """The models whose weights its host memory holds, so that they only wake."""
     can_take: bool = True
-    """Whether it may be given another model now, with no call to it outstanding."""
+    """True if it may be given another model now, with no call to it outstanding."""
     gpu: str = ""
     """The GPU that it shares with other workers of the same value; empty if it has one to itself."""
     memory_bytes: int = 0
@@ -84,7 +84,7 @@ class PlacedModel:
     worth_ahead: float = 0.0
     """The worth of loading it before it is requested."""
     blocked: bool = False
-    """Whether loading has failed and is not retried yet."""
+    """True if loading has failed and is not retried yet."""
     # Of the weights alone.
     size_bytes: int = 0
     lines_waiting: int = 0
@@ -93,17 +93,17 @@ class PlacedModel:
 
     @property
     def people_wait(self) -> bool:
-        """Whether any interactive request waits, not only batch lines."""
+        """Return whether any interactive request waits, not only batch lines."""
         return self.waiting > self.lines_waiting
 
     @property
     def runs_for_lines_alone(self) -> bool:
-        """Whether all its work is batch lines."""
+        """Return whether all its work is batch lines."""
         return self.is_busy and self.in_flight <= self.lines_in_flight and not self.people_wait
 
     @property
     def is_busy(self) -> bool:
-        """Whether any request for it waits or runs."""
+        """Return whether any request for it waits or runs."""
         return self.in_flight > 0 or self.waiting > 0
 
 
@@ -139,7 +139,7 @@ class PoolDecision:
 
     orders: Sequence[PlacementOrder]
     waits_s: Mapping[str, float]
-    """By model, the expected wait of a new request for a worker that holds it."""
+    """The expected wait of a new request for a worker that holds its model, by model."""
     evictions: Sequence[Eviction]
     """The workers that hold a model, the next one to lose it first."""
 

@@ -27,7 +27,7 @@ class Action:
     workers: tuple[str, ...]
     role: str
     budget_tokens: int
-    """The prompt budget of role mixed."""
+    """The prompt budget of workers with role mixed; 0 otherwise."""
     pressure_then: float
     """The predicted pressure of the worse phase after the move."""
     # Prompts and decodes come and go while workers move, so a range is promised.
@@ -70,7 +70,7 @@ class Action:
 
     @property
     def promises(self) -> Mapping[PromisedFigure, Promise]:
-        """All that the action promises."""
+        """Return the promised range of each figure; figures without one are absent."""
         found = {
             PromisedFigure.PRESSURE: Promise(self.pressure_then, *self.pressure_range),
             PromisedFigure.BACKLOG: self.backlog_s,

@@ -20,7 +20,7 @@ LEAST_ERROR: Final = 0.1
 """The least relative error of the arrival rate."""
 TAIL: Final = 0.05
 SURE_BUSY: Final = 0.9
-"""The utilisation above which neither an end of a backlog nor a latency is foreseen."""
+"""The utilisation above which neither the end of a backlog nor a latency is predicted."""
 MOST_BUSY: Final = 0.95
 """The bound on the utilisation of the worse end of a range."""
 # Sequences begin and end together by chance, so the slowest twentieth of requests decodes in larger batches.

@@ -16,7 +16,7 @@ MOST_PRESSURE: Final = 1_000.0
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """One model at one instant."""
+    """The pressures, missing workers and verdict of one model at one instant."""
 
     model: str
     engine: WorkerProfile

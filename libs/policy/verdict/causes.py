@@ -357,7 +357,7 @@ def _said(cause: Cause, state: ModelState) -> str:
 
 
 def _then(action: Action, state: ModelState) -> str:
-    """Return what an action promises, with a warning where too few of such promises were kept."""
+    """Return the sentence of an action's promises, with a warning where too few of such promises were kept."""
     said = f" {_advised(action)} leaves {promised(action)}"
     waiting, after = f"the {amount(state.waiting_tokens)} waiting prompt tokens", []
     if action.backlog_s is not None:

@@ -8,7 +8,7 @@ from libs.policy.verdict.causes import Cause, CauseCode, figure
 from libs.policy.verdict.state import Grade, ModelState, Threshold
 
 LATE: Final = Threshold(0.05, 0.03)
-"""Share of requests over a target: above the first the 95th percentile is over it."""
+"""The share of requests over a target: above the first the 95th percentile is over it."""
 LEAST_LATE: Final = 3
 """Late requests below which a share is chance."""
 # Behind all causes that explain why requests are late.

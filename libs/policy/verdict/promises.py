@@ -80,7 +80,7 @@ class _Followed:
     at_ns: int
     pressures: list[float] = field(default_factory=list)
     settled: bool = False
-    """Whether the time in which its pressure is seen has passed."""
+    """True if the time in which its pressure is seen has passed."""
     gone_ns: int = 0
     """The time at which no backlog was left; 0 before."""
     answers: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERS))
@@ -168,8 +168,8 @@ class PromiseLog:
         return True
 
     def _record_latencies(self, followed: _Followed, model: str) -> None:
-        for figure, place in ((PromisedFigure.TTFT, 0), (PromisedFigure.TPOT, 1)):
-            values = [each[place] for each in followed.answers if each[place]]
+        for figure, index in ((PromisedFigure.TTFT, 0), (PromisedFigure.TPOT, 1)):
+            values = [each[index] for each in followed.answers if each[index]]
             if len(values) >= LEAST_ANSWERS:
                 self._record(followed, model, figure, p95(values))
 

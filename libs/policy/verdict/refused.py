@@ -7,11 +7,11 @@ from libs.policy.verdict.causes import Cause, CauseCode
 from libs.policy.verdict.state import Grade, Threshold
 
 Reason = tuple[int, str]
-"""HTTP status and error code."""
+"""The HTTP status and error code of a refusal."""
 # More room would end these, and a queue that is full or a tenant at its limit has figures of its own.
 NO_ROOM: Final = frozenset({429, 503})
 REFUSED: Final = Threshold(0.5, 0.35)
-"""Share of requests that are refused."""
+"""The share of refused requests that names this cause, and that ends it."""
 LEAST_REQUESTS: Final = 8
 """Requests of the window, about one a second over ten, below which a share is chance."""
 NOTHING_ELSE: Final = 0.95

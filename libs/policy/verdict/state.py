@@ -78,7 +78,7 @@ class Pressures:
     sequences: int
     """Sequences that press on decode, including those that soon could."""
     kv_tokens: int
-    """KV tokens that these sequences need."""
+    """The number of KV tokens that these sequences need."""
 
     @property
     def decode(self) -> float:
@@ -87,7 +87,7 @@ class Pressures:
 
     @property
     def cluster(self) -> float:
-        """The least pressure over all roles."""
+        """Return the pressure that the best split of roles would leave."""
         return self.least.pressure
 
 
@@ -184,13 +184,15 @@ PRESSURE: Final = Threshold(1.0, 0.85)
 # Learned step times are accurate to a tenth; a host whose cores are all busy adds a half.
 SLOWNESS: Final = Threshold(1.8, 1.4)
 KV_WAIT: Final = Threshold(0.2, 0.1)
-"""Share of a worker's time in which no step runs while ready KV is in transit to it."""
+"""The share of a worker's time in which no step runs while ready KV is in transit to it."""
 KV_AWAITED: Final = Threshold(0.75, 0.4)
-"""Share of a worker's time in which ready KV is in transit to it, whether or not steps run."""
+"""The share of a worker's time in which ready KV is in transit to it, whether or not steps run."""
 # KV that arrives sooner after it is ready delays nobody, however often that happens.
 KV_AWAITED_S: Final = Threshold(0.5, 0.25)
 CPU_WAIT: Final = Threshold(0.25, 0.15)
-"""Share of its time in which a worker waits for a CPU. From `fire` its delays accuse neither the worker nor a link."""
+"""The share of its time in which a worker waits for a CPU. From `fire` its delays accuse neither the worker nor a
+link.
+"""
 # Below this wait per prefill worker there is no queue: prompts are computed as they come.
 LEAST_WAIT_S: Final = 0.1
 # Below this pressure the rate of the last seconds may be chance, so it counts only with a queue.
@@ -218,11 +220,11 @@ class VerdictLimits:
     kv_awaited_s: Threshold = KV_AWAITED_S
     cpu_wait: Threshold = CPU_WAIT
     for_ns: int = 600_000_000
-    """How long a cause must last before it is named."""
+    """The time for which a cause must last before it is named."""
     # A slow worker has shown it in two steps already, which took 0.4 s or more together.
     slow_for_ns: int = 200_000_000
     clear_ns: int = 3_000_000_000
-    """How long a cause must be gone before it ends."""
+    """The time for which a cause must be gone before it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,21 +237,21 @@ class WorkerState:
     sequences: int
     """Sequences that it decodes or holds to decode."""
     kv_tokens: int
-    """KV tokens that its sequences hold."""
+    """The number of KV tokens that its sequences hold."""
     prompt_tokens: int
     """Prompt tokens that wait at the worker."""
     slowness: float | None
     """The ratio of its step times to those of its peers for equal steps; None if it ran too few."""
     kv_wait: float
-    """Share of its time in which no step ran while ready KV was in transit to it."""
+    """The share of its time in which no step ran while ready KV was in transit to it."""
     kv_awaited: float
-    """Share of its time in which ready KV was in transit to it, whether or not steps ran."""
+    """The share of its time in which ready KV was in transit to it, whether or not steps ran."""
     held_by_link: float
     """The mean number of sequences that waited for such KV."""
     kv_awaited_s: float = 0.0
     """The mean time for which the longest-awaited KV had been ready."""
     cpu_wait: float | None = None
-    """Share of its time in which a thread of it was runnable without a CPU; None if it does not report it."""
+    """The share of its time in which a thread of it was runnable without a CPU; None if it does not report it."""
 
     @property
     def takes(self) -> str:
@@ -359,7 +361,7 @@ class ModelState:
     queued: int
     """Requests at gateways that wait for a decode place and whose prompts could not be computed soon either."""
     at_rest: bool
-    """Whether nothing runs, waits or arrives."""
+    """True if no request of the model runs, waits or arrives."""
     ttft_ns: int
     """The target by which prompts are judged, which `work.tpot_ns` is for decodes."""
     prompts_error: float = 0.0
@@ -367,7 +369,7 @@ class ModelState:
     arrival_rate: float = 0.0
     """Prompt work that arrives, as the number of workers it keeps busy."""
     arrival_error: float = 0.0
-    """Relative standard error of `arrival_rate`."""
+    """The standard error of `arrival_rate`, as a share of it."""
     prompt_tokens: float = 0.0
     """The mean length of recent prompts without their cached part; 0 if unknown."""
     output_tokens: float = 0.0

@@ -94,7 +94,7 @@ class WorkerReadiness:
     draining: bool
     kv_layout: str
     has_credit: bool
-    """Whether the gateway held a credit for the sequence."""
+    """True if the gateway held a credit for the sequence."""
 
 
 def invalid(

@@ -42,7 +42,6 @@ class _Account:
     held: int = 0
     """Credits granted and sent, neither used nor returned."""
     granting: int = 0
-    """Credits granted but not sent yet."""
     recalling: int = 0
     """Credits to recall, with the recall not sent yet."""
     recalled: int = 0
@@ -261,7 +260,7 @@ class SlotFacts:
     max_sequences: int
     """The most sequences in the engine's running batch."""
     prompt_tokens: float
-    """The mean length of recent prompts."""
+    """The mean length of recent prompts, in tokens."""
     chunk_tokens: int
     """The most prompt tokens that one step computes."""
     step_s: float
@@ -308,12 +307,12 @@ class TakenSequence(Protocol):
 
     @property
     def awaits_prompt(self) -> bool:
-        """Whether this worker still has to compute the prompt."""
+        """Return whether this worker still has to compute the prompt."""
         ...
 
     @property
     def yields(self) -> bool:
-        """Whether the prompt waits while another one can be computed."""
+        """Return whether the prompt waits while another one can be computed."""
         ...
 
 

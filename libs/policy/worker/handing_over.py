@@ -173,15 +173,15 @@ class KvSplit:
     kv_heads: int
     """Number of KV heads of the whole model; ignored for a latent."""
     is_latent: bool = False
-    """Whether the model uses MLA, where each rank holds the whole latent."""
+    """True if the model uses MLA, where each rank holds the whole latent."""
     has_states: bool = False
-    """Whether the model has state-space layers."""
+    """True if the model has state-space layers, whose states move whole."""
     order: str = ""
     """The order of a block's dimensions in memory, by vLLM's name; empty if unknown."""
     context_width: int = 1
-    """Number of ranks that divide the tokens of a sequence between them."""
+    """The number of ranks that divide the tokens of a sequence between them."""
     over_nixl: bool = True
-    """Whether NIXL's connector alone moves blocks."""
+    """True if NIXL's connector alone moves the blocks."""
 
 
 def width_class(split: KvSplit) -> str:

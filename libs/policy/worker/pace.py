@@ -302,7 +302,7 @@ class Paced(Protocol):
     """A sequence, as far as pacing depends on it."""
 
     joined: bool
-    """Whether it has decoded here; sequences that have begun are never held back."""
+    """True if it has decoded here; sequences that have begun are never held back."""
     held_since_ns: int
     """The time at which it could first have decoded here; 0 before that."""
 
@@ -316,17 +316,17 @@ class Paced(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether its blocks hold all its tokens so far."""
+        """Return whether its blocks hold all its tokens so far."""
         ...
 
     @property
     def transferred(self) -> bool:
-        """Whether its prompt was computed on another worker."""
+        """Return whether its prompt was computed on another worker."""
         ...
 
     @property
     def yields(self) -> bool:
-        """Whether its prompt waits while another one can be computed."""
+        """Return whether its prompt waits while another one can be computed."""
         ...
 
     @property

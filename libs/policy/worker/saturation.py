@@ -56,12 +56,12 @@ class Saturation:
 
     @property
     def is_steady(self) -> bool:
-        """Whether equal steps took about equally long, so that the device alone was measured."""
+        """Return whether equal steps took about equally long, so that the device alone was measured."""
         return self.scatter <= STEADY
 
     @property
     def is_whole(self) -> bool:
-        """Whether the measured sizes reach past the knee, or up to the bound.
+        """Return whether the measured sizes reach past the knee, or up to the bound.
 
         Throughput grows with every size until the device is saturated. A range that ends before that always has its
         knee near its end.

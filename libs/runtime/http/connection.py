@@ -203,17 +203,17 @@ class Connection(HttpToolsProtocol):
         self._lingers_until_s: float | None = None
         self._in_head = False
         self._in_body = False
-        """Whether the input is between the end of a request's headers and its own end."""
+        """True if the input is between the end of a request's headers and its own end."""
         self._head_bytes = 0
         self._unmoved_bytes = 0
         """Bytes read since the last end of headers, part of a body, or end of a request."""
         self._awaited_s: float | None = None
-        """Since when the end of a head has been awaited; None if no part of one has arrived."""
+        """The time from which on the end of a head has been awaited; None if no part of one has arrived."""
         self._heard_s = 0.0
         self._framing: list[tuple[bytes, bytes]] = []
         """Headers that give the length of the body behind an ignored upgrade."""
         self._replaying = False
-        """Whether the parser reads a synthetic head for such a body."""
+        """True if the parser reads a synthetic head for such a body."""
 
     # ------------------------------------------------------------ the connection
 

@@ -31,7 +31,7 @@ def relative(scope: Scope, location: str) -> str:
 
 
 class HttpSemantics:
-    """Makes an app answer HEAD wherever it answers GET, and its addresses of itself relative.
+    """A wrapper that makes an app answer HEAD wherever it answers GET, and its addresses of itself relative.
 
     HEAD runs the route of GET up to the head of its response. No part of a body is made: an event stream frees its
     place.

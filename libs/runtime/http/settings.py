@@ -42,8 +42,8 @@ class HttpBounds:
     idle_s: float = 75.0
     """Time between a response and the next request."""
     linger_s: float = 2.0
-    """How long further input of a refused client is discarded. Closing at once would destroy the response in transit
-    (RFC 9112, 9.6).
+    """The time for which further input of a refused client is discarded. Closing at once would destroy the response in
+    transit (RFC 9112, 9.6).
     """
 
 
@@ -113,7 +113,7 @@ class HttpSettings(CommonSettings):
     """Settings of every service with an HTTP port: who may call, and bounds on connections."""
 
     keys: str = Field("", validation_alias="FULCRUM_KEYS")
-    """Where hashes of API keys are: `redis`, or the path of a file; empty means a file in the cache folder, by
+    """Store of the hashes of API keys: `redis`, or the path of a file; empty means a file in the cache folder, by
     cluster. From the first key on every request needs one.
     """
     http_hosts: str = Field("", validation_alias="FULCRUM_HTTP_HOSTS")

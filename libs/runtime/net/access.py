@@ -1,4 +1,4 @@
-"""Who may call a gRPC listener, and where the suite's token may be sent. Pure.
+"""The callers that a gRPC listener accepts, and the addresses to which the suite's token may be sent. Pure.
 
 Loopback is trusted as far as the machine's users are: only admin verbs need the token there. Beyond it every caller
 shows a certificate (mutual TLS) or, if a setting accepts that it can be read in transit, the token. Certificates of
@@ -52,7 +52,7 @@ class CallSettings(Protocol):
 
     @property
     def allow_plaintext_token(self) -> bool:
-        """Whether the token may be sent where it can be read in transit."""
+        """Return whether the token may be sent where it can be read in transit."""
         ...
 
     @property

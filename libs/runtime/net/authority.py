@@ -251,7 +251,7 @@ class CredentialFiles:
     """The credential files of a process, which may be replaced one by one or written in place."""
 
     def __init__(self, cert: str, key: str, authority: str) -> None:
-        """The paths of certificate and key may be equal."""
+        """Take the paths of the files; those of certificate and key may be equal."""
         self.cert, self.key, self.authority = cert, key, authority
         self._last: Credentials | None = None
 

@@ -73,7 +73,9 @@ def make_channel(settings: CallSettings, address: str) -> grpc.aio.Channel:
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls that need the suite's token and lack it. It checks each call once, not each frame."""
+    """An interceptor that refuses calls that need the suite's token and lack it. It checks each call once, not each
+    frame.
+    """
 
     def __init__(self, token: str, *, needs_token: Callable[[str], bool]) -> None:
         """Without a token, every call that needs one is refused."""
@@ -102,7 +104,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
 
 class RoleInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls that the role in the caller's certificate does not make."""
+    """An interceptor that refuses calls that the role in the caller's certificate may not make."""
 
     def __init__(self, own: CertifiedPeer | None) -> None:
         self._own = own

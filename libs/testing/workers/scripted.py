@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc.aio
 
-from libs.contracts.packing import pack_u32, unpack_u32
+from libs.contracts.packing import pack_f32, pack_u32, unpack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
@@ -49,6 +49,10 @@ class Plan:
     """Prefill: offer the blocks first, and go on once `gate` is set."""
 
 
+VECTOR = pack_f32([3.0, 4.0])
+"""Every prompt's, where one is asked for."""
+
+
 @dataclass
 class ScriptedWorker:
     """Takes everything it is given; `plans` are used up in order, and what comes after them is served well."""
@@ -81,6 +85,8 @@ class ScriptedWorker:
     """That gateways said they route by."""
     script: list[int] = field(default_factory=list)
     """Token ids by their place in the output, in place of the usual ones; after them it ends."""
+    pools: bool = True
+    """False for a worker of an earlier release, which samples a token where a vector is wanted."""
     stops: bool = False
     """Whether answers end by a stop token, rather than at their length."""
     _streamed: dict[int, pb.Submit] = field(default_factory=dict)
@@ -206,6 +212,8 @@ class ScriptedWorker:
             if self.script:
                 asked = min(asked, len(self.script) - start)
             tokens = asked if plan.tokens is None else plan.tokens
+            if submit.pooling and self.pools:
+                tokens = 0
             frame.token_sequences = pack_u32([submit.sequence] * tokens)
             usual = expected_text(tokens, start).encode()
             frame.token_ids = pack_u32(self.script[start : start + tokens] or list(usual))
@@ -236,6 +244,8 @@ class ScriptedWorker:
             event.leaving.CopyFrom(pb.Leaving())
         elif plan.hang or plan.cut:
             return
+        elif submit.pooling and self.pools:
+            event.finished.CopyFrom(pb.Finished(reason=pb.FINISH_REASON_STOP, pooled=VECTOR))
         elif submit.phase == pb.PHASE_PREFILL:
             kv = self._source(submit, streamed=False)
             event.prefilled.CopyFrom(pb.Prefilled(kv=kv, computed_tokens=submit.prompt_tokens))

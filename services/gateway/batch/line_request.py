@@ -9,23 +9,17 @@ from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull, SequenceFa
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Share
 from libs.dispatch.dispatcher import Dispatcher
 from libs.keys.table import DEFAULT_TENANT
-from libs.model.tokenizer import Tokenizer
 from libs.policy.batch import GatewayLoad, allowed
 from libs.policy.gateway.view import WorkerView, serves
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.job import NoWorkersForLong
 from services.gateway.batch.lines import BatchLine, request_id
-from services.gateway.request.endpoint import AnswerFields
-from services.gateway.request.exchange import Exchange, News
-from services.gateway.request.formats import (
-    ChatChoice,
-    ChatFormat,
-    CompletionChoice,
-    CompletionFormat,
-    Envelope,
-    Format,
-)
+from services.gateway.embeddings.exchange import EmbeddingReader
+from services.gateway.embeddings.schema import EMBEDDINGS_PATH
+from services.gateway.request.endpoint import Answer, CompletionReader, Reader
+from services.gateway.request.exchange import News
+from services.gateway.request.formats import ChatFormat, CompletionFormat
 from services.gateway.request.intake import Arrival, Intake
 from services.gateway.request.models import LoadableModels
 from services.gateway.request.parse import MAX_TARGET_MS, Headers, ParsedRequest, parse_chat, parse_completion
@@ -114,9 +108,10 @@ MAX_ATTEMPTS = 3
 BACKOFF_FIRST_S = 0.2
 BACKOFF_MAX_S = 5.0
 
-_ROUTES: Mapping[str, tuple[Callable[[bytes], ParsedRequest], Callable[[Tokenizer, bool], Format]]] = {
-    "/v1/chat/completions": (parse_chat, ChatFormat),
-    "/v1/completions": (parse_completion, CompletionFormat),
+_ROUTES: Mapping[str, Reader] = {
+    "/v1/chat/completions": CompletionReader(parse_chat, ChatFormat),
+    "/v1/completions": CompletionReader(parse_completion, CompletionFormat),
+    EMBEDDINGS_PATH: EmbeddingReader(),
 }
 
 
@@ -139,7 +134,7 @@ class LineRequester:
         self._dispatcher = dispatcher
         self._clock = clock
 
-    async def ask(self, share: Share, line: BatchLine) -> Envelope[ChatChoice | CompletionChoice]:
+    async def ask(self, share: Share, line: BatchLine) -> object:
         """Return the answer; raise FulcrumError for the line's own faults.
 
         Wait for workers and for room, which are not its fault. Raise NoWorkersForLong if the wait would delay lines
@@ -171,11 +166,10 @@ class LineRequester:
             raise NoWorkersForLong(f"model {model!r} has had no workers for {AWAY_S:g} s, while others had some{why}")
         return self._served.has(model)
 
-    async def _ask(self, share: Share, line: BatchLine) -> Envelope[ChatChoice | CompletionChoice]:
+    async def _ask(self, share: Share, line: BatchLine) -> object:
         if share.endpoint not in _ROUTES:
             raise UnsupportedField(f"this gateway has no endpoint {quoted(share.endpoint)}", param="endpoint")
-        parse, _ = _ROUTES[share.endpoint]
-        asked = parse(line.body)
+        asked, answer = await _ROUTES[share.endpoint].read(line.body, self._arrival(share, line))
         if asked.stream:
             raise UnsupportedField("a batch line cannot be streamed", param="stream")
         model = self._intake.model(asked, frozenset(share.models))
@@ -183,22 +177,23 @@ class LineRequester:
             if not self._served.has(model.routed):
                 with self._loadable.wakes(model.routed) if self._loadable else nullcontext():
                     await self._slots.without(lambda: self._is_served(model.routed))
-            return await self._answer(share, line, asked, model)
+            return await self._answer(share, line, asked, answer, model)
+
+    def _arrival(self, share: Share, line: BatchLine) -> Arrival:
+        now_ns = self._clock.now_ns()
+        return Arrival(request_id(share.job_id, line.place), now_ns, _headers(share, line, now_ns))
 
     async def _answer(
-        self, share: Share, line: BatchLine, asked: ParsedRequest, model: ServedModel
-    ) -> Envelope[ChatChoice | CompletionChoice]:
-        _, make_format = _ROUTES[share.endpoint]
-        now_ns = self._clock.now_ns()
-        arrival = Arrival(request_id(share.job_id, line.place), now_ns, _headers(share, line, now_ns))
+        self, share: Share, line: BatchLine, asked: ParsedRequest, answer: Answer, model: ServedModel
+    ) -> object:
+        arrival = self._arrival(share, line)  # anew: the line may have waited for its model
         news = News()
         choices = await self._intake.choices(asked, model, arrival, news.changed)
-        shape = make_format(model.tokenizer, asked.shows_logprobs)
-        frame = AnswerFields.of(asked).frame(arrival, shape, headers={})
+        exchange = answer(choices, model, arrival, news=news, headers={})
         error: FulcrumError | None = None
         try:
             self._dispatcher.submit([choice.generation for choice in choices])
-            return await Exchange(choices, shape, frame, news).reply()
+            return await exchange.reply()
         except FulcrumError as failed:
             error = failed
             raise

@@ -37,7 +37,7 @@ from services.gateway.batch.job import (
 )
 from services.gateway.batch.shares import Cutter, LineSplitter
 from services.gateway.request.exchange import error_reply
-from services.gateway.request.formats import ChatChoice, CompletionChoice, Envelope, ErrorReply
+from services.gateway.request.formats import ErrorReply
 
 
 class _Named(msgspec.Struct):
@@ -232,7 +232,7 @@ class _Response(msgspec.Struct):
     body: msgspec.Raw | ErrorReply
 
 
-class _Error(msgspec.Struct):
+class _LineError(msgspec.Struct):
     code: str
     message: str
     line: int
@@ -242,7 +242,7 @@ class _Answer(msgspec.Struct):
     id: str
     custom_id: str | None
     response: _Response | None
-    error: _Error | None
+    error: _LineError | None
 
 
 _encoder = msgspec.json.Encoder()
@@ -252,7 +252,7 @@ def request_id(job_id: str, place: int) -> str:
     return f"{job_id}-{place}"
 
 
-def answered(job_id: str, line: BatchLine, reply: Envelope[ChatChoice | CompletionChoice]) -> Result:
+def answered(job_id: str, line: BatchLine, reply: object) -> Result:
     response = _Response(200, request_id(job_id, line.place), msgspec.Raw(_encoder.encode(reply)))
     answer = _encoder.encode(_Answer(_id(job_id, line.place), line.custom_id, response, None))
     return Result(job_id=job_id, place=line.place, custom_id=line.custom_id, ok=True, answer=answer)
@@ -263,7 +263,7 @@ def refused(job_id: str, line: BatchLine, error: FulcrumError) -> Result:
     asked = line.refusal is None and not isinstance(error, NotRun)
     reply = _shortened(error)
     response = _Response(error.http_status, request_id(job_id, line.place), reply) if asked else None
-    reason = _Error(error.code, reply.error.message, line.number)
+    reason = _LineError(error.code, reply.error.message, line.number)
     answer = _encoder.encode(_Answer(_id(job_id, line.place), line.custom_id or None, response, reason))
     return Result(
         job_id=job_id,
@@ -289,7 +289,7 @@ def fitting(result: Result, line: BatchLine) -> Result:
 def stand_in(result: Result, error: TooLargeForTopic) -> bytes:
     """Return the error that a client's topic gets in place of an answer that is too large for it."""
     text = f"{error.message}: what it does not take is in the job's files alone"[:MAX_ERROR_TEXT_CHARS]
-    reason = _Error(AnswerTooLarge.code, text, result.place + 1)
+    reason = _LineError(AnswerTooLarge.code, text, result.place + 1)
     return _encoder.encode(_Answer(_id(result.job_id, result.place), result.custom_id or None, None, reason))
 
 

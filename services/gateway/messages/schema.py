@@ -289,5 +289,6 @@ MESSAGE_ROUTES: Final = (
         TokenCount,
         MessageErrorReply,
         streams=False,
+        tag="tokens",
     ),
 )

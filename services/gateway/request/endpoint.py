@@ -55,6 +55,10 @@ class Answering(Protocol):
 
     async def whole(self, wire: Wire) -> None: ...
 
+    async def reply(self) -> object:
+        """Return the body that `whole` sends."""
+        ...
+
 
 class Answer(Protocol):
     """A factory that turns one request's choices into its answer."""

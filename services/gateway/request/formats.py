@@ -212,6 +212,7 @@ class Declared(NamedTuple):
     reply: Any
     error: Any = ErrorReply
     streams: bool = True
+    tag: str = "completions"
 
 
 _AnswerT = TypeVar("_AnswerT", ChatChoice, ChatChunkChoice, CompletionChoice)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from libs.contracts.classes import BATCH_CLASS
-from libs.contracts.errors import InvalidRequest
+from libs.contracts.errors import InvalidRequest, UnsupportedField
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import Generation, RequestTimes
@@ -99,6 +99,7 @@ def answer_guide(asked: ParsedRequest, schemas: RequestSchemas, model: ServedMod
 
 
 _SEEDS = 2**64
+_POOLINGS = {"last": pb.POOLING_LAST, "mean": pb.POOLING_MEAN}
 _NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
 TOKENISE_THREADS = 2
 # Bound on long prompts that wait for one of the few tokeniser threads.
@@ -109,6 +110,8 @@ MAX_ARRIVING = 256
 class RequestLimits:
     max_n: int
     max_choices: int
+    max_inputs: int
+    """The most texts of one request that become vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +161,9 @@ class Intake:
         """
         if asked.n > self._limits.max_n:
             raise InvalidRequest(f"n is over {self._limits.max_n}", param="n")
-        if asked.choices > self._limits.max_choices:
-            text = f"{asked.choices} choices are asked for; {self._limits.max_choices} are allowed"
+        most = self._limits.max_inputs if asked.pooled else self._limits.max_choices
+        if asked.choices > most:
+            text = f"{asked.choices} {'inputs' if asked.pooled else 'choices'} are asked for; {most} are allowed"
             raise InvalidRequest(text, param=asked.prompt_field)
         return self._catalog.need(asked.model, allowed)
 
@@ -169,6 +173,7 @@ class Intake:
         """Return one choice for each prompt and each of its `n`; raise InvalidRequest if a prompt does not fit the
         model.
         """
+        pooling = _pooling(model) if asked.pooled else pb.POOLING_UNSPECIFIED
         context_tokens = self._fleet.max_context_tokens(model.routed, model.info.max_context_tokens)
         tenant = arrival.headers.tenant
         prompts = await self.tokens(asked, model, tenant, most_tokens=context_tokens)
@@ -217,6 +222,7 @@ class Intake:
                     timeline=RequestTimes(arrival.arrival_ns),
                     cached_hints=cached_hints,
                     batch=context.service_class == BATCH_CLASS,
+                    pooling=pooling,
                 )
                 choices.append(Choice(len(choices), generation, text, as_text))
         return choices
@@ -238,7 +244,8 @@ class Intake:
         self, asked: ParsedRequest, model: ServedModel, prompts: list[list[int]], salt: str
     ) -> list[dict[str, int]]:
         """Return the tokens of each prompt that workers hold, if the request can use them."""
-        if asked.prompt_logprobs is not None:
+        pools_all = asked.pooled and _POOLINGS[model.info.embedding.pooling] == pb.POOLING_MEAN
+        if asked.prompt_logprobs is not None or pools_all:
             return [{} for _ in prompts]
         look_up = partial(self._hints.cached_tokens, model.routed, salt=salt, adapter=model.adapter)
         if len(prompts) == 1:
@@ -255,6 +262,14 @@ class Intake:
         """
         slot = partial(self.tokenising.slot, tenant)
         return await tokenise(asked, model, self._threads, most_tokens=most_tokens, slot=slot)
+
+
+def _pooling(model: ServedModel) -> pb.Pooling:
+    own = model.info.embedding
+    if own.unserved:
+        text = f"embeddings are not served for model {model.info.name!r}: {own.unserved}"
+        raise UnsupportedField(text, param="model")
+    return _POOLINGS[own.pooling]
 
 
 def _parts(asked: ParsedRequest, model: ServedModel, prompt: list[int], decoder: Decoder) -> PartReaders | None:

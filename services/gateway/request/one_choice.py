@@ -22,6 +22,10 @@ class OneChoiceExchange(ABC):
 
     async def whole(self, wire: Wire) -> None:
         """Send one JSON object once the choice is done."""
+        await wire.json(200, await self.reply(), self._headers)
+
+    async def reply(self) -> object:
+        """Return the whole answer once the choice is done."""
         text = self._choice.text
         while not text.done:
             await self._news.wait()
@@ -29,7 +33,7 @@ class OneChoiceExchange(ABC):
         if text.error is not None:
             raise text.error
         await check_answers((text.record,))
-        await wire.json(200, await self._answer(piece), self._headers)
+        return await self._answer(piece)
 
     async def stream(self, wire: Wire) -> None:
         """Send server-sent events as tokens arrive. After an error send the error instead of the answer's end."""

@@ -220,7 +220,7 @@ class ParsedRequest:
     ordered: bool = False
     """Whether the answer keeps the order of its parts."""
     chat_field: str = ""
-    """The field that errors about the conversation name; empty names one message of the chat route."""
+    """The field that errors about the prompt name; empty names one message of the chat route, or `prompt`."""
     echo: bool = False
     """Whether the answer begins with the prompt."""
     prompt_logprobs: int | None = None
@@ -242,6 +242,8 @@ class ParsedRequest:
     """Whether a chat's prompt ends with the opening of an answer rather than with its last message."""
     continues: bool = False
     """Whether the answer continues the text of the last message."""
+    pooled: bool = False
+    """True if each prompt becomes a vector, in place of an answer."""
 
     @property
     def guided(self) -> bool:
@@ -282,6 +284,15 @@ def parse_tokenize(body: bytes) -> tuple[ParsedRequest, bool]:
         text = "add_special_tokens: a chat has those that its template writes"
         raise UnsupportedField(text, param="add_special_tokens")
     return chat_asked(chat), bool(request.return_token_strs)
+
+
+def pooled_asked(model: str, prompts: tuple[Prompt, ...], field: str, *, raw: bool = False) -> ParsedRequest:
+    """Return the request that has each prompt become a vector. Errors about prompts name `field`."""
+    if not prompts or not all(prompts):
+        raise InvalidRequest(f"{field} is empty, or has an empty part", param=field)
+    # A vector takes the place of the one token.
+    asked = _asked(CompletionRequest(model=model, prompt=""), Sampling(), max_tokens=1)
+    return replace(asked, prompts=prompts, chat_field=field, raw=raw, pooled=True)
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
@@ -338,7 +349,7 @@ def parse_completion(body: bytes) -> ParsedRequest:
     if not max_tokens and not scores:
         raise InvalidRequest("max_tokens: 0 is for echo or prompt_logprobs", param="max_tokens")
     sampling = _sampling(request, logprobs=request.logprobs)
-    asked = _asked(request, sampling, prompts=_prompts(request.prompt), max_tokens=max_tokens or 1)
+    asked = _asked(request, sampling, prompts=prompts_of(request.prompt), max_tokens=max_tokens or 1)
     if scores or request.best_of is not None:
         asked = _with_prompt(asked, request, only_prompt=not max_tokens)
     constraint = constraint_of(request)
@@ -466,10 +477,11 @@ def _is_token_id(key: str) -> bool:
     return key.isascii() and key.isdigit() and len(key) < 10
 
 
-def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
+def prompts_of(prompt: str | list[str | int | list[int]], field: str = "prompt") -> tuple[Prompt, ...]:
+    """Return the prompts in a field of that name."""
     if isinstance(prompt, str):
         return (prompt,)
     tokens = [item for item in prompt if isinstance(item, int)]
     if not prompt or (tokens and len(tokens) < len(prompt)):
-        raise InvalidRequest("prompt must be text, token ids, or a list of either", param="prompt")
+        raise InvalidRequest(f"{field} must be text, token ids, or a list of either", param=field)
     return (tokens,) if tokens else tuple(item for item in prompt if not isinstance(item, int))

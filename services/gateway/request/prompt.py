@@ -198,7 +198,8 @@ def check_fit(asked: ParsedRequest, prompts: list[list[int]], model: ServedModel
         if not prompt:
             raise InvalidRequest(f"{asked.prompt_field} has no tokens", param=asked.prompt_field)
         if max(prompt) >= vocab_size or min(prompt) < 0:
-            raise InvalidRequest(f"prompt has a token outside the vocabulary's {vocab_size}", param="prompt")
+            text = f"{asked.prompt_field} has a token outside the vocabulary's {vocab_size}"
+            raise InvalidRequest(text, param=asked.prompt_field)
     if longest >= max_context_tokens:
         text = f"the prompt's {longest} tokens leave no room in a context of {max_context_tokens}"
         raise ContextTooLong(text, param=asked.prompt_field)

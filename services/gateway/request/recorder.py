@@ -55,13 +55,13 @@ class Recorder:
         metrics.stale_role_retries.inc(generation.placement.stale_role_retries)
         metrics.moves.inc(generation.placement.hand_overs)
         metrics.recomputes.inc(generation.placement.recomputes)
-        if generation.output and timeline.predicted_ttft_ns and not generation.resumed:
+        if generation.answered and timeline.predicted_ttft_ns and not generation.resumed:
             metrics.ttft_predicted.observe(timeline.predicted_ttft_ns / timeline.ttft_ns)
             for level, by_ns in zip(LEVELS, timeline.likely_first_ns, strict=False):
                 self._metrics.ttft_likely.labels(generation.model, f"{level:g}", timeline.first_token_ns <= by_ns).inc()
         if timeline.bound_ns:
             metrics.queue_s.observe(timeline.queue_ns / 1e9)
-        if generation.output:
+        if generation.answered:
             metrics.ttft_s.observe(timeline.ttft_ns / 1e9)
         if len(generation.output) > 1:
             metrics.tpot_s.observe(timeline.decode_ns / (len(generation.output) - 1) / 1e9)
@@ -95,7 +95,7 @@ def request_event(generation: Generation, outcome: ApiFinishReason | FulcrumErro
         moves=generation.placement.hand_overs,
         predicted_ttft_ns=timeline.predicted_ttft_ns,
         recomputes=generation.placement.recomputes,
-        max_output_tokens=generation.max_output_tokens,
+        max_output_tokens=0 if generation.pooled else generation.max_output_tokens,
         second_token_ns=max(timeline.second_token_ns - timeline.arrival_ns, 0),
     )
 
@@ -118,14 +118,14 @@ class GpuCharge:
     def ended(self, generation: Generation, _outcome: Ending) -> None:
         """Charge the choice's GPU time at its workers' current speed; charge nothing if no worker computed for it."""
         tenant = generation.context.tenant
-        if not self._limiter.limits_gpu_time(tenant) or not generation.output:
+        if not self._limiter.limits_gpu_time(tenant) or not generation.answered:
             return
         links, placement, spent_ns = self._fleet.serving(), generation.placement, 0.0
         if (link := links.get(placement.prefill_worker)) is not None and (view := link.view()) is not None:
             spent_ns += prompt_gpu_ns(view.speed, _gpus(link), generation.prompt_tokens, generation.cached_tokens)
         decoded = links.get(placement.decode_worker or placement.prefill_worker)
         if decoded is not None and (view := decoded.view()) is not None:
-            tokens = len(generation.output) - 1
+            tokens = max(len(generation.output) - 1, 0)
             spent_ns += decode_gpu_ns(view.speed, _gpus(decoded), tokens, view.decode_sequences, view.kv_tokens)
         self._limiter.spent_gpu_ms(tenant, round(spent_ns / 1e6))
 

@@ -41,7 +41,7 @@ from services.gateway.responses.schema import (
     ResponseError,
     ResponseUsage,
     Status,
-    TextDelta,
+    TextDeltaEvent,
     TextDone,
     Whole,
 )
@@ -104,7 +104,7 @@ class ResponseOutput:
         if isinstance(item, MessageItem):
             shown, self._unshown = self._unshown, []
             self._logprobs += shown
-        return TextDelta(
+        return TextDeltaEvent(
             type=f"{_TEXTS[type(item)]}.delta",
             sequence_number=0,
             item_id=item.id,

@@ -36,7 +36,7 @@ from services.gateway.responses.schema import (
     Deleted,
     InputCall,
     InputCallOutput,
-    InputMessage,
+    InputMessageItem,
     InputReasoning,
     InputText,
     ReasoningShown,
@@ -47,9 +47,9 @@ from services.gateway.responses.schema import (
     TextShown,
 )
 
-Item = InputMessage | InputReasoning | InputCall | InputCallOutput
+Item = InputMessageItem | InputReasoning | InputCall | InputCallOutput
 _KINDS: Final[Mapping[str, type[Item]]] = {
-    "message": InputMessage,
+    "message": InputMessageItem,
     "reasoning": InputReasoning,
     "function_call": InputCall,
     "function_call_output": InputCallOutput,
@@ -64,7 +64,7 @@ def read_items(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
     turns: list[Message] = []
     for place, plain in enumerate(given):
         item, where = _item(plain, f"input[{place}]"), f"input[{place}]"
-        if isinstance(item, InputMessage) and item.role != "assistant":
+        if isinstance(item, InputMessageItem) and item.role != "assistant":
             turns.append(Message(item.role, _text(item.content)))
         elif isinstance(item, InputCallOutput):
             turns.append(Message("tool", _text(item.output), tool_call_id=item.call_id))
@@ -92,13 +92,13 @@ def _explained(text: str, where: str) -> InvalidRequest:
     return kind(f"{field}: {reason[:1].lower()}{reason[1:MAX_REASON_CHARS]}", param=field)
 
 
-def _answer(turns: list[Message], item: InputMessage | InputReasoning | InputCall, where: str) -> None:
+def _answer(turns: list[Message], item: InputMessageItem | InputReasoning | InputCall, where: str) -> None:
     """Add an item of an answer, merging it into the last turn if that belongs to the same answer."""
     last = turns[-1] if turns and turns[-1].role == "assistant" else None
     if last is None or (not isinstance(item, InputCall) and (last.content or last.tool_calls)):
         last = Message("assistant")
         turns.append(last)
-    if isinstance(item, InputMessage):
+    if isinstance(item, InputMessageItem):
         last.content = _text(item.content)
     elif isinstance(item, InputReasoning):
         last.reasoning_content = (last.reasoning_content or "") + _text(item.content or item.summary or [])

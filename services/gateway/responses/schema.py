@@ -122,7 +122,7 @@ class InputText(Struct, forbid_unknown_fields=True):
     logprobs: list[Any] | None = None
 
 
-class InputMessage(Struct, forbid_unknown_fields=True):
+class InputMessageItem(Struct, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[InputText]
     type: Literal["message"] = "message"
@@ -315,7 +315,7 @@ class PartEvent(Struct, kw_only=True):
     part: Part
 
 
-class TextDelta(Struct, kw_only=True, omit_defaults=True):
+class TextDeltaEvent(Struct, kw_only=True, omit_defaults=True):
     """A further piece of a text. Only a message's has `logprobs`."""
 
     type: str
@@ -360,4 +360,4 @@ class ArgumentsDone(Struct, kw_only=True):
     arguments: str
 
 
-Event = Whole | ItemEvent | PartEvent | TextDelta | TextDone | ArgumentsDelta | ArgumentsDone
+Event = Whole | ItemEvent | PartEvent | TextDeltaEvent | TextDone | ArgumentsDelta | ArgumentsDone

@@ -48,7 +48,7 @@ class Occupancy:
 
     gpus: int
     coverage: float
-    """Share of the time of `gpus` that telemetry covers, 0..1."""
+    """The share of the time of `gpus` that telemetry covers, 0..1."""
     prefill: float | None
     decode: float | None
     kv_wait: float | None
@@ -56,7 +56,7 @@ class Occupancy:
     ratio: float | None
     """Prefill GPU time : decode GPU time; null when decode is 0."""
     provisional: bool
-    """Whether a step that still runs is counted, as far as it is known to have run."""
+    """True if a step that still runs is counted, as far as it is known to have run."""
     gpu_ns: GpuTime
     due_gpu_ns: int
     """GPU-nanoseconds that telemetry should cover; `coverage` is the share that it does."""
@@ -130,21 +130,21 @@ class WorkerOccupancy(Occupancy):
     places: int
     """Sequences that the worker runs at a time; 0 if it does not report that."""
     starved: float | None
-    """Share of the worker's time, a part of `idle`, in which all awaited KV was still being computed elsewhere.
+    """The share of the worker's time, a part of `idle`, in which all awaited KV was still being computed elsewhere.
 
     Null where nothing is covered, and for a worker that another instance reads.
     """
     dummy: float | None
-    """Share of the worker's time, a part of `idle`, in dummy steps; null where `starved` is null.
+    """The share of the worker's time, a part of `idle`, in dummy steps; null where `starved` is null.
 
     vLLM runs dummy steps while another rank of the data-parallel group has work.
     """
     dummy_gpu_ns: int | None
     """GPU-nanoseconds of `dummy`. Time may count both as starved and as a dummy step."""
     dummy_steps: int
-    """Dummy steps that have ended since the worker's start."""
+    """The number of dummy steps that have ended since the worker's start."""
     kv_used: float | None
-    """Share of the worker's KV blocks held by sequences; null if it does not report how many it has."""
+    """The share of the worker's KV blocks held by sequences; null if it does not report how many it has."""
     since_step_ms: int
     """Time from the end of the last finished step to the end of the worker's telemetry."""
     utilisation: PhaseUtilisation | None
@@ -174,7 +174,7 @@ class GroupOccupancy(Occupancy):
     awaiting_kv: int
     places: int
     starved: float | None
-    """As for a worker; null if another instance reads any of the ranks."""
+    """The same as for a worker; null if another instance reads any of the ranks."""
     dummy: float | None
     dummy_gpu_ns: int | None
     dummy_steps: int
@@ -195,7 +195,7 @@ class PoolOccupancy(Occupancy):
 
     role: str
     starved: float | None
-    """As for a worker; those that other instances read count as not starved."""
+    """The same as for a worker; workers that other instances read count as not starved."""
     dummy: float | None
     dummy_gpu_ns: int
     """GPU-nanoseconds of `dummy`, without workers that other instances read."""
@@ -217,14 +217,14 @@ class HardwareGpu:
     index: int
     name: str
     utilisation: float | None
-    """Share of the driver's last sampling period in which any kernel ran."""
+    """The share of the driver's last sampling period in which any kernel ran."""
     memory_used_bytes: int | None
     memory_bytes: int | None
     power_w: float | None
     tensor_active: float | None
-    """Share of the last second in which tensor cores worked; Hopper and later."""
+    """The share of the last second in which tensor cores worked; Hopper and later."""
     dram_active: float | None
-    """Share of the memory's bandwidth used in the last second; Hopper and later."""
+    """The share of the memory's bandwidth used in the last second; Hopper and later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -322,7 +322,7 @@ class Efficiency:
     utilisation: PhaseUtilisation
     """Means over the time that workers spent in the phase, weighed by GPUs."""
     tensor_active: float | None
-    """Share of a second in which tensor cores worked, as a mean of the GPUs on the scope's nodes."""
+    """The share of a second in which tensor cores worked, as a mean of the GPUs on the scope's nodes."""
     dram_active: float | None
     clock_offset_ms: dict[str, float]
     """Estimated lead of each node's clock over the median node's."""

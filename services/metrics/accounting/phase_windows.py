@@ -22,7 +22,7 @@ class RoleGpuTime:
     role: str
     gpus: int
     time: PhaseTime
-    """Time by phase in GPU-nanoseconds."""
+    """The time of each phase, in nanoseconds times GPUs."""
     due_ns: int
     """GPU-nanoseconds that the worker's telemetry should cover."""
     runs_ns: list[tuple[int, int]]
@@ -84,7 +84,7 @@ class WorkerTime:
 
     facts: WorkerFacts
     time: PhaseTime
-    """Time by phase in GPU-nanoseconds."""
+    """The time of each phase, in nanoseconds times GPUs."""
     due_ns: int
     """GPU-nanoseconds that telemetry should cover: from the worker's first window until it left or was given up."""
     role: str

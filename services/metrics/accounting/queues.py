@@ -15,7 +15,7 @@ from libs.telemetry.workers import Listing, Loads
 PHASE_ROLES: Final = {"prefill": ("prefill",), "decode": ("decode", "mixed")}
 """Roles of the workers whose time and queue count for a phase."""
 FRESH_SHARE: Final = 0.5
-"""Share of a pool's GPUs that must report for its queue to be known."""
+"""The share of a pool's GPUs that must report for its queue to be known."""
 MAX_COUNT: Final = 2**53
 """Largest integer that JSON readers hold exactly; counts are clipped to it."""
 

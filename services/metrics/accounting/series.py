@@ -107,9 +107,9 @@ class OccupancyHistory:
     gpus: list[int]
     """GPUs in the scope that were present by then and not silent for five minutes, whether or not they are covered."""
     coverage: list[float]
-    """Share of the time of `gpus` that telemetry covers; for the current window, of its time so far."""
+    """The share of the time of `gpus` that telemetry covers; for the current window, of its time so far."""
     provisional: list[bool]
-    """Whether the window is not over, or includes a step that still ran at the last report (in windows of 100 ms
+    """True if the window is not over, or includes a step that still ran at the last report (in windows of 100 ms
     only).
     """
     roles: dict[str, list[int]]

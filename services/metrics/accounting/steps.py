@@ -44,7 +44,7 @@ class StepsReport:
     kept_from_unix_ns: int
     """Time from which this worker's steps are known."""
     complete: bool
-    """Whether steps are known for the whole window."""
+    """True if steps are known for the whole window."""
     gpu_ns: GpuTime
     steps: list[ReportedStep]
     """Steps that ran in the window, the oldest first."""

@@ -162,8 +162,8 @@ REFUSED: dict[int | str, dict[str, Any]] = {401: {"description": "the token is m
 
 @dataclass(frozen=True, slots=True)
 class SilenceAnswer:
-    """A silence, or with `alert_id` an acknowledgement of one alert. `alerts`: ids of those that fire and that it is
-    of."""
+    """A silence, or with `alert_id` an acknowledgement of one alert. `alerts` has the ids of the firing alerts that it
+    covers."""
 
     id: str
     alert_name: str
@@ -178,7 +178,7 @@ class SilenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Alerts:
-    """What fires now, the longest first, and the last changes, the newest first."""
+    """The firing alerts, the longest first, and the last changes, the newest first."""
 
     firing: list[Alert]
     recent: list[Alert]

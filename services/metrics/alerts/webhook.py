@@ -26,7 +26,7 @@ FIRING_FOR_MS: Final = 240_000
 
 
 class PostableAlert(msgspec.Struct, rename="camel"):
-    """One entry of `POST /api/v2/alerts`."""
+    """One entry of the body of Alertmanager's `POST /api/v2/alerts`."""
 
     labels: dict[str, str]
     annotations: dict[str, str]

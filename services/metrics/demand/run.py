@@ -182,7 +182,7 @@ class DemandService:
     forecasts: Forecasts
     capacity: Capacity
     watched: bool
-    """Whether capacity plans are made for alerts."""
+    """True if capacity plans are made for alerts."""
     guard: ChangeGuard
     """The guard that admits callers who import history."""
 

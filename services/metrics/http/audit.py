@@ -20,7 +20,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 
 Group = Literal["operators", "users", "planner"]
-"""Who acted: operators of the suite, tenants at gateways, or a planner at workers."""
+"""The kind of actor: operators of the suite, tenants at gateways, or a planner at workers."""
 MAX_CHANGES: Final[Mapping[Group, int]] = {"operators": 4_500, "users": 2_500, "planner": 2_000}
 """The most changes held in memory by group; the topic has more. No group displaces another's events."""
 MAX_REFUSED: Final[Mapping[Group, int]] = {"operators": 400, "users": 400, "planner": 200}

@@ -17,5 +17,5 @@ BAD_WINDOW: dict[int | str, dict[str, Any]] = {
 
 
 def asked_end_ns(end_unix_ms: int | None, newest_ns: int) -> int:
-    """Return the requested end, at most the newest data; without a request, the newest."""
+    """Return the requested end, but none after the newest data; the newest data if no end is requested."""
     return newest_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, newest_ns)

@@ -36,7 +36,7 @@ class WantedRole(BaseModel):
 
 
 class PlannerRoutes:
-    """Forwards two routes to the planner at `url`; an empty one means no planner."""
+    """Two routes that are forwarded to the planner at `url`; an empty one means no planner."""
 
     def __init__(self, url: str, make_client: MakeClient | None, *, token: str, plaintext: bool) -> None:
         """Create the routes.

@@ -28,7 +28,7 @@ SLOWEST_WINDOW: Final = "10m"
 MAX_CANDIDATES: Final = 5
 """The most ids named where a prefix fits several requests."""
 OPENAI_PREFIXES: Final = ("chatcmpl-", "cmpl-")
-"""What answers of the gateway put before the id of their request."""
+"""The prefixes that answers of the gateway put before the id of their request."""
 KEPT_REQUESTS: Final = (
     f"those that ended in the last {HISTORY_NS // 60_000_000_000} minutes are kept, {MAX_REQUESTS:,} at most, since "
     "the metrics service began to read; one that still runs is not among them"
@@ -52,7 +52,7 @@ class RequestStage:
     at: str
     """The gateway or worker that had the request."""
     start_ns: int
-    """Time since the arrival."""
+    """Nanoseconds from the request's arrival to the beginning of the stage."""
     duration_ns: int
 
 
@@ -65,18 +65,18 @@ class RequestDetail(FinishedRequest):
     service_class: str
     arrival_unix_ns: int
     finish_reason: str
-    """Why it ended well; empty if it did not."""
+    """The reason for which it ended well; empty if it did not."""
     error_code: str
     max_output_tokens: int | None
     """The most tokens that it could have had."""
     predicted_ttft_ns: int | None
     """The TTFT predicted when it was first bound; null if it never was."""
     reroutes: int
-    """How often it was sent to other workers, because its own failed or had another role by then."""
+    """The number of times that it was sent to other workers, because its own failed or had another role by then."""
     moves: int
-    """How often it went on elsewhere with its KV, because its worker took another role."""
+    """The number of times that it went on elsewhere with its KV, because its worker took another role."""
     recomputes: int
-    """How often its prompt was computed again after the first token."""
+    """The number of times that its prompt was computed again after the first token."""
     traceparent: str
     stages: list[RequestStage]
 

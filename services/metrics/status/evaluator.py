@@ -58,7 +58,7 @@ _BATCH: Final = StepCounts._fields.index("decode_sequences")
 
 @dataclass(frozen=True, slots=True)
 class StepPace:
-    """How slow one worker's steps are in a window."""
+    """The slowness of one worker's steps in a window."""
 
     slowness: float | None
     """Measured over expected duration; None for too few steps."""
@@ -140,9 +140,7 @@ class PoolTime:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenWorker:
-    """A worker and its state."""
-
+class WorkerStanding:
     id: str
     model: str
     role: str
@@ -163,8 +161,8 @@ class StatusLook:
     tpot_target_ms: tuple[tuple[str, float], ...] = ()
     places: tuple[tuple[str, int], ...] = ()
     """The most sequences that decode workers run, by model."""
-    workers: tuple[SeenWorker, ...] = ()
-    """Every known worker, by id."""
+    workers: tuple[WorkerStanding, ...] = ()
+    """Every known worker, in the order of ids."""
 
 
 class VerdictEvaluator:
@@ -235,7 +233,7 @@ class VerdictEvaluator:
 
     @property
     def promises(self) -> Mapping[PromisedFigure, Sequence[PromiseOutcome]]:
-        """What came of the last commands that were followed, by figure, oldest first."""
+        """Return the outcomes of the last commands that were followed, by figure, the oldest first."""
         return self._watch.promises.outcomes
 
     def assessments(self, now_ns: int) -> list[Assessment]:
@@ -265,7 +263,7 @@ class VerdictEvaluator:
         await asyncio.sleep(0)
         self._look_at_paces(by_model, engines, now_ns)
         await asyncio.sleep(0)
-        seen = [SeenWorker(each.worker_id, each.assignment.model, role_name(each.assignment),
+        seen = [WorkerStanding(each.worker_id, each.assignment.model, role_name(each.assignment),
                            self._lives.known[each.worker_id]) for each in newest]  # fmt: skip
         self.seen = replace(self._seen(by_model, engines, now_ns), workers=tuple(seen))
 

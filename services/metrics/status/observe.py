@@ -22,7 +22,7 @@ from libs.policy.verdict.state import (
 from libs.telemetry.gateways import ModelBacklog
 
 HEARD_SHARE: Final = 0.5
-"""Share of a model's workers that must report for it to be judged."""
+"""The share of a model's workers that must report for it to be judged."""
 MAX_MODELS_TOLD: Final = 64
 """The most workers whose step-time models are compared to choose the usual one."""
 
@@ -34,15 +34,15 @@ class ObservedStatus:
     batch: StepBatch
     slowness: float | None
     kv_wait: float
-    """Share of the worker's time spent waiting for KV."""
+    """The share of the worker's time spent waiting for KV."""
     kv_awaited: float
-    """Share of moments in which KV that is ready elsewhere was on its way."""
+    """The share of moments at which KV that was ready elsewhere was in transit."""
     held_by_link: float
     """Sequences that awaited such KV, on average."""
     kv_awaited_s: float
     """The age of the longest awaited such KV in seconds, on average."""
     cpu_wait: float | None = None
-    """Share of its time in which it waited for a CPU; None if it does not report it."""
+    """The share of its time in which it waited for a CPU; None if it does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class SeenDemand:
     ttft_limit_ns: int
     tpot_ns: int
     mean_prompt_tokens: float = 0.0
-    """Of recent requests, cached parts included; 0 if there were none."""
+    """The mean prompt length of recent requests, cached parts included; 0 if there were none."""
     mean_output_tokens: float = 0.0
-    """Of recent answers; 0 if there were none."""
+    """The mean length of recent answers; 0 if there were none."""
 
 
 def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:

@@ -1,4 +1,4 @@
-"""What status and verdict know of observed servers beside their telemetry."""
+"""The knowledge about observed servers that status and verdict have beside their telemetry."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,17 +23,17 @@ class ObservedServerStatus:
     state: str
     """One of unknown, learning, observed, exact, away and foreign."""
     trouble: str
-    """Why nothing is known of it; empty if something is."""
+    """The reason why nothing is known of it; empty if something is."""
     since_unix_ms: int
     restarts: int
-    """How often its counters have begun anew since it is observed."""
+    """The number of times that its counters have begun anew since it is observed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedFleetStatus:
     servers: list[ObservedServerStatus]
     trouble: str
-    """Why the file of servers is not followed; empty if it is, or if there is none."""
+    """The reason why the file of servers is not followed; empty if it is, or if there is none."""
 
 
 class TrafficSource(Protocol):

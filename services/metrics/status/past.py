@@ -80,7 +80,7 @@ class ModelPoint:
     waiting_tokens: float | None
     running: float | None
     starved: float | None
-    """Share of decode workers' time (see `DecodeStatus`)."""
+    """The share of decode workers' time (see `DecodeStatus`)."""
     kv_wait: float | None
 
 
@@ -140,7 +140,6 @@ class StatusRecorder:
         """Points of models for which there was no room."""
 
     def add(self, unix_ns: int, models: Mapping[str, ModelPoint], traffic: TrafficPoint, verdict: StoodVerdict) -> None:
-        """Record the status of a moment."""
         self._traffic.add(unix_ns, _row(traffic, TRAFFIC_FIELDS))
         for name, point in models.items():
             rings = self._models.get(name)

@@ -102,7 +102,7 @@ class PrefillStatus:
     workers: int
     gpus: int
     busy: float | None
-    """Share of the last two seconds spent in steps."""
+    """The share of the last two seconds spent in steps."""
     starved: float | None
     kv_wait: float | None
     waiting_prompt_tokens: int | None
@@ -129,11 +129,11 @@ class DecodeStatus:
     gpus: int
     busy: float | None
     starved: float | None
-    """Share of the last two seconds, a part of idle, in which all awaited KV was still to be computed."""
+    """The share of the last two seconds, a part of idle, in which all awaited KV was still to be computed."""
     kv_wait: float | None
     running: int | None
     held: int | None
-    """Sequences that are to decode and do not yet."""
+    """The number of sequences that will decode and have not begun to."""
     slots: int
     """The most sequences that the workers run, by their settings."""
     largest_batch: int | None
@@ -168,7 +168,7 @@ class ModelStatus:
     decode: DecodeStatus
     mixed: MixedStatus
     estimate: EstimatedPrefill | None = None
-    """Null where times are measured."""
+    """The estimated phases; null where the times are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class WorkerStatus:
     """One of starting, running, silent, restarting, gone and back."""
     life_since_unix_ms: int
     estimate: EstimatedPrefill | None = None
-    """Null where times are measured."""
+    """The estimated phases; null where the times are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +200,9 @@ class ClusterStatus:
     workers: list[WorkerStatus]
     """The workers whose telemetry this service reads, by id."""
     advice_kept: list[FigureScore]
-    """How many promises of followed commands were kept, by figure; figures without any are left out."""
+    """The number of kept promises of followed commands, by figure; figures without any are left out."""
     estimate: EstimatedPrefill | None = None
-    """Of all workers whose times are estimated; null where all times are measured."""
+    """The estimate over all workers whose times are estimated; null where all times are measured."""
     observed: ObservedFleetStatus | None = None
     """Observed servers, which take the place of a suite; null for a suite."""
 

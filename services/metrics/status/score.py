@@ -64,17 +64,17 @@ class ReportedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PromiseScore:
-    """What came of the commands that were followed since the service started, up to 200 of them."""
+    """The outcomes of the commands that were followed since the service started, up to 200 of them."""
 
     kept: int
     """This and the next three are of pressure alone."""
     of: int
     by_cause: list[PromiseCount]
     promises: list[ReportedPromise]
-    """The newest first."""
+    """The promises of recent advice, the newest of them first."""
     by_figure: list[FigureScore]
     outcomes: list[ReportedOutcome]
-    """Of all figures, up to 200 each, the newest command first."""
+    """The promises of all figures, up to 200 each, the newest command first."""
 
 
 def figure_scores(outcomes: Outcomes) -> list[FigureScore]:

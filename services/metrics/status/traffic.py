@@ -1,4 +1,4 @@
-"""What a verdict knows beside telemetry: recently finished requests and the planner's last decisions. Pure."""
+"""The inputs of a verdict beside telemetry: recently finished requests and the planner's last decisions. Pure."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -55,7 +55,7 @@ class Traffic:
     window_ms: int
     requests_per_s: float
     prompt_tokens_per_s: float
-    """Of prompts that were computed. One whose client left or that failed before its first token was not."""
+    """The tokens of computed prompts; a request that ended before its first token adds none."""
     output_tokens_per_s: float
     errors_per_s: float
     """Requests that failed through a fault of the suite."""
@@ -64,9 +64,9 @@ class Traffic:
     too_many_per_s: float
     """Requests refused for lack of room (429)."""
     cache_hit: float | None
-    """Share of prompt tokens found cached; null without any prompt."""
+    """The share of prompt tokens found cached; null without any prompt."""
     ttft_p50_ms: float | None
-    """This and the next three leave out lines of batch jobs.
+    """The median TTFT of interactive requests. This and the next three fields leave out lines of batch jobs.
 
     TTFT includes requests that still wait for their first token, by how long they have waited so far.
     """
@@ -91,7 +91,7 @@ class _Request:
     model: str
     prompt_tokens: int
     served: bool
-    """Whether the prompt was computed, as far as a first token shows."""
+    """True if the prompt was computed, as far as a first token shows."""
     cached_tokens: int
     output_tokens: int
     failed: bool
@@ -102,7 +102,7 @@ class _Request:
     ttft_limit_ns: int
     tpot_target_ns: int
     batch: bool
-    """Whether the request is a line of a batch job."""
+    """True if the request is a line of a batch job."""
 
     @property
     def first_token_ns(self) -> int:
@@ -307,9 +307,9 @@ class PlannerStatus:
     leader: str | None
     """Id of the leading planner; null if none reports or none leads."""
     acts: bool
-    """Whether the planner gives workers the roles that it decides."""
+    """True if the planner gives workers the roles that it decides."""
     idle_because: str
-    """Why a planner in mode auto does not act; empty if it does, or does not report."""
+    """The reason why a planner in mode auto does not act; empty if it does, or does not report."""
     decided_unix_ms: int | None
     reason: str
     reason_code: str

@@ -24,7 +24,7 @@ Write = Callable[[PlannerStore], Awaitable[bool]]
 
 
 class Admin:
-    """Checks callers of admin verbs and publishes what they set."""
+    """The admin verbs: callers are checked, and their settings published."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Admin:
         token: str,
         keys: KeyTable | None = None,
     ) -> None:
-        """With `keys`, an API key of the role that a verb needs is accepted in place of the token."""
+        """Accept an API key of the role that a verb needs in place of the token if `keys` is given."""
         self._guard = ChangeGuard(keys, clock, token=token)
         self.state = state
         self._store = store

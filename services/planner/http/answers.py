@@ -196,7 +196,7 @@ class ModelAnswer:
     model: str
     code: str
     unknown: str
-    """What is missing, in words; empty if enough is known."""
+    """The missing knowledge, in words; empty if enough is known."""
     now: SeenAnswer | None
     pinned: list[str]
 
@@ -206,7 +206,7 @@ class PlannerAnswer:
     planner_id: str
     mode: str
     lead: str
-    """Which planner of the cluster decides: ours, anothers, or unknown while Redis does not answer."""
+    """The planner of the cluster that decides: ours, anothers, or unknown while Redis does not answer."""
     not_live: str
     """The sources that are silent, in words; empty if all are live."""
     decisions: dict[str, int]

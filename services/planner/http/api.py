@@ -111,9 +111,11 @@ class WorkerAnswer:
     """The data-parallel group whose ranks share one role; empty for a single worker."""
     coverage: float
     cpu_wait: float | None
-    """Share of its time in which it waits for a CPU, 0 to 1; null if it does not report it."""
+    """The share of its time in which it waits for a CPU, 0 to 1; null if it does not report it."""
     life: str
-    """As in `/v1/status`: starting, running, silent, restarting, gone or back. `state` is what it registered."""
+    """The same as in `/v1/status`: starting, running, silent, restarting, gone or back. `state` is what it
+    registered.
+    """
     life_since_unix_ms: int
 
 
@@ -146,7 +148,7 @@ def make_api(
 
     @app.get("/v1/decisions")
     async def decisions(limit: Limit = 20) -> list[DecisionAnswer]:
-        """Return the last decisions, newest first."""
+        """Return the last decisions, the newest of them first."""
         return [decision_answer(decision) for decision in islice(reversed(state.decisions), limit)]
 
     @app.get("/v1/decisions/{decision_id}", responses={404: {"description": "no such decision is kept"}})

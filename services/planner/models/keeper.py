@@ -175,24 +175,22 @@ class ModelKeeper:
     models: Mapping[str, PlacedModel] = field(default_factory=dict)
     """The models as the last decision saw them."""
     switches: Counter[str] = field(default_factory=Counter)
-    """Number of orders, by reason."""
     cold_starts: int = 0
     """Number of models loaded for a request that was waiting."""
     switched_s: float = 0.0
-    """Worker time spent on loading models."""
+    """Seconds that workers have spent on loading models."""
     uses: UseCounts = field(default_factory=UseCounts)
     """Uses of each model, as gateways count them."""
     _ordered: dict[str, _PendingOrder] = field(default_factory=dict)
     _failures: dict[str, _Failure] = field(default_factory=dict)
     _moves: dict[str, int] = field(default_factory=dict)
-    """By worker, the time of its last model change that has been processed."""
+    """The time of each worker's last model change that has been processed."""
     follower: UseFollower = field(init=False)
     """Follows the use of models. Requests to adapters count for their model, since they need the same GPUs."""
     adapter_follower: UseFollower = field(init=False)
     chances: Mapping[str, ModelPrediction] = field(default_factory=dict)
     adapter_chances: Mapping[str, ModelPrediction] = field(default_factory=dict)
     adapters: Mapping[str, ModelEntry] = field(init=False)
-    """The catalogue's LoRA adapters, by name."""
     _models: Mapping[str, ModelEntry] = field(init=False)
     """The catalogue's entries other than adapters, by name."""
     _chances_ns: int = 0

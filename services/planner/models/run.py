@@ -39,7 +39,7 @@ MAX_CALLS: Final = 64
 
 
 class ModelLoop:
-    """Keeps the pool while `leads` returns true, which holds for one planner of a cluster."""
+    """The loop that manages the pool while `leads` returns true, which holds for one planner of a cluster."""
 
     def __init__(
         self,
@@ -55,7 +55,9 @@ class ModelLoop:
         acts: Callable[[], bool],
         targets: Callable[[Mapping[str, float]], None],
     ) -> None:
-        """Unless `acts` returns true, no worker is called. `targets` receives the models' TPOT targets in ms."""
+        """Create a loop that calls workers only while `acts` returns true. `targets` receives the models' TPOT targets
+        in ms.
+        """
         self._targets = targets
         self._keeper = keeper
         self._store = store

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.hashing import block_hashes
-from libs.engine.port import EnginePhase, SamplingParams
+from libs.engine.port import EnginePhase, Pooling, SamplingParams
 from libs.engine.reports import EngineIntegrity, FinishReason
 from libs.model.info import SIM_EOS
-from libs.testing.engines.engine import EngineBench
+from libs.testing.engines.engine import EngineBench, SequenceLog
 from libs.testing.wait import until
 from tests.contract.engine.engine_rig import (
     GREEDY,
@@ -174,6 +175,59 @@ async def test_a_scored_prompt_of_one_token_has_nothing_before_it(bench: EngineB
     scoring = replace(GREEDY, logprobs=True, prompt_logprobs=True)
     log = await complete(engine, reader, sequence(prompt=PROMPT[:1], sampling=scoring, output=1, root=b""))
     assert log.logprobs[0].prompt == () and len(log.token_ids) == 1
+
+
+def vector(log: SequenceLog) -> NDArray[np.float32]:
+    assert log.end is not None
+    return np.frombuffer(log.end.pooled, dtype="<f4")
+
+
+@on_our_core
+@pytest.mark.parametrize("phase", [EnginePhase.PREFILL, EnginePhase.BOTH])
+@pytest.mark.parametrize("pooling", Pooling)
+async def test_a_pooled_prompt_ends_with_its_vector_and_leaves_nothing(
+    bench: EngineBench, phase: EnginePhase, pooling: Pooling
+) -> None:
+    engine, reader = await bench.start("one")
+    pooled = replace(sequence(phase, output=1), pooling=pooling)
+    plain = sequence()
+    engine.submit(plain)
+    log = await complete(engine, reader, pooled)
+    assert (log.token_ids, finish(log)) == ([], FinishReason.STOP)
+    assert log.end is not None and log.end.handle is None and log.streamed_handle is None
+    assert np.linalg.norm(vector(log)) > 0
+    assert log.end.computed_prompt_tokens == len(PROMPT)
+    assert len((await reader.ended(plain.sequence_id)).token_ids) == 12
+    await until(lambda: engine.integrity() == IDLE)
+
+
+@on_our_core
+@pytest.mark.parametrize("pooling", Pooling)
+async def test_a_vector_is_the_same_however_its_prompt_was_computed(bench: EngineBench, pooling: Pooling) -> None:
+    engine, reader = await bench.start("one")
+    root = ROOT if pooling is Pooling.LAST else b""
+    whole = vector(await complete(engine, reader, replace(sequence(root=b"", output=1), pooling=pooling)))
+    other = replace(sequence(prompt=PROMPT[::-1].copy(), output=1), pooling=pooling)
+    assert not np.allclose(vector(await complete(engine, reader, other)), whole, atol=1e-3)
+    engine.set_prefill_chunk(7)
+    cached = 0
+    for _ in range(2):  # the second time a prefix of it is cached, where it may be reused
+        log = await complete(engine, reader, replace(sequence(root=root, output=1), pooling=pooling))
+        assert vector(log) == pytest.approx(whole, abs=1e-4)
+        assert log.end is not None
+        cached = log.end.cached_tokens
+    assert (cached > 0) is (pooling is Pooling.LAST)
+
+
+async def test_an_engine_refuses_to_pool_what_it_cannot(bench: EngineBench) -> None:
+    engine, _ = await bench.start("one")
+    wrong = [replace(sequence(generated=[1, 2]), pooling=Pooling.LAST)]
+    wrong.append(replace(sequence(root=ROOT), pooling=Pooling.MEAN))
+    if not engine.capabilities.pools:
+        wrong.append(replace(sequence(), pooling=Pooling.LAST))
+    for request in wrong:
+        with pytest.raises(InvalidRequest):
+            engine.submit(request)
 
 
 async def test_no_token_ends_a_sequence_before_it_has_its_minimum(bench: EngineBench) -> None:

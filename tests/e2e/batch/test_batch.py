@@ -36,12 +36,6 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def client(suite: RunningSuite) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{suite.gateway}/v1", api_key="none", max_retries=0) as found:
-        yield found
-
-
 def line(custom_id: str, **change: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": f"Question {custom_id}"}]
     body = {"model": "sim", "messages": messages, "max_tokens": 6, "temperature": 0, **change.pop("body", {})}
@@ -89,6 +83,23 @@ def test_every_line_of_a_job_is_answered_as_if_asked_alone(client: openai.OpenAI
         client.files.content(batch.output_file_id or "")
 
 
+def test_a_job_of_embeddings_has_the_vectors_of_requests(client: openai.OpenAI) -> None:
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/embeddings", "body": {"model": "sim", "input": [text]}}
+        for number, text in enumerate(("a red fox", "a slow dog", ""))
+    ]
+    job = client.batches.create(input_file_id=upload(client, lines), endpoint="/v1/embeddings", completion_window="24h")
+    job = wait(client, job)
+    assert job.request_counts is not None
+    assert (job.request_counts.completed, job.request_counts.failed) == (2, 1)
+    answers = {each["custom_id"]: each["response"]["body"] for each in read(client, job.output_file_id)}
+    for number, text in enumerate(("a red fox", "a slow dog")):
+        alone = client.embeddings.create(model="sim", input=text, encoding_format="float")
+        assert answers[str(number)]["data"][0]["embedding"] == pytest.approx(alone.data[0].embedding)
+    (fault,) = read(client, job.error_file_id)
+    assert fault["response"]["body"]["error"]["param"] == "input"
+
+
 def test_a_line_keeps_to_min_tokens_and_stop_as_a_request_does(client: openai.OpenAI) -> None:
     text = client.chat.completions.create(**line("it")["body"] | {"max_tokens": 12}).choices[0].message.content
     assert text
@@ -117,7 +128,7 @@ def test_lines_that_cannot_be_run_are_errors_of_their_own(client: openai.OpenAI)
         line("good"),
         "{not json",
         line("good"),
-        line("elsewhere", url="/v1/embeddings"),
+        line("elsewhere", url="/v1/images"),
         line("unknown", body={"model": "nope"}),
         line("get", method="GET"),
         line("hot", body={"temperature": 9}),
@@ -241,7 +252,7 @@ def test_files_and_batches_are_listed_in_pages(client: openai.OpenAI) -> None:
     ("change", "status", "param"),
     [
         ({"input_file_id": "file-none"}, 404, "input_file_id"),
-        ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
+        ({"endpoint": "/v1/images"}, 400, "endpoint"),
         ({"completion_window": "soon"}, 400, "completion_window"),
     ],
 )

@@ -98,6 +98,9 @@ def test_the_gateways_answers_keep_their_shape(suite: RunningSuite) -> None:
         "message stream": events(suite, "/v1/messages", MESSAGE),
         "message count": ask(suite, "/v1/messages/count_tokens", COUNTED),
         "message refused": ask(suite, "/v1/messages", {}),
+        "embeddings": ask(suite, "/v1/embeddings", {"model": "sim", "input": "hi"}),
+        "score": ask(suite, "/v1/score", {"model": "sim", "text_1": "hi", "text_2": "hi"}),
+        "rerank": ask(suite, "/v1/rerank", {"model": "sim", "query": "hi", "documents": ["hi"]}),
         "refused": ask(suite, "/v1/chat/completions", {}),
         **{path: httpx.get(suite.gateway + path).json() for path in ("/v1/models", "/v1/models/sim", "/v1/batches")},
     }

@@ -92,6 +92,14 @@ def test_more_traffic_and_longer_prompts_take_more_gpus_of_their_pool(tmp_path: 
     assert most["isl"]["prefill"] >= 1.8 * most["now"]["prefill"]
 
 
+@pytest.mark.parametrize("days, ahead_days, said", [(2, 5, True), (6, 1, False)])
+def test_a_plan_far_beyond_what_came_so_far_says_so(tmp_path: Path, days: int, ahead_days: int, said: bool) -> None:
+    found, asked = daily(days), PlanQuery(SLO, ahead_days * 86_400.0)
+    folder = table_folder(tmp_path, found, asked)
+    notes = plan_capacity(found, asked, HARDWARE, folder).notes
+    assert any("times the busiest stretch so far" in note for note in notes) == said
+
+
 def test_a_plan_is_the_same_each_time(tmp_path: Path) -> None:
     assert plan_row(tmp_path, PlanQuery(SLO, 7200.0)) == plan_row(tmp_path, PlanQuery(SLO, 7200.0))
 

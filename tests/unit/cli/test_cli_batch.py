@@ -127,13 +127,13 @@ def test_answers_and_errors_come_into_files_of_their_own(gateway: Gateway) -> No
         ("submit", "in.jsonl", "--output", "in.jsonl"),
         ("submit", "in.jsonl", "--errors", "link"),
         ("submit", "in.jsonl", "--window", "soon"),
-        ("submit", "in.jsonl", "--endpoint", "/v1/embeddings"),
+        ("submit", "in.jsonl", "--endpoint", "/v1/images"),
         ("submit", "elsewhere.jsonl"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_sent(gateway: Gateway, arguments: tuple[str, ...]) -> None:
     Path("link").symlink_to("in.jsonl")
-    Path("elsewhere.jsonl").write_text('{"url": "/v1/embeddings"}')
+    Path("elsewhere.jsonl").write_text('{"url": "/v1/images"}')
     done = batch(*arguments)
     assert (done.exit_code, gateway.asked) == (1, [])
     assert "--output" in str(done.exception) or "must be" in str(done.exception) or "--errors" in str(done.exception)

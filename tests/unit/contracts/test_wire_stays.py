@@ -13,12 +13,13 @@ from libs.contracts.pb.fulcrum.alerts.v1 import alerts_pb2
 from libs.contracts.pb.fulcrum.audit.v1 import audit_pb2
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2
+from libs.contracts.pb.fulcrum.demand.v1 import demand_pb2
 from libs.contracts.pb.fulcrum.planner.v1 import planner_pb2
 from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2
 from libs.testing import golden
 
-FILES = (alerts_pb2, audit_pb2, batch_pb2, common_pb2, planner_pb2, telemetry_pb2, worker_pb2)
+FILES = (alerts_pb2, audit_pb2, batch_pb2, common_pb2, demand_pb2, planner_pb2, telemetry_pb2, worker_pb2)
 
 
 def fields(message: Descriptor) -> dict[str, Any]:

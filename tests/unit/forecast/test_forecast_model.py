@@ -100,6 +100,16 @@ def test_a_band_is_wider_with_little_history_and_says_so() -> None:
     assert (wide > 1.5 * spread).all()
 
 
+def test_a_calm_series_of_three_days_has_a_narrower_band_a_week_ahead_than_a_restless_one() -> None:
+    widths = []
+    for noise in (0.03, 0.6):
+        history = _demand(100 * _noise(432, noise))
+        model = DemandForecaster().fit(history, (144, 1008))
+        found = model.forecast(history)["requests"].quantiles[1]
+        widths.append(found[-1] / found[3])
+    assert widths[0] < 2.5 < widths[1]
+
+
 def test_no_demand_yet_and_nothing_known_are_said_in_words() -> None:
     nothing = _demand(np.zeros(50))
     model = DemandForecaster().fit(nothing, HORIZONS)

@@ -66,7 +66,7 @@ def make_app(files: Any, view: JobView, work: MemoryWork, keys: FileKeys, table:
     catalog = load_catalog({"open": BUILTIN_SIM, "closed": BUILTIN_SIM})
     clock, metrics = SystemClock(), GatewayMetrics()
     intake = Intake(
-        catalog=catalog, fleet=UNUSED, hints=UNUSED, threads=UNUSED, defaults=UNUSED, limits=RequestLimits(8, 8)
+        catalog=catalog, fleet=UNUSED, hints=UNUSED, threads=UNUSED, defaults=UNUSED, limits=RequestLimits(8, 8, 8)
     )  # fmt: skip
 
     def endpoint(route: str, reader: Reader) -> CompletionEndpoint:

@@ -281,3 +281,20 @@ def test_a_speed_that_is_none_is_not_believed(kv_token_ns: float) -> None:
     message.kv_token_ns = kv_token_ns
     read_report(outlook, pb.WorkerFrame(speed=message), who, 0)
     assert outlook.speed is before
+
+
+def test_a_prompt_that_becomes_a_vector_needs_no_decode_worker() -> None:
+    pooled = replace(ask(), pooled=True)
+    assert where(pooled, prefill("p0"), decode("d", decode_credits=0)) == ("p0", "")
+    assert where(pooled, prefill("p0", load=2), prefill("p1")) == ("p1", "")
+    assert where(pooled, mixed("m0")) == ("m0", "m0")
+    assert bind([pooled], [prefill("p0", prefill_credits=0), decode("d")], PredictedTtft()) == []
+    (binding,) = bind([pooled], [prefill("p0")], PredictedTtft())
+    assert binding.predicted.ttft_ns > 0 and binding.predicted.second_ns == 0
+
+
+def test_vectors_take_prefill_credits_and_no_decode_credits() -> None:
+    asks = [replace(ask(key), pooled=key < 3) for key in range(1, 5)]
+    asks = [replace(each, tokens=64) for each in asks]
+    bound = bind(asks, [prefill("p0", prefill_credits=3), decode("d", decode_credits=1)], PredictedTtft())
+    assert [(each.prompt_worker, each.decode_worker) for each in bound] == [("p0", ""), ("p0", ""), ("p0", "d")]

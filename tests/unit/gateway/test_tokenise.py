@@ -97,7 +97,7 @@ async def test_a_tenants_long_prompts_take_turns_with_anothers(monkeypatch: pyte
         unused: Any = None
         intake = Intake(
             catalog=unused, fleet=unused, hints=unused, threads=threads, defaults=unused,
-            limits=RequestLimits(1, 1), tenants=Apart(),
+            limits=RequestLimits(1, 1, 1), tenants=Apart(),
         )  # fmt: skip
 
         async def tokens(tenant: str) -> None:

@@ -1,7 +1,6 @@
 """How `make bench-operator` counts changes of roles."""
 
-from load.verdict.bench_operator import CHANGE_S, _role_changes
-from load.verdict.voices import Look
+from load.verdict.bench_operator import CHANGE_S, Look, _role_changes
 
 
 def looks(*roles: tuple[float, str]) -> list[Look]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from libs.cli.status.show import LinkAnswer, links_table
+from libs.cli.status.show import ListedLink, links_table
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer
 from libs.policy.alerts.watch import SOUND, link_conditions
 from libs.policy.kv_links import (
@@ -249,8 +249,8 @@ def test_a_pair_starts_anew_with_either_of_its_processes() -> None:
 
 def test_the_command_prints_each_pair_with_what_is_not_known_left_open() -> None:
     rows = [
-        LinkAnswer("p", "e", "m", "network", 9, 2_500_000_000, 0.4, 0.03),
-        LinkAnswer("q", "e", "m", "shared_memory", 0, 1_000_000, None, None),
+        ListedLink("p", "e", "m", "network", 9, 2_500_000_000, 0.4, 0.03),
+        ListedLink("q", "e", "m", "shared_memory", 0, 1_000_000, None, None),
     ]
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(links_table(rows))

@@ -1,13 +1,15 @@
 """What is read of a model's folder."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
 from libs.contracts.errors import StartupError
-from libs.model.info import load_model_info
+from libs.model.info import Embedding, load_model_info
 from libs.model.prepare import FILES, OTHER_FILES
 
 CONFIG = {"max_position_embeddings": 2048, "vocab_size": 1000, "eos_token_id": 7, "hidden_size": 8}
@@ -75,3 +77,53 @@ def test_weights_that_a_model_has_twice_are_fetched_once() -> None:
     there = ["model-1.safetensors", "config.json", "original/model.safetensors", "original/config.json", "model.bin"]
     fetched = filter_repo_objects(there, allow_patterns=list(FILES), ignore_patterns=list(OTHER_FILES))
     assert list(fetched) == ["model-1.safetensors", "config.json"]
+
+
+def st_folder(folder: Path, pooling: dict[str, Any], *modules: str) -> Path:
+    """A folder with Sentence Transformers' files; `modules` beside the first two."""
+    make_folder(folder)
+    listed = [("", "Transformer"), ("1_Pooling", "Pooling"), *(("", each) for each in modules)]
+    types = [{"path": path, "type": f"sentence_transformers.models.{name}"} for path, name in listed]
+    (folder / "modules.json").write_text(json.dumps(types))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("pooling", "chosen"),
+    [
+        ({"pooling_mode_lasttoken": True, "pooling_mode_cls_token": False, "include_prompt": True}, "last"),
+        ({"pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode": "mean", "include_prompt": True}, "mean"),
+    ],
+)
+def test_a_sentence_transformers_folder_names_its_pooling(tmp_path: Path, pooling: dict[str, Any], chosen: str) -> None:
+    found = load_model_info(st_folder(tmp_path, pooling)).embedding
+    assert (found.pooling, found.normalizes, found.size, found.unserved) == (chosen, False, 8, "")
+
+
+def test_a_model_without_such_files_takes_the_last_token_and_normalises(tmp_path: Path) -> None:
+    assert load_model_info(make_folder(tmp_path)).embedding == Embedding(pooling="last", normalizes=True, size=8)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "modules"),
+    [
+        ({"pooling_mode": "cls"}, ("Normalize",)),
+        ({"pooling_mode_max_tokens": True}, ()),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True}, ()),
+        ({"pooling_mode": "mean"}, ("Dense",)),
+    ],
+)
+def test_what_is_not_computed_is_named(tmp_path: Path, pooling: dict[str, Any], modules: tuple[str, ...]) -> None:
+    assert load_model_info(st_folder(tmp_path, pooling, *modules)).embedding.unserved
+
+
+def test_vectors_are_shortened_only_as_the_model_was_trained(tmp_path: Path) -> None:
+    plain = load_model_info(st_folder(tmp_path, {"pooling_mode": "mean"}, "Normalize")).embedding
+    assert plain.normalizes and plain.fault(4) and not plain.fault(8) and not plain.fault(None)
+    any_size, some_sizes = replace(plain, shortens=True), replace(plain, shortens=True, sizes=frozenset({4}))
+    assert not any_size.fault(3) and any_size.fault(9)
+    assert not some_sizes.fault(4) and some_sizes.fault(3) and not some_sizes.fault(8)

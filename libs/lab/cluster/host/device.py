@@ -213,7 +213,7 @@ class Device:
 
     @property
     def last_coasted_ps(self) -> int:
-        """When the latest completed step of a coast ended; 0 if none has."""
+        """The end of the latest completed step of a coast; 0 if none has."""
         coasting = self._coasting
         if coasting is None:
             return 0

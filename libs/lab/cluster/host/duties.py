@@ -58,7 +58,7 @@ class LabOutbox:
 
     @property
     def due(self) -> bool:
-        """Whether there is anything beyond a new speed, which can wait for the next frame."""
+        """Return whether there is anything beyond a new speed, which can wait for the next frame."""
         return bool(self.tokens or self.happened or self.load or self.assignment)
 
     def sent(self) -> None:
@@ -103,7 +103,7 @@ class LabSequence:
     new_tokens: int = 0
     """Output tokens produced since the sequence came to this worker."""
     weighed: bool = False
-    """Whether moving the sequence has been considered under the present role."""
+    """True if moving the sequence has been considered under the present role."""
 
     @property
     def tokens(self) -> int:
@@ -117,17 +117,17 @@ class LabSequence:
 
     @property
     def yields(self) -> bool:
-        """Whether its prompt gives way to others that can be computed."""
+        """Return whether its prompt gives way to others that can be computed."""
         return self.request.yields
 
     @property
     def awaits_prompt(self) -> bool:
-        """Whether its prompt is computed here and is still incomplete."""
+        """Return whether its prompt is computed here and is still incomplete."""
         return self.request.phase is not EnginePhase.DECODE and not self.new_tokens
 
     @property
     def decodes(self) -> bool:
-        """Whether it is past its prompt and continues here token by token."""
+        """Return whether it is past its prompt and continues here token by token."""
         return self.request.phase is not EnginePhase.PREFILL and self.new_tokens > 0
 
 
@@ -154,7 +154,7 @@ class Duties:
         """(bytes, time) by handle of sequences that are moving, until they have moved."""
         self._budget = self._role_budget = 0
         self._unsettled = True
-        """Whether credits have changed hands or could change hands."""
+        """True if credits have changed hands or could change hands."""
 
     # ------------------------------------------------------------ the role
 

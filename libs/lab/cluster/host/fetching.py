@@ -33,7 +33,7 @@ class Stream:
     """The number of blocks that have arrived or are on the link."""
     asked_ns: int
     open: bool = False
-    """Whether the request for the blocks has reached the source."""
+    """True if the request for the blocks has reached the source."""
     moving: bool = False
     first: int = 0
     """The number of blocks found in the receiver's own cache."""
@@ -45,7 +45,7 @@ class Stream:
 
     @property
     def done(self) -> bool:
-        """Whether the source has finished the prompt and all blocks have arrived."""
+        """Return whether the source has finished the prompt and all blocks have arrived."""
         return not self.moving and self.held.whole and self.at >= len(self.held.blocks)
 
 
@@ -188,7 +188,7 @@ class Fetching:
 
     @property
     def rest(self) -> Rest:
-        """The category of time that passes while the worker computes nothing."""
+        """Return the category of the time in which the worker computes nothing."""
         waits = self._link.moving or any(stream.ready > 0 for stream in self._streams.values())
         return Rest.KV_WAIT if waits else Rest.STARVED if self._streams else Rest.IDLE
 

@@ -26,13 +26,13 @@ class WorkerShape:
     hop_ns: int
     """One-way delay between a worker and the gateway or another worker."""
     guard: bool = True
-    """Whether prompts and new sequences are limited to protect the TPOT of running decodes."""
+    """True if prompts and new sequences are limited to protect the TPOT of running decodes."""
     prompt_order: PromptOrder | None = None
     """The order of the prompts on a worker; None for first come, first served."""
     credits: bool = True
-    """Whether work is accepted only against credits; False where it queues in workers."""
+    """True if work is accepted only against credits; False where it queues in workers."""
     stepwise: bool = False
-    """Whether every step is simulated singly, which is slow and changes nothing else."""
+    """True if every step is simulated singly, which is slow and changes nothing else."""
 
     @property
     def kv_kind(self) -> str:

@@ -1,0 +1,187 @@
+"""The routes that turn texts into vectors: a request's prompts, and the answer made of their vectors."""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.contracts.errors import InvalidRequest
+from libs.model.info import Embedding
+from services.gateway.embeddings.schema import (
+    EMBEDDINGS_PATH,
+    RERANK_PATH,
+    SCORE_PATH,
+    Document,
+    EmbeddingItem,
+    EmbeddingReply,
+    EmbeddingRequest,
+    PooledUsage,
+    RerankItem,
+    RerankReply,
+    RerankRequest,
+    ScoreItem,
+    ScoreReply,
+    ScoreRequest,
+)
+from services.gateway.request.choice import Choice, first_error
+from services.gateway.request.endpoint import Answer, Reader
+from services.gateway.request.exchange import News, Wire
+from services.gateway.request.intake import Arrival
+from services.gateway.request.parse import ParsedRequest, pooled_asked, prompts_of
+from services.gateway.request.prompt import ServedModel
+from services.gateway.request.schema import drop_harmless, fit
+
+Vectors = NDArray[np.float32]
+"""[inputs, size] 2D float32."""
+
+
+class Pooled(NamedTuple):
+    """The parts of an answer that all of these routes share."""
+
+    request_id: str
+    created: int
+    vectors: Vectors
+    usage: PooledUsage
+
+
+Render = Callable[[Pooled], object]
+
+
+def shaped(packed: Sequence[bytes], embedding: Embedding, dimensions: int | None = None) -> Vectors:
+    """Return what a model's own files make of its prompts' vectors: shortened, then normalised. Pure."""
+    vectors = np.stack([np.frombuffer(each, dtype="<f4") for each in packed])[:, :dimensions]
+    return unit(vectors) if embedding.normalizes else vectors
+
+
+def unit(vectors: Vectors) -> Vectors:
+    """Return the vectors with length 1. A vector of zeros stays one."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    found: Vectors = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    return found
+
+
+def cosines(first: Vectors, second: Vectors) -> list[float]:
+    """Return the cosine of each pair; one vector in `first` pairs with all of `second`."""
+    return [float(each) for each in (unit(first) * unit(second)).sum(axis=1)]
+
+
+class PooledExchange:
+    """The sending of one answer made of vectors."""
+
+    def __init__(
+        self,
+        render: Render,
+        dimensions: int | None,
+        choices: list[Choice],
+        model: ServedModel,
+        arrival: Arrival,
+        *,
+        news: News,
+        headers: Mapping[str, str],
+    ) -> None:
+        """Raise InvalidRequest if the model cannot shorten its vectors to `dimensions`; None keeps their length."""
+        self._embedding = model.info.embedding
+        if fault := self._embedding.fault(dimensions):
+            raise InvalidRequest(f"dimensions: {dimensions} for model {model.info.name!r}: {fault}", param="dimensions")
+        self._render = render
+        self._dimensions = dimensions
+        self._choices = choices
+        self._arrival = arrival
+        self._news = news
+        self._headers = headers
+
+    async def whole(self, wire: Wire) -> None:
+        """Send one JSON object once every vector is there."""
+        await wire.json(200, await self.reply(), self._headers)
+
+    async def reply(self) -> object:
+        """Return the whole answer once every vector is there."""
+        while not all(choice.text.done for choice in self._choices):
+            await self._news.wait()
+            self._raise_error()
+        self._raise_error()
+        generations = [choice.generation for choice in self._choices]
+        tokens = sum(each.prompt_tokens for each in generations)
+        vectors = shaped([each.vector for each in generations], self._embedding, self._dimensions)
+        arrival = self._arrival
+        pooled = Pooled(arrival.request_id, arrival.arrival_ns // 10**9, vectors, PooledUsage(tokens, tokens))
+        return self._render(pooled)
+
+    async def stream(self, wire: Wire) -> None:
+        """Send the same: these routes have no streams."""
+        await self.whole(wire)
+
+    def _raise_error(self) -> None:
+        error = first_error(self._choices)
+        if error is not None:
+            raise error
+
+
+class EmbeddingReader:
+    async def read(self, body: bytes, _arrival: Arrival) -> tuple[ParsedRequest, Answer]:
+        request = fit(body, EmbeddingRequest, partial(drop_harmless, served=frozenset(_FIELDS[EmbeddingRequest])))
+        raw = request.add_special_tokens is False
+        asked = pooled_asked(request.model, prompts_of(request.input, "input"), "input", raw=raw)
+        render = partial(_embeddings, request.model, request.encoding_format == "base64")
+        return asked, partial(PooledExchange, render, request.dimensions)
+
+
+class ScoreReader:
+    async def read(self, body: bytes, _arrival: Arrival) -> tuple[ParsedRequest, Answer]:
+        request = fit(body, ScoreRequest, partial(drop_harmless, served=frozenset(_FIELDS[ScoreRequest])))
+        first, second = _texts(request.text_1), _texts(request.text_2)
+        if len(first) != 1 and len(first) != len(second):
+            text = f"text_1 has {len(first)} texts and text_2 {len(second)}: send one, or as many"
+            raise InvalidRequest(text, param="text_1")
+        asked = pooled_asked(request.model, (*first, *second), "text_1 or text_2")
+        return asked, partial(PooledExchange, partial(_scores, request.model, len(first)), None)
+
+
+class RerankReader:
+    async def read(self, body: bytes, _arrival: Arrival) -> tuple[ParsedRequest, Answer]:
+        request = fit(body, RerankRequest, partial(drop_harmless, served=frozenset(_FIELDS[RerankRequest])))
+        documents = [each.text if isinstance(each, Document) else each for each in request.documents]
+        if not documents:
+            raise InvalidRequest("documents is empty", param="documents")
+        asked = pooled_asked(request.model, (request.query, *documents), "query or documents")
+        shown = None if request.return_documents is False else documents
+        render = partial(_reranked, request.model, request.top_n or len(documents), shown)
+        return asked, partial(PooledExchange, render, None)
+
+
+_FIELDS: Final = {kind: kind.__struct_fields__ for kind in (EmbeddingRequest, ScoreRequest, RerankRequest)}
+
+
+def pooled_readers() -> dict[str, Reader]:
+    """Return the reader of each route by its path."""
+    return {EMBEDDINGS_PATH: EmbeddingReader(), SCORE_PATH: ScoreReader(), RERANK_PATH: RerankReader()}
+
+
+def _texts(texts: str | list[str]) -> tuple[str, ...]:
+    return (texts,) if isinstance(texts, str) else tuple(texts)
+
+
+def _embeddings(model: str, in_base64: bool, pooled: Pooled) -> EmbeddingReply:
+    shown = [
+        base64.b64encode(vector.astype("<f4").tobytes()).decode() if in_base64 else vector.tolist()
+        for vector in pooled.vectors
+    ]
+    return EmbeddingReply(model, [EmbeddingItem(index, each) for index, each in enumerate(shown)], pooled.usage)
+
+
+def _scores(model: str, first: int, pooled: Pooled) -> ScoreReply:
+    scores = cosines(pooled.vectors[:first], pooled.vectors[first:])
+    items = [ScoreItem(index, score) for index, score in enumerate(scores)]
+    return ScoreReply(f"score-{pooled.request_id}", pooled.created, model, items, pooled.usage)
+
+
+def _reranked(model: str, most: int, documents: list[str] | None, pooled: Pooled) -> RerankReply:
+    scores = cosines(pooled.vectors[:1], pooled.vectors[1:])
+    results = [RerankItem(index, score) for index, score in enumerate(scores)]
+    results.sort(key=lambda item: -item.relevance_score)
+    for item in results[:most] if documents is not None else ():
+        item.document = Document((documents or [])[item.index])
+    return RerankReply(f"rerank-{pooled.request_id}", model, results[:most], pooled.usage)

@@ -1,0 +1,109 @@
+"""The bodies of the routes that turn texts into vectors: OpenAI's embeddings, vLLM's scores, Jina's rerank. Pure."""
+
+from typing import Annotated, Final, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from services.gateway.request.formats import Declared
+from services.gateway.request.schema import AtLeastOne, Label
+
+EMBEDDINGS_PATH: Final = "/v1/embeddings"
+SCORE_PATH: Final = "/v1/score"
+RERANK_PATH: Final = "/v1/rerank"
+MAX_INPUTS: Final = 2048
+"""The bound for one request in OpenAI's API. A shorter queue lowers it."""
+
+
+class EmbeddingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/embeddings.
+
+    `input` is text, token ids, or a list of either. `add_special_tokens` is vLLM's. `user` has no effect.
+    """
+
+    model: str
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: AtLeastOne | None = None
+    add_special_tokens: bool | None = None
+    user: Label | None = None
+
+
+class ScoreRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/score: one text against each of several, or two lists of one length pair by pair."""
+
+    model: str
+    text_1: str | list[str]
+    text_2: str | list[str]
+    user: Label | None = None
+
+
+class Document(Struct, forbid_unknown_fields=True):
+    text: str
+
+
+class RerankRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/rerank. `top_n` 0 or null returns all documents."""
+
+    model: str
+    query: str
+    documents: list[str | Document]
+    top_n: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    return_documents: bool | None = None
+    user: Label | None = None
+
+
+class PooledUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingItem(Struct):
+    index: int
+    embedding: list[float] | str
+    """The vector, or its little-endian float32 in base64."""
+    object: str = "embedding"
+
+
+class EmbeddingReply(Struct):
+    model: str
+    data: list[EmbeddingItem]
+    usage: PooledUsage
+    object: str = "list"
+
+
+class ScoreItem(Struct):
+    index: int
+    score: float
+    object: str = "score"
+
+
+class ScoreReply(Struct):
+    id: str
+    created: int
+    model: str
+    data: list[ScoreItem]
+    usage: PooledUsage
+    object: str = "list"
+
+
+class RerankItem(Struct):
+    index: int
+    relevance_score: float
+    document: Document | UnsetType = UNSET
+
+
+class RerankReply(Struct):
+    id: str
+    model: str
+    results: list[RerankItem]
+    usage: PooledUsage
+
+
+POOLED_ROUTES: Final = tuple(
+    Declared(path, summary, request, reply, streams=False, tag="embeddings")
+    for path, summary, request, reply in (
+        (EMBEDDINGS_PATH, "Turn texts into vectors.", EmbeddingRequest, EmbeddingReply),
+        (SCORE_PATH, "Compare texts by their vectors.", ScoreRequest, ScoreReply),
+        (RERANK_PATH, "Order documents by a query.", RerankRequest, RerankReply),
+    )
+)
