@@ -1,6 +1,8 @@
 """What Dynamo's workers publish: forward-pass metrics, channels and model cards of a discovery folder. Pure."""
 
+from contextlib import suppress
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -78,9 +80,24 @@ class _Transport(msgspec.Struct, frozen=True):
 class Channel(msgspec.Struct, frozen=True):
     """One publisher of records."""
 
+    instance_id: int
+    """The `publisher_id` of its messages."""
     topic: str
     scope: _Scope
     transport: _Transport
+
+    @property
+    def endpoint(self) -> str:
+        return self.transport.config.endpoint
+
+    @property
+    def node(self) -> str:
+        """The host of its endpoint; empty if that is no address like tcp://host:port."""
+        with suppress(ValueError):
+            parts = urlsplit(self.endpoint)
+            if parts.scheme == "tcp" and parts.hostname and parts.port and self.endpoint.isprintable():
+                return parts.hostname
+        return ""
 
 
 class _Runtime(msgspec.Struct, frozen=True):
@@ -110,6 +127,10 @@ class Card(msgspec.Struct, frozen=True):
         found = (self.card_json.worker_type or "").lower()
         return found if found in ("prefill", "decode") else "mixed"
 
+    @property
+    def name(self) -> str:
+        return f"{self.component}-{self.instance_id:x}"
+
 
 _ENVELOPES: Final = msgspec.msgpack.Decoder(Envelope)
 _RECORDS: Final = msgspec.msgpack.Decoder(PassRecord)
@@ -138,12 +159,12 @@ def parse_message(parts: list[bytes]) -> tuple[Envelope, PassRecord]:
 
 
 def parse_channel(text: bytes) -> Channel | None:
-    """Return a channel of forward-pass metrics over ZeroMQ; None if it is another or none."""
+    """Return a channel of forward-pass metrics over ZeroMQ and TCP; None if it is another or none."""
     try:
         found = _CHANNELS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return found if found.topic == TOPIC and found.transport.kind == "Zmq" else None
+    return found if found.topic == TOPIC and found.transport.kind == "Zmq" and found.node else None
 
 
 def parse_card(text: bytes) -> Card | None:

@@ -139,8 +139,8 @@ class DynamoEngine:
 
 def _names(card: Card, rank: int) -> tuple[str, str]:
     """Return the names of an engine and of its data-parallel group."""
-    name = f"{card.component}-{card.instance_id:x}"
-    return (f"{name}-dp{rank}", name) if card.card_json.runtime_config.data_parallel_size > 1 else (name, "")
+    ranks = card.card_json.runtime_config.data_parallel_size
+    return (f"{card.name}-dp{rank}", card.name) if ranks > 1 else (card.name, "")
 
 
 def _row(record: PassRecord, role: str, start_ns: int, end_ns: int) -> StepRow:

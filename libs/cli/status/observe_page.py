@@ -6,6 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from typing import Final
 from libs.contracts.foreign_text import plain
 from libs.launch.processes import leash
 from libs.launch.ready import Ready, default_ready_file, write_ready
+from libs.observe.dynamo_folder import check_folder, read_members
 from libs.observe.fleet import read_fleet, targets_of
 
 STOP_S: Final = 10.0
@@ -32,6 +34,10 @@ def show_page(
     """Serve until a signal, and return the exit code. Raise InvalidRequest and StartupError."""
     # A mistake in the list ends the command before anything starts.
     servers = targets_of(urls) if file is None else read_fleet(file)
+    workers = 0
+    if dynamo is not None:
+        check_folder(dynamo)
+        workers = len(read_members(dynamo, time.time()).cards)
     token = os.environ.get("FULCRUM_TOKEN", "") or secrets.token_urlsafe(32)
     own = {
         "FULCRUM_METRICS_OBSERVE": ",".join(urls),
@@ -60,7 +66,7 @@ def show_page(
             url = _ready_url(line)
             if url:
                 written = _write_ready(url, token, ready_file)
-                _tell(url, written, len(servers), as_json=as_json)
+                _tell(url, written, len(servers), workers, as_json=as_json)
         return child.wait()
     finally:
         if child.poll() is None:
@@ -89,14 +95,16 @@ def _write_ready(url: str, token: str, ready_file: Path | None) -> Path:
     return path
 
 
-def _tell(url: str, ready: Path, servers: int, *, as_json: bool) -> None:
+def _tell(url: str, ready: Path, servers: int, workers: int, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"page": url, "ready": str(ready), "servers": servers}), flush=True)
+        print(json.dumps({"page": url, "ready": str(ready), "servers": servers + workers}), flush=True)
         return
     several = "server" if servers == 1 else "servers"
-    said = f"{servers} {several}; all GPU time is estimated" if servers else "Dynamo's workers report their own steps"
+    observed = [f"{servers} {several}; all GPU time is estimated"] if servers or not workers else []
+    if workers:
+        observed.append(f"{workers} of Dynamo's workers; their steps are measured")
     print(
-        f"Page:    {url}  ({said})\n"
+        f"Page:    {url}  ({'. '.join(observed)})\n"
         f"Screen:  fulcrum top --metrics {url}\n"
         f"Status:  fulcrum status --ready {plain(str(ready))}\n"
         "Stop with Ctrl-C.",

@@ -1,14 +1,13 @@
-"""The tasks that follow a Dynamo fleet: its discovery folder, and a subscription to each of its workers."""
+"""The tasks that follow a Dynamo fleet: its discovery folder, and the records that its workers publish."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-import structlog
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 
@@ -16,66 +15,94 @@ from libs.contracts import metric_names as names
 from libs.contracts.errors import FulcrumError, InvalidRequest
 from libs.contracts.foreign_text import plain
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
-from libs.observe.dynamo import TOPIC, Card, Envelope, PassRecord, parse_card, parse_channel, parse_message
+from libs.observe.dynamo import TOPIC, Card, Envelope, PassRecord, parse_message
+from libs.observe.dynamo_folder import DynamoMembers, read_members
 from libs.observe.dynamo_steps import DynamoEngine, RecordCounts
 from libs.observe.fleet import MOST_SERVERS
-from libs.observe.zmtp import host_and_port, subscribed
+from libs.observe.subscriber import Subscriber
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
-
-log = structlog.get_logger()
+from services.metrics.observed.server import ServerState
+from services.metrics.status.observed import ObservedServerStatus
 
 LOOK_S: Final = 1.0
 CUT_S: Final = 0.1
-RETRY_S: Final = 1.0
 HEARTBEAT_MS: Final = 1_100
-"""An idle worker is heard once a second, so that windows are whole only after this time."""
-MAX_FILE_BYTES: Final = 1024 * 1024
-MOST_FILES: Final = 16 * MOST_SERVERS
+"""The most time between two records of an idle worker, so that windows are whole only after it."""
+AWAY_NS: Final = 4_000_000_000
+"""The time without a record after which a worker is away."""
 MOST_ENGINES: Final = MOST_SERVERS
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker that the folder names."""
+
+    card: Card
+    began_ns: int
+    heard_ns: int = 0
+    state: ServerState = ServerState.UNKNOWN
+    since_ns: int = 0
+    restarts: int = 0
+    endpoint: str = ""
+
+    def enter(self, state: ServerState, now_ns: int) -> None:
+        if state is not self.state:
+            self.state, self.since_ns = state, now_ns
 
 
 class DynamoFleet:
     """The workers whose discovery folder (DYN_FILE_KV) lies on this machine."""
 
     def __init__(self, folder: Path, report: Callable[[bytes], None], clock: Clock) -> None:
-        self._folder = folder / "v1"
+        self._folder = folder
         self._report = report
         self._clock = clock
-        self._cards: dict[str, Card] = {}
+        self._members = DynamoMembers({}, {})
+        self._workers: dict[str, _Worker] = {}
         self._engines: dict[tuple[str, int], DynamoEngine] = {}
-        self._channels: dict[str, asyncio.Task[None]] = {}
         self.counts = RecordCounts()
         self.refused: Counter[str] = Counter()
-        """Messages that were no records of a known worker, and channels that failed, by reason."""
+        """The messages that were no records of a known worker, by reason."""
+        self._subscriber: Subscriber | None = None
 
     def start(self, tasks: TaskOwner) -> None:
-        tasks.spawn("dynamo folder", self._follow(tasks))
+        self._subscriber = Subscriber(TOPIC.encode())
+        tasks.spawn("dynamo folder", self._follow(self._subscriber))
+        tasks.spawn("dynamo connections", self._subscriber.watch())
+        tasks.spawn("dynamo records", self._receive(self._subscriber))
         tasks.spawn("dynamo steps", self._cut_forever())
 
-    def take(self, parts: list[bytes], node: str) -> None:
-        """Enter a message."""
+    def take(self, parts: list[bytes]) -> None:
+        """Enter a message. One that is no record of a known worker is counted and dropped."""
         try:
             envelope, record = parse_message(parts)
         except InvalidRequest:
             self.refused["garbage"] += 1
             return
-        self._enter(envelope, record, node)
+        self._enter(envelope, record)
 
-    def _enter(self, envelope: Envelope, record: PassRecord, node: str) -> None:
-        key = (record.worker_id, record.dp_rank)
-        engine = self._engines.get(key)
+    def _enter(self, envelope: Envelope, record: PassRecord) -> None:
+        worker, channel = self._workers.get(record.worker_id), self._members.channels.get(envelope.publisher_id)
+        if worker is None or channel is None:
+            self.refused["unknown_worker"] += 1
+            return
+        now_ns = self._clock.now_ns()
+        engine = self._engines.get((record.worker_id, record.dp_rank))
         if engine is None:
-            card = self._cards.get(record.worker_id)
-            if card is None or len(self._engines) >= MOST_ENGINES:
+            if len(self._engines) >= MOST_ENGINES:
                 self.refused["unknown_worker"] += 1
                 return
-            engine = DynamoEngine(card, record.dp_rank, node, self._clock.now_ns(), self.counts)
-            self._engines[key] = engine
+            engine = DynamoEngine(worker.card, record.dp_rank, channel.node, now_ns, self.counts)
+            self._engines[record.worker_id, record.dp_rank] = engine
+        restarts = self.counts.restarts
         self._send(engine.take(envelope, record))
+        worker.restarts += self.counts.restarts - restarts
+        worker.heard_ns, worker.endpoint = now_ns, channel.endpoint
+        worker.enter(ServerState.EXACT, now_ns)
 
     def cut(self) -> None:
-        """Report all that has been heard."""
+        """Report all steps that have been received."""
         for engine in self._engines.values():
             self._send(engine.cut())
 
@@ -84,14 +111,27 @@ class DynamoFleet:
             with suppress(FulcrumError):  # counted where it is refused
                 self._report(batch.SerializeToString())
 
+    def status(self) -> list[ObservedServerStatus]:
+        """Return the workers that the folder names, by their names."""
+        found = [
+            ObservedServerStatus(
+                each.card.name, plain(each.endpoint), each.card.role, plain(each.card.card_json.display_name),
+                each.state, "it publishes no records" if each.state is ServerState.AWAY else "",
+                each.since_ns // 1_000_000, each.restarts,
+            )
+            for each in self._workers.values()
+        ]  # fmt: skip
+        return sorted(found, key=lambda each: each.name)
+
     def collect(self) -> Iterator[Metric]:
-        """Yield what came of the workers' messages."""
+        """Yield the messages of the workers by outcome."""
         found = CounterMetricFamily(
             names.OBSERVED_DYNAMO_RECORDS_TOTAL,
             "Forward-pass metrics of Dynamo's workers, by what came of them.",
             labels=["outcome"],
         )
-        for outcome, count in sorted({**asdict(self.counts), **self.refused}.items()):
+        failures = Counter[str]() if self._subscriber is None else self._subscriber.failures
+        for outcome, count in sorted({**asdict(self.counts), **self.refused, **failures}.items()):
             found.add_metric([outcome], count)
         yield found
 
@@ -100,53 +140,35 @@ class DynamoFleet:
             await asyncio.sleep(CUT_S)
             self.cut()
 
+    async def _receive(self, subscriber: Subscriber) -> None:
+        try:
+            async for parts in subscriber.messages():
+                self.take(parts)
+        finally:
+            subscriber.close()
+
     # ------------------------------------------------------------ discovery
 
-    async def _follow(self, tasks: TaskOwner) -> None:
+    async def _follow(self, subscriber: Subscriber) -> None:
         while True:
-            cards, channels = await asyncio.to_thread(self._look)
-            self._know(cards)
-            for endpoint in self._channels.keys() - channels:
-                self._channels.pop(endpoint).cancel()
-            for endpoint in channels - self._channels.keys():
-                self._channels[endpoint] = tasks.spawn(f"dynamo {endpoint}", self._subscribe(endpoint))
+            now_s = self._clock.now_ns() / 1e9
+            self.know(await asyncio.to_thread(read_members, self._folder, now_s))
+            subscriber.follow(each.endpoint for each in self._members.channels.values())
             await asyncio.sleep(LOOK_S)
 
-    def _know(self, cards: dict[str, Card]) -> None:
-        for key in [each for each in self._engines if each[0] not in cards]:
+    def know(self, members: DynamoMembers) -> None:
+        """Take these workers and channels for the fleet; the last batch of one that has left is reported."""
+        now_ns = self._clock.now_ns()
+        for key in [each for each in self._engines if each[0] not in members.cards]:
             engine = self._engines.pop(key)
-            self._send([*engine.cut(), engine.farewell(self._clock.now_ns())])
-        for (worker, _), engine in self._engines.items():
-            engine.card = cards[worker]
-        self._cards = cards
-
-    def _look(self) -> tuple[dict[str, Card], set[str]]:
-        cards = (parse_card(text) for text in _texts(self._folder / "mdc", ""))
-        channels = (parse_channel(text) for text in _texts(self._folder / "event_channels", TOPIC))
-        endpoints = {each.transport.config.endpoint for each in channels if each is not None}
-        return {str(each.instance_id): each for each in cards if each is not None}, endpoints
-
-    async def _subscribe(self, endpoint: str) -> None:
-        while True:
-            try:
-                node, _ = host_and_port(endpoint)
-                async for parts in subscribed(endpoint, TOPIC.encode()):
-                    self.take(parts, node)
-            except (OSError, TimeoutError):
-                self.refused["away"] += 1
-            except InvalidRequest as error:
-                self.refused["foreign"] += 1
-                log.warning("a Dynamo worker is not followed", endpoint=plain(endpoint), error=plain(error.message))
-            await asyncio.sleep(RETRY_S)
-
-
-def _texts(folder: Path, topic: str) -> Iterator[bytes]:
-    """Return the contents of the folder's files for a topic, whose names are encoded like parts of a URL."""
-    wanted = topic.replace("-", "%2D")
-    with suppress(OSError):
-        for count, file in enumerate(folder.iterdir()):
-            if count >= MOST_FILES:
-                return
-            if wanted in file.name:
-                with suppress(OSError), file.open("rb") as opened:
-                    yield opened.read(MAX_FILE_BYTES)
+            self._send([*engine.cut(), engine.farewell(now_ns)])
+        for worker_id in self._workers.keys() - members.cards.keys():
+            del self._workers[worker_id]
+        for worker_id, card in list(members.cards.items())[:MOST_SERVERS]:
+            self._workers.setdefault(worker_id, _Worker(card, now_ns)).card = card
+        for (worker_id, _), engine in self._engines.items():
+            engine.card = members.cards[worker_id]
+        for worker in self._workers.values():
+            if now_ns > max(worker.heard_ns, worker.began_ns) + AWAY_NS:
+                worker.enter(ServerState.AWAY, now_ns)
+        self._members = members

@@ -20,6 +20,7 @@ from libs.contracts.foreign_text import plain
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 from libs.contracts.topics import QUEUES, STEPS
+from libs.observe.dynamo_folder import check_folder
 from libs.observe.fleet import ObservedTarget, read_fleet, targets_of, token_of
 from libs.observe.scrape import ScrapeFailed, Scraper
 from libs.runtime.clock import Clock
@@ -65,11 +66,13 @@ def observe(settings: MetricsSettings, bus: Bus, clock: Clock) -> "ObservedFleet
     file = settings.observed_file()
     try:
         targets = targets_of(settings.observed_addresses()) if file is None else read_fleet(file)
+        if (folder := settings.dynamo_folder()) is not None:
+            check_folder(folder)
     except InvalidRequest as error:
         raise StartupError(error.message) from None
     every_ms = every_ms_of(len(targets), settings.observe_every_ms)
     # A scrape covers the time since the one before it, so that windows are whole only after an interval and a scrape.
-    wait_ms = every_ms if settings.dynamo_folder() is None else max(every_ms, HEARTBEAT_MS)
+    wait_ms = every_ms if folder is None else max(every_ms, HEARTBEAT_MS)
     settings.live_lag_ms, settings.lag_ms = wait_ms + LIVE_LAG_MS, wait_ms + LAG_MS
     traffic = ObservedTraffic(
         ttft_limit_ns=settings.ttft_deadline_ms * 1_000_000, tpot_ns=round(settings.tpot_target_ms * 1e6)
@@ -150,7 +153,7 @@ class ObservedFleet(Collector):
             tasks.spawn("observed file", self._watch(file))
 
     def status(self) -> ObservedFleetStatus:
-        """Return all servers in the order of their list."""
+        """Return all servers in the order of their list, then Dynamo's workers."""
         found = (self._servers[each.name] for each in self._targets)
         servers = [
             ObservedServerStatus(
@@ -159,7 +162,8 @@ class ObservedFleet(Collector):
             )
             for each in found
         ]  # fmt: skip
-        return ObservedFleetStatus(servers, plain(self.trouble))
+        workers = [] if self._dynamo is None else self._dynamo.status()
+        return ObservedFleetStatus([*servers, *workers], plain(self.trouble))
 
     def roles_differ(self, models: Sequence[str]) -> frozenset[str]:
         """Return those of the models whose servers do not all do both phases, so that roles can be changed."""
