@@ -39,7 +39,7 @@ class DynamoEngine:
         self._node = node
         self._incarnation = now_ns
         self._counts = counts
-        self._counter = self._sent = self._published = -1
+        self._counter = self._publisher = self._sent = self._published = -1
         self._covered_from_ns = self._covered_to_ns = 0
         self._end_ns = 0
         self._sequence = 0
@@ -51,14 +51,16 @@ class DynamoEngine:
         published_ns = envelope.published_at * 1_000_000
         follows = record.counter_id == self._counter + 1
         if record.counter_id <= self._counter:
-            if envelope.published_at <= self._published or envelope.sequence <= self._sent:
+            again = envelope.publisher_id == self._publisher and envelope.sequence <= self._sent
+            if again or envelope.published_at <= self._published:
                 self._counts.stale += 1
                 return []
             self._counts.restarts += 1
         elif not follows and self._counter >= 0:
             self._counts.lost += record.counter_id - self._counter - 1
         self._counts.taken += 1
-        self._counter, self._sent, self._published = record.counter_id, envelope.sequence, envelope.published_at
+        self._counter, self._published = record.counter_id, envelope.published_at
+        self._publisher, self._sent = envelope.publisher_id, envelope.sequence
         length_ns = round(record.wall_time * 1e9)
         end_ns = self._place(published_ns, length_ns)
         found: list[StepBatch] = []

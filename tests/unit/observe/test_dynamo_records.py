@@ -11,46 +11,17 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.step_row import step_rows
 from libs.observe.dynamo import Envelope, PassRecord, parse_card, parse_channel, parse_message
 from libs.observe.dynamo_steps import DynamoEngine, RecordCounts
-
-WORKER = "14220450168869795959"
-NOW_MS = 1_795_937_080_000
+from tests.dynamo_rig import NOW_MS, WORKER, card, channel, message, record
 
 
-def record(counter=1, wall_s=0.006, version=1, **scheduled):
-    return {
-        "version": version, "worker_id": WORKER, "dp_rank": 0, "counter_id": counter, "wall_time": wall_s,
-        "scheduled_requests": scheduled, "queued_requests": {"sum_prefill_tokens": 7, "num_prefill_requests": 1},
-    }  # fmt: skip
-
-
-def message(body, at_ms=NOW_MS, sequence=None, version=1):
-    payload = msgspec.msgpack.encode(body)
-    envelope = {
-        "publisher_id": 1, "sequence": body["counter_id"] if sequence is None else sequence, "published_at": at_ms,
-        "topic": "forward-pass-metrics", "payload": payload,
-    }  # fmt: skip
-    found = msgspec.msgpack.encode(envelope)
-    return [b"forward-pass-metrics", bytes(8), bytes(8), bytes((version,)) + len(found).to_bytes(4, "big") + found]
-
-
-def card(role="prefill", ranks=1):
-    text = {
-        "component": "prefill", "instance_id": int(WORKER),
-        "card_json": {
-            "display_name": "tiny", "worker_type": role, "kv_cache_block_size": 64,
-            "runtime_config": {
-                "total_kv_blocks": 16384, "max_num_seqs": 256, "max_num_batched_tokens": 8192,
-                "data_parallel_size": ranks,
-            },
-        },
-    }  # fmt: skip
-    found = parse_card(msgspec.json.encode(text))
+def parsed_card(role="prefill", ranks=1):
+    found = parse_card(msgspec.json.encode(card(role, ranks)))
     assert found is not None
     return found
 
 
 def engine(role="prefill", counts=None):
-    return DynamoEngine(card(role), 0, "node", NOW_MS * 10**6, counts or RecordCounts())
+    return DynamoEngine(parsed_card(role), 0, "node", NOW_MS * 10**6, counts or RecordCounts())
 
 
 def taken(found, *records):
@@ -153,17 +124,17 @@ def test_transferred_prompts_of_a_decode_worker_are_no_prefill():
 
 
 def test_ranks_are_engines_of_a_group():
-    found = DynamoEngine(card(ranks=2), 1, "node", 1, RecordCounts())
+    found = DynamoEngine(parsed_card(ranks=2), 1, "node", 1, RecordCounts())
     (batch,) = taken(found, (record(1), NOW_MS))
-    assert batch.worker_id == f"prefill-{int(WORKER):x}-dp1"
-    assert batch.group == f"prefill-{int(WORKER):x}"
+    assert batch.worker_id == f"prefill-{WORKER:x}-dp1"
+    assert batch.group == f"prefill-{WORKER:x}"
 
 
 def test_only_channels_of_forward_pass_metrics_over_zeromq_are_followed():
-    scope = {"kind": "endpoint", "endpoint": {"namespace": "dynamo", "component": "prefill", "name": "generate"}}
-    transport = {"kind": "Zmq", "config": {"endpoint": "tcp://127.0.0.1:1"}}
-    channel = {"topic": "forward-pass-metrics", "scope": scope, "transport": transport}
-    assert parse_channel(msgspec.json.encode(channel)) is not None
-    assert parse_channel(msgspec.json.encode({**channel, "topic": "kv_metrics"})) is None
-    assert parse_channel(msgspec.json.encode({**channel, "transport": {**transport, "kind": "Nats"}})) is None
+    good = channel()
+    assert parse_channel(msgspec.json.encode(good)) is not None
+    assert parse_channel(msgspec.json.encode({**good, "topic": "kv_metrics"})) is None
+    assert parse_channel(msgspec.json.encode({**good, "transport": {**good["transport"], "kind": "Nats"}})) is None
+    for endpoint in ("ipc:///tmp/a", "tcp://", "tcp://host", "tcp://host:port", "tcp://host:99999", "tcp://a\nb:1"):
+        assert parse_channel(msgspec.json.encode(channel(endpoint))) is None, endpoint
     assert parse_channel(b"{") is None
