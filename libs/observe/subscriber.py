@@ -24,7 +24,7 @@ _FOREIGN: Final = (
 
 
 class Subscriber:
-    """One socket for all publishers. A connection that ends is tried again until its endpoint is no longer followed."""
+    """One socket for all publishers. It connects again to one that ends, but not to one that breaks the protocol."""
 
     def __init__(self, topic: bytes) -> None:
         self.failures: Counter[str] = Counter()
@@ -46,15 +46,26 @@ class Subscriber:
         """Subscribe to these publishers, and to no others."""
         wanted = set(endpoints)
         for endpoint in self._endpoints - wanted:
-            with suppress(zmq.ZMQError):  # the connection has ended by itself
-                self._socket.disconnect(endpoint)
+            self._disconnect(endpoint)
         for endpoint in sorted(wanted - self._endpoints):
-            try:
-                self._socket.connect(endpoint)
-            except zmq.ZMQError:
-                self.failures["foreign"] += 1
-                wanted.discard(endpoint)
-        self._endpoints = wanted
+            self._connect(endpoint)
+
+    def renew(self, endpoint: str) -> None:
+        """Connect anew to a publisher, whatever became of the connection to it."""
+        self._disconnect(endpoint)
+        self._connect(endpoint)
+
+    def _connect(self, endpoint: str) -> None:
+        try:
+            self._socket.connect(endpoint)
+            self._endpoints.add(endpoint)
+        except zmq.ZMQError:
+            self.failures["foreign"] += 1
+
+    def _disconnect(self, endpoint: str) -> None:
+        self._endpoints.discard(endpoint)
+        with suppress(zmq.ZMQError):  # the connection has ended by itself
+            self._socket.disconnect(endpoint)
 
     async def messages(self) -> AsyncIterator[list[bytes]]:
         """Yield all messages of the topic, each a list of frames."""

@@ -64,6 +64,7 @@ class DynamoFleet:
         self.counts = RecordCounts()
         self.refused: Counter[str] = Counter()
         """The messages that were no records of a known worker, by reason."""
+        self._channel_heard_ns: dict[int, int] = {}
         self._subscriber: Subscriber | None = None
 
     def start(self, tasks: TaskOwner) -> None:
@@ -87,7 +88,7 @@ class DynamoFleet:
         if worker is None or channel is None:
             self.refused["unknown_worker"] += 1
             return
-        now_ns = self._clock.now_ns()
+        now_ns = self._channel_heard_ns[envelope.publisher_id] = self._clock.now_ns()
         engine = self._engines.get((record.worker_id, record.dp_rank))
         if engine is None:
             if len(self._engines) >= MOST_ENGINES:
@@ -154,7 +155,17 @@ class DynamoFleet:
             now_s = self._clock.now_ns() / 1e9
             self.know(await asyncio.to_thread(read_members, self._folder, now_s))
             subscriber.follow(each.endpoint for each in self._members.channels.values())
+            for endpoint in self.quiet_endpoints():
+                subscriber.renew(endpoint)
             await asyncio.sleep(LOOK_S)
+
+    def quiet_endpoints(self) -> list[str]:
+        """Return the endpoints without a record for `AWAY_NS`, each once in that time."""
+        now_ns, channels = self._clock.now_ns(), self._members.channels
+        heard_ns = self._channel_heard_ns = {each: self._channel_heard_ns.get(each, now_ns) for each in channels}
+        quiet = [each for each in channels if now_ns > heard_ns[each] + AWAY_NS]
+        heard_ns.update(dict.fromkeys(quiet, now_ns))
+        return [channels[each].endpoint for each in quiet]
 
     def know(self, members: DynamoMembers) -> None:
         """Take these workers and channels for the fleet; the last batch of one that has left is reported."""

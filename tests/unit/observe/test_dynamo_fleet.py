@@ -11,6 +11,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.step_row import step_rows
 from libs.observe.dynamo_folder import LEASE_S, check_folder, read_members
+from libs.testing.wait import ManualClock
 from services.metrics.observed.dynamo import AWAY_NS, DynamoFleet
 from tests.dynamo_rig import NOW_MS, PUBLISHER, WORKER, card, channel, join, message, record
 
@@ -19,19 +20,11 @@ MS = 1_000_000
 NAME = f"prefill-{WORKER:x}"
 
 
-class HandClock:
-    def __init__(self, at_ms: int = NOW_MS) -> None:
-        self.at_ns = at_ms * MS
-
-    def now_ns(self) -> int:
-        return self.at_ns
-
-
 class Rig:
     """A fleet over a folder, whose time and messages are a test's."""
 
     def __init__(self, folder: Path, at_ms: int = NOW_MS) -> None:
-        self.folder, self.clock, self.sent = folder, HandClock(at_ms), list[StepBatch]()
+        self.folder, self.clock, self.sent = folder, ManualClock(at_ms * MS), list[StepBatch]()
         self.fleet = DynamoFleet(folder, lambda body: self.sent.append(StepBatch.FromString(body)), self.clock)
 
     def look(self) -> None:
@@ -99,12 +92,22 @@ def test_a_worker_without_records_is_away_until_they_come_back(rig: Rig) -> None
     assert rig.states() == {NAME: "unknown"}
     rig.fleet.take(message(record(1)))
     assert rig.states() == {NAME: "exact"}
-    rig.clock.at_ns += AWAY_NS + MS
+    rig.clock.advance_ms(AWAY_NS / MS + 1)
     rig.look()
     assert rig.states() == {NAME: "away"}
     assert rig.fleet.status()[0].trouble == "it publishes no records"
     rig.fleet.take(message(record(2), NOW_MS + 4_001))
     assert rig.states() == {NAME: "exact"}
+
+
+def test_a_quiet_publisher_is_connected_to_anew_now_and_then(rig: Rig) -> None:
+    assert rig.fleet.quiet_endpoints() == []
+    rig.clock.advance_ms(AWAY_NS / MS + 1)
+    assert rig.fleet.quiet_endpoints() == ["tcp://127.0.0.1:1"]
+    assert rig.fleet.quiet_endpoints() == []
+    rig.clock.advance_ms(AWAY_NS / MS + 1)
+    rig.fleet.take(message(record(1)))
+    assert rig.fleet.quiet_endpoints() == []
 
 
 def test_a_worker_that_leaves_the_folder_says_farewell(rig: Rig) -> None:
@@ -118,7 +121,7 @@ def test_a_worker_that_leaves_the_folder_says_farewell(rig: Rig) -> None:
 
 def test_a_worker_whose_files_nobody_touches_has_left(rig: Rig) -> None:
     rig.fleet.take(message(record(1)))
-    rig.clock.at_ns += round(LEASE_S * 1e9) + MS
+    rig.clock.advance_ms(LEASE_S * 1000 + 1)
     rig.look()
     assert rig.states() == {}
     assert rig.sent[-1].last
