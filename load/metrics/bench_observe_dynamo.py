@@ -2,7 +2,9 @@
 
 Two mockers prefill and two decode, at the speed of real engines. Under four loads, one after the other, the page's
 shares are compared with the steps that Dynamo's own recorder wrote meanwhile, over the whole load and in its worst
-second. Needs `make peer-dynamo`. Prints a table, then one JSON line. Exits with 1 if it misses its aim.
+second. Both read the same records, so decode's share is also compared with the mockers' debug log, which has a line
+at the end of each step by the mocker's own clock. (Lines of prefill do not tell a step from a pause.) Needs
+`make peer-dynamo`. Prints a table, then one JSON line. Exits with 1 if it misses its aim.
 """
 
 import argparse
@@ -10,6 +12,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.request import urlopen
@@ -35,6 +39,10 @@ SETTLE_S: Final = 3.0
 """The time after a load in which its last windows become whole."""
 MODEL: Final = "tiny"
 WORDS: Final = ("tide", "lamp", "stone", "river", "cloud", "field", "horse", "bread", "glass", "night")
+
+
+ANSI: Final = re.compile(r"\x1b\[[0-9;]*m")
+STEP_ENDS: Final = re.compile(r"^(\S+Z) .*published mocker load metrics .*active_decode_blocks=(\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +80,9 @@ class Compared:
     steps: int
     page: Shares
     log: Shares
+    decode_by_debug_log: float
     points_off: float
-    """The larger difference of the two shares, over the whole load."""
+    """The largest difference of the shares, over the whole load."""
     worst_second: float
     coverage: float
 
@@ -151,6 +160,27 @@ def log_shares(steps: list[tuple[int, int, bool]], low_ns: int, high_ns: int) ->
     return Shares(spent[True] / whole, spent[False] / whole)
 
 
+def debug_log_share(files: list[Path], low_ns: int, high_ns: int) -> float:
+    """Return decode's share by the mockers' debug log.
+
+    A mocker writes a line when work ends its rest, and one at the end of each step, with the KV blocks then in use.
+    """
+    spent = 0
+    for file in files:
+        start_ns = before_ns = 0
+        for moment, blocks in STEP_ENDS.findall(ANSI.sub("", file.read_text())):
+            at_ns = round(datetime.fromisoformat(moment).timestamp() * SECOND_NS)
+            if not start_ns:
+                start_ns = before_ns if int(blocks) else at_ns  # a step that followed without a rest
+            elif blocks == "0":
+                spent += max(min(at_ns, high_ns) - max(start_ns, low_ns), 0)
+                start_ns = 0
+            before_ns = at_ns
+        if start_ns:
+            spent += max(min(before_ns, high_ns) - max(start_ns, low_ns), 0)
+    return spent / (WORKERS * (high_ns - low_ns) / 100)
+
+
 def page_shares(history: dict[str, Any], low: int, high: int) -> Shares:
     """Return the shares of some of the page's windows."""
     spent = {name: sum(history["gpu_ns"][name][low:high]) for name in ("covered", "prefill", "decode")}
@@ -158,12 +188,12 @@ def page_shares(history: dict[str, Any], low: int, high: int) -> Shares:
     return Shares(spent["prefill"] / whole, spent["decode"] / whole)
 
 
-def compared(shape: Shape, page: str, files: list[Path], from_s: int, to_s: int) -> Compared:
+def compared(shape: Shape, page: str, dynamo: RunningDynamo, from_s: int, to_s: int) -> Compared:
     """Compare the page with the log over whole seconds."""
     where = f"/v1/occupancy/history?window=1s&span={to_s - from_s}s&end_unix_ms={to_s * 1000}"
     with urlopen(page + where, timeout=30) as answered:
         history = json.load(answered)
-    steps = logged(files)
+    steps = logged(dynamo.step_logs)
     low_ns, high_ns = from_s * SECOND_NS, to_s * SECOND_NS
     shown, log = page_shares(history, 0, to_s - from_s), log_shares(steps, low_ns, high_ns)
     seconds = [
@@ -174,7 +204,9 @@ def compared(shape: Shape, page: str, files: list[Path], from_s: int, to_s: int)
     ]
     covered = sum(history["gpu_ns"]["covered"]) / (WORKERS * (high_ns - low_ns))
     count = sum(low_ns <= end_ns < high_ns for _, end_ns, _ in steps)
-    return Compared(shape.name, count, shown, log, shown.points_off(log), max(seconds), covered)
+    debug = debug_log_share(dynamo.decode_logs, low_ns, high_ns)
+    off = max(shown.points_off(log), abs(shown.decode - debug))
+    return Compared(shape.name, count, shown, log, debug, off, max(seconds), covered)
 
 
 async def measure(dynamo: RunningDynamo, seconds: int) -> list[Compared]:
@@ -187,7 +219,7 @@ async def measure(dynamo: RunningDynamo, seconds: int) -> list[Compared]:
             from_s = int(time.time()) + 2  # the load has begun by then
             await put_under(shape, dynamo.port, from_s + seconds - time.time())
             await asyncio.sleep(SETTLE_S)
-            found.append(compared(shape, page, dynamo.step_logs, from_s, from_s + seconds))
+            found.append(compared(shape, page, dynamo, from_s, from_s + seconds))
     return found
 
 
@@ -200,12 +232,12 @@ def main() -> None:
     ) as dynamo:
         found = asyncio.run(measure(dynamo, seconds))
     table = titled_table(
-        "Percent of four workers' time", "load", "steps", "prefill, page", "log", "decode, page", "log", "points off",
-        "worst second", "covered", left=["load"],
+        "Percent of four workers' time", "load", "steps", "prefill, page", "log", "decode, page", "log", "debug log",
+        "points off", "worst second", "covered", left=["load"],
     )  # fmt: skip
     for each in found:
         shares = (each.page.prefill, each.log.prefill, each.page.decode, each.log.decode)
-        figures = (*shares, each.points_off, each.worst_second)
+        figures = (*shares, each.decode_by_debug_log, each.points_off, each.worst_second)
         table.add_row(each.load, str(each.steps), *(f"{value:.2f}" for value in figures), f"{each.coverage:.3f}")
     show(table)
     worst = max(each.points_off for each in found)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from libs.runtime.net.ports import held_port
 from libs.runtime.paths import cache_dir
@@ -65,6 +65,8 @@ class RunningDynamo:
     decode: list[int]
     step_logs: list[Path]
     """What Dynamo's own recorders write; empty unless they were asked for."""
+    decode_logs: list[Path]
+    """The log of each worker that decodes, with a line at the end of each of its steps if `record` was asked for."""
 
 
 @contextmanager
@@ -82,20 +84,22 @@ def running_dynamo(
         env = {**os.environ, **own, **dict.fromkeys(_HOSTS, LOOPBACK), "HF_HUB_OFFLINE": "1"}
         log = stack.enter_context((folder / "log").open("wb"))
 
-        def start(*command: str) -> int:
-            process = subprocess.Popen([str(python()), "-m", *command], env=env, stdout=log, stderr=log)
+        def start(*command: str, to: IO[bytes] = log, **more: str) -> int:
+            process = subprocess.Popen([str(python()), "-m", *command], env={**env, **more}, stdout=to, stderr=to)
             stack.callback(_stop, process)
             return process.pid
 
         own_port = ("--http-host", LOOPBACK, "--http-port", str(port))
         frontend = start("dynamo.frontend", *own_port, "--router-mode", "round-robin")
         prefilling = [start(*served, "prefill") for _ in range(prefill)]
-        decoding = [start(*served, "decode") for _ in range(decode)]
+        decode_logs = [folder / f"decode-{number}.log" for number in range(decode)]
+        level = {"DYN_LOG": "error,dynamo_llm::mocker=debug"} if record else {}
+        decoding = [start(*served, "decode", to=stack.enter_context(file.open("wb")), **level) for file in decode_logs]
         step_logs = [folder / f"{each}.jsonl" for each in COMPONENTS] if record else []
         for component, file in zip(COMPONENTS, step_logs, strict=False):
             how = ("--component", component, "--request-plane", "tcp", "--output", str(file), "--flush-interval", "0.2")
             start(STEP_LOG, *how)
-        yield RunningDynamo(port, folder / "kv", frontend, prefilling, decoding, step_logs)
+        yield RunningDynamo(port, folder / "kv", frontend, prefilling, decoding, step_logs, decode_logs)
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

@@ -100,11 +100,12 @@ def _tell(url: str, ready: Path, servers: int, workers: int, *, as_json: bool) -
         print(json.dumps({"page": url, "ready": str(ready), "servers": servers + workers}), flush=True)
         return
     several = "server" if servers == 1 else "servers"
-    observed = [f"{servers} {several}; all GPU time is estimated"] if servers or not workers else []
+    observed = f"{servers} {several}; all GPU time is estimated"
     if workers:
-        observed.append(f"{workers} of Dynamo's workers; their steps are measured")
+        exact = f"{workers} of Dynamo's workers; their steps are measured"
+        observed = f"{servers} {several}, estimated, and {exact}" if servers else exact
     print(
-        f"Page:    {url}  ({'. '.join(observed)})\n"
+        f"Page:    {url}  ({observed})\n"
         f"Screen:  fulcrum top --metrics {url}\n"
         f"Status:  fulcrum status --ready {plain(str(ready))}\n"
         "Stop with Ctrl-C.",
