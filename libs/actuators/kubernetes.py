@@ -108,7 +108,9 @@ class PodView:
 
 
 CONFLICTS: Final = 3
-"""The number of attempts to write the scale when others write it concurrently."""
+"""The number of times that somebody else may change the scale between a read and a write."""
+TRIES: Final = 10
+"""The largest number of attempts to write the scale at once; the request is pursued in the background after them."""
 ORDER_S: Final = 20.0
 """The longest time for which starting pods may delay the removal of others that are to go first."""
 PURSUED_S: Final = 60.0
@@ -199,9 +201,16 @@ class KubernetesActuator:
     async def _advance(self) -> bool:
         """Take the next step and return whether the request has been fulfilled."""
         async with self._lock:
-            for _ in range(CONFLICTS):
+            conflicts = 0
+            before: int | None = None
+            for _ in range(TRIES):
                 pool, pods = await self._known()
                 replicas, version = await self._api.scale()
+                # A version changes with the controller's writes of status too: no conflict with anybody.
+                conflicts += before is not None and replicas != before
+                if conflicts == CONFLICTS:
+                    raise ActuatorDown(f"somebody else scales the Deployment as well: {CONFLICTS} conflicts")
+                before = replicas
                 if await self._is_held(pool, replicas):
                     return True
                 in_order = asyncio.get_running_loop().time() - self._requested_s < ORDER_S
@@ -223,7 +232,7 @@ class KubernetesActuator:
                             continue
                         await self._say_scaled(pool, pods, replicas, count)
                         return count == min(self._request.count, self._most)
-            raise ActuatorDown(f"somebody else scales the Deployment as well: {CONFLICTS} conflicts")
+            return False
 
     async def _is_held(self, pool: DeploymentPool, replicas: int) -> bool:
         """Return whether somebody else's scale holds for now and the request would lower it."""

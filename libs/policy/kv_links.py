@@ -19,6 +19,9 @@ LEAST_TRANSFERS: Final = 8
 # steps too long. Two of ten steps are a fifth, less than `SLOW_LINK` is below a sound link. A transfer of fewer
 # steps gives a floor of the link's speed.
 LEAST_STEPS: Final = 10
+# A role move hands a worker's sequences over at once, and their transfers share one link.
+MAX_TOGETHER: Final = 64
+"""The number of a pair's last transfers whose bytes count beside those of another one."""
 # Older transfers say nothing about the link now.
 LINK_KEPT_NS: Final = 600 * 1_000_000_000
 # Any route between GPUs reaches this, including shared memory and slow network cards. If no pair does, there is no
@@ -43,6 +46,17 @@ class MovedKv(NamedTuple):
     """True if a process at either end waited for a CPU, which may be what the transfer waited for."""
     awaited_prompt: bool = False
     """True if the sender was still computing the prompt for most of the time."""
+    beside_bytes: int = 0
+    """The bytes of other transfers that the link carried during this one."""
+
+    def beside(self, others: "Iterable[MovedKv]") -> "MovedKv":
+        """Return the transfer with what the link carried of others; each is taken to have gone evenly."""
+        carried = 0.0
+        for other in others:
+            both_ns = min(self.end_unix_ns, other.end_unix_ns) - max(self.start_unix_ns, other.start_unix_ns)
+            if both_ns > 0 and other.shared_memory == self.shared_memory:
+                carried += other.size_bytes * both_ns / (other.end_unix_ns - other.start_unix_ns)
+        return self._replace(beside_bytes=round(carried))
 
 
 def way(*, shared_memory: bool) -> str:
@@ -86,7 +100,7 @@ class KvLink:
             return after
         rested = kv.end_unix_ns - self.measured_unix_ns > LINK_KEPT_NS
         anew = self.gb_per_s is None or rested or kv.shared_memory != self.shared_memory
-        speed = kv.size_bytes / duration_ns
+        speed = (kv.size_bytes + kv.beside_bytes) / duration_ns
         held_up = kv.short_of_cpu or kv.awaited_prompt
         if held_up and not anew and speed < (self.gb_per_s or 0.0):
             return after  # it says nothing of the link

@@ -145,7 +145,8 @@ class LifeWatch:
             for name, each in self._signs.items()
             if name not in signs and self.known[name].state is not LifeState.GONE
         }
-        self._signs = {**dict(list(absent.items())[-MAX_ABSENT:]), **signs}
+        named = {name: each if each.heard_ns else self._heard_before(name, each) for name, each in signs.items()}
+        self._signs = {**dict(list(absent.items())[-MAX_ABSENT:]), **named}
         if newest_ns > self._newest_ns:
             if self._all_silent:  # workers that a broker had cut off report again one after the other
                 self._resumed_ns, self._all_silent = now_ns, False
@@ -156,6 +157,13 @@ class LifeWatch:
             name: life_of(each, self.known.get(name), newest_ns, now_ns, self._resumed_ns)
             for name, each in self._signs.items()
         }
+
+    def _heard_before(self, name: str, signs: LifeSigns) -> LifeSigns:
+        # A registry that was away returns without workers, whose telemetry went on all the time.
+        before = self._signs.get(name)
+        if before is None or before.incarnation != signs.incarnation or not signs.ready:
+            return signs
+        return signs._replace(heard_ns=before.heard_ns)
 
     def serves(self, worker_id: str) -> bool:
         life = self.known.get(worker_id)

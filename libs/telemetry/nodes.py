@@ -11,7 +11,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2 as pb
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
 from libs.contracts.step_row import step_rows
 from libs.counters import GpuReading
-from libs.policy.kv_links import KvLink, MovedKv, way
+from libs.policy.kv_links import MAX_TOGETHER, KvLink, MovedKv, way
 from libs.policy.verdict.state import CPU_WAIT, Grade
 from libs.telemetry.rollups import MAX_WORKERS
 
@@ -96,6 +96,8 @@ class _Pair(NamedTuple):
     link: KvLink
     source_incarnation: int
     target_incarnation: int
+    moved: tuple[MovedKv, ...] = ()
+    """The last transfers, the newest last."""
 
     def is_between(self, source_incarnation: int, target_incarnation: int) -> bool:
         """Report whether both ends are still the same processes, as far as is known."""
@@ -139,8 +141,9 @@ class KvLinks:
         span_ns = transfer.start_unix_ns, transfer.end_unix_ns
         short = any(self._waits_for_cpu(each, batch.covered_to_unix_ns) for each in key)
         awaited = _awaited_prompt(transfer, batch.chunk_tokens)
-        moved = MovedKv(transfer.bytes, *span_ns, transfer.shared_memory, step_ns, short, awaited)
-        self._pairs[key] = _Pair(pair.link.moved(moved), source or pair.source_incarnation, batch.incarnation)
+        moved = MovedKv(transfer.bytes, *span_ns, transfer.shared_memory, step_ns, short, awaited).beside(pair.moved)
+        link, last = pair.link.moved(moved), (*pair.moved, moved)[-MAX_TOGETHER:]
+        self._pairs[key] = _Pair(link, source or pair.source_incarnation, batch.incarnation, last)
         self._pairs.move_to_end(key)
 
     def among(self, peers: Mapping[str, Peer], now_ns: int) -> list[KvLink]:

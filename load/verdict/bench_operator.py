@@ -26,6 +26,7 @@ from libs.cli.top.model import TopModel
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, ACTION_RECOMMEND, Decision
 from libs.policy.alerts.rules import Name, make_rules
 from libs.policy.verdict.causes import CauseCode
+from libs.telemetry.lives import SERVING
 from load.chaos.invariants import METRICS, PLANNER
 from load.chaos.suite import ClientRequest, SuiteSpec, VirtualSuite, run_virtual
 from load.verdict.scenes import CALM, SCENES, Scene, Stage
@@ -393,14 +394,15 @@ def _command_changes(looks: Sequence[Look]) -> int:
 def _role_changes(looks: Sequence[Look]) -> tuple[int, int]:
     """Return how often workers' roles changed, and how often within `CHANGE_S` of a change the other way.
 
-    A decode worker that is lent to prompts and becomes a prefill worker a moment later goes the same way twice.
+    A decode worker that is lent to prompts and becomes a prefill worker a moment later goes the same way twice. The
+    role in which a worker starts again is no change.
     """
     last: dict[str, tuple[float, bool]] = {}
     changes = count = 0
     for before, after in pairwise(looks):
-        were = dict(before.roles)
+        were, served = dict(before.roles), {name for name, life in before.lives if life in SERVING}
         for name, role in set(after.roles) - set(before.roles):
-            if role in TOWARDS_PROMPTS and were.get(name) in TOWARDS_PROMPTS:
+            if name in served and role in TOWARDS_PROMPTS and were.get(name) in TOWARDS_PROMPTS:
                 changes += 1
                 to_prompts = TOWARDS_PROMPTS.index(role) > TOWARDS_PROMPTS.index(were[name])
                 at_s, way = last.get(name, (-CHANGE_S, to_prompts))

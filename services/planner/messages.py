@@ -55,7 +55,8 @@ def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
     way = f"{to_prefill} decode to prefill" if to_prefill else f"{len(plan.moves)} prefill to decode"
     leaves = f"{way} leaves {figure(then.pressure)}"
     if assigned.code is RoleReason.LIMITS:
-        return f"limits ask for other numbers than {workers(now.prefill, 'prefill')} and {now.mixed} decode; {leaves}"
+        there = f"{workers(assigned.now.prefill, 'prefill')} and {assigned.now.mixed} decode"
+        return f"limits ask for other numbers than {there}; {leaves}"
     # A move ahead of a queue is decided before the assessment, which needs a rate of some seconds, shows pressure.
     if assigned.code is RoleReason.DECODES_PRESS:
         if now.decode_pressure < DECODES_PRESS:
@@ -382,8 +383,7 @@ def _candidates(plan: ModelPlan) -> list[Candidate]:
 
 def _candidate(engine: WorkerProfile, work: Workload, plan: ModelPlan, assigned: RolePlan, split: Split) -> Candidate:
     predicted = outlook(engine, work, split)
-    stands = split is assigned.now
-    shown = plan.shown_now(assigned) if stands else plan.shown(split, lending=not assigned.memory.apart.on)
+    shown = plan.shown(split, lending=not assigned.memory.apart.on)
     return Candidate(
         prefill=split.prefill,
         decode=split.mixed,

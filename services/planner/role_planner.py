@@ -52,16 +52,18 @@ class ModelPlan:
     # Roles are decided by how soon a queue would be gone. People are shown whether targets are met, as in every view.
     def shown_now(self, assigned: RolePlan) -> Split:
         """Return the present roles with the pressures that people see."""
-        now, found = assigned.now, self.assessment
-        if found is not None and (now.prefill, now.mixed) == (found.standing.prefill, found.standing.mixed):
-            return found.standing
-        return self.shown(now, lending=not assigned.memory.apart.on)
+        # Orders that no worker has carried out yet are not counted, as no other view knows of them.
+        return assigned.now if self.assessment is None else self.assessment.standing
 
     def shown(self, split: Split, *, lending: bool) -> Split:
-        """Return other roles with the pressures that people see; `lending` decode workers compute prompts too."""
-        if self.assessment is None:
+        """Return any roles with the pressures that people see; `lending` decode workers compute prompts too."""
+        found = self.assessment
+        if found is None:
             return split
-        return self.assessment.pressed(split.prefill, split.mixed, lending=lending)
+        standing = found.standing
+        if (split.prefill, split.mixed) == (standing.prefill, standing.mixed):
+            return standing
+        return found.pressed(split.prefill, split.mixed, lending=lending)
 
 
 @dataclass(slots=True)

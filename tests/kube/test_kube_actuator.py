@@ -1,6 +1,7 @@
 """The Kubernetes actuator on a real control plane, with the rights that the chart gives and no others."""
 
 import asyncio
+import itertools
 import json
 import time
 import uuid
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from libs.actuators.kubernetes import KubernetesActuator, PodView
+from libs.actuators.kubernetes import CONFLICTS, KubernetesActuator, PodView
 from libs.actuators.kubernetes_api import CALL_S, Change, KubeApi
 from libs.actuators.port import ActuatorDown
 from libs.runtime.tasks import TaskOwner
@@ -201,9 +202,27 @@ async def test_a_conflict_is_tried_again_and_a_lasting_one_is_a_bounded_error(
             left = scaled_by_another(own, always, 99)
             with pytest.raises(ActuatorDown, match="3 conflicts"):
                 await actuator.have(7)
-            assert left() == 96
+            assert left() == 95
         await actuator.have(2)
         await ready(own, 2)
+
+
+async def test_writes_of_the_deployment_that_leave_its_scale_are_no_conflict(
+    own: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, writes = KubeApi.scale, iter(range(CONFLICTS + 2))
+
+    async def scale(self: KubeApi) -> tuple[int, str]:
+        found = await read(self)
+        for write in itertools.islice(writes, 1):
+            await own.kubectl("annotate", "deployment/fulcrum-spare", f"fulcrum.dev/test={write}", "--overwrite")
+        return found
+
+    monkeypatch.setattr(KubeApi, "scale", scale)
+    async with actuator_of(own, await own.account("fulcrum-planner")) as actuator:
+        await actuator.have(3)
+        await ready(own, 3)
+    assert next(writes, None) is None
 
 
 async def test_a_server_that_is_away_is_a_bounded_error_and_is_found_again(own: Namespace) -> None:

@@ -73,6 +73,10 @@ PROMPTS_PRESS: Final = 0.7
 DECODES_PRESS: Final = 0.85
 GAIN: Final = 0.15
 """The share of the pressure by which another split must relieve it."""
+FAR_MORE: Final = 2.0
+"""The factor by which prompts must press more than decodes would, for a move that makes those press."""
+BURST_NS: Final = 3_000_000_000
+"""The time for which they must, if it is by less; a burst of prompts is over sooner."""
 APART_GAIN: Final = 0.05
 """The same share for separating decodes from prompts and for ending that; changing a budget costs nothing."""
 # Budgets rise once prompts would press this hard on prefill workers alone, and fall after `CALM_NS` below `LOWER`.
@@ -153,6 +157,8 @@ class Memory:
     """The time since which those limits do not allow the numbers of workers; 0 if they do."""
     apart: Apart = TOGETHER
     turn: RoleTurn = NO_TURN
+    trades_since_ns: int = 0
+    """The time since which prompts would be relieved by making decodes press; 0 if they would not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +214,12 @@ def assign(
     rests = lacking_since_ns and now_ns - lacking_since_ns < LACKING_NS
     unmet_since_ns = 0 if limits.allow(now.prefill, now.mixed) else _unmet_since_ns(memory, asked, now_ns)
     by_limits = unmet_since_ns != 0 and now_ns - unmet_since_ns >= STARTING_NS
-    wanted = 0 if rests else _more_mixed(now, rated, by_limits=by_limits)
+    lately = memory.turn.called_decodes(now_ns)
+    better = None if rests else _better_split(now, rated, by_limits=by_limits)
+    trades = better is not None and not by_limits and _trades(now, better, lately=lately)
+    trades_since_ns = (memory.trades_since_ns or now_ns) if trades else 0
+    waits = better is None or (trades and now_ns - trades_since_ns < BURST_NS)
+    wanted = 0 if better is None or waits else better.mixed - now.mixed
     if apart and wanted < 0:  # the present decodes still need room
         wanted = min(max(wanted, _fewest_mixed(engine, work) - len(pool.mixed)), 0)
     turn = memory.turn.called(wanted, now_ns)
@@ -238,7 +249,7 @@ def assign(
         parted = parted.lent(now_ns)
     code = _code(now, rated, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
     rest = MappingProxyType(resting)
-    left = Memory(rest, calm_since_ns, lacking_since_ns, asked, unmet_since_ns, parted, turn)
+    left = Memory(rest, calm_since_ns, lacking_since_ns, asked, unmet_since_ns, parted, turn, trades_since_ns)
     return RolePlan(moves, budgets, code, now, then, rated.first(MAX_CANDIDATES), left)
 
 
@@ -367,21 +378,31 @@ def _unmet_since_ns(memory: Memory, limits: ModelLimits, now_ns: int) -> int:
     return memory.unmet_since_ns or now_ns
 
 
-def _more_mixed(now: Split, rated: RatedSplits, *, by_limits: bool) -> int:
-    """Return how many workers should go from prefill to mixed, below 0 for the other way.
+def _better_split(now: Split, rated: RatedSplits, *, by_limits: bool) -> Split | None:
+    """Return the split to move to; None if the present one is good enough.
 
     `by_limits` says that the limits are to be met, whatever the pressure.
     """
     best = rated.best
     if best is None:
-        return 0
+        return None
     if not by_limits and (not _presses(now) or best.cost > now.cost * (1 - GAIN)):
-        return 0
+        return None
     # Take the nearest split that is about as good as the best, since each move costs, or in which nothing presses any
     # more. A queue that begins makes every further worker look useful, and most of them would soon be missed.
     enough = SplitBounds(PROMPTS_PRESS * (1 - GAIN), DECODES_PRESS * (1 - GAIN), now.cost * (1 - GAIN))
-    nearest = rated.nearest(now.mixed, best.cost * (1 + GAIN / 3), None if by_limits else enough)
-    return nearest.mixed - now.mixed if nearest is not None else 0
+    return rated.nearest(now.mixed, best.cost * (1 + GAIN / 3), None if by_limits else enough)
+
+
+def _trades(now: Split, then: Split, *, lately: bool) -> bool:
+    """Return whether a split would relieve prompts by making decodes press, which they do for longer.
+
+    Decodes that press call the worker back just when a burst of prompts is over.
+    """
+    most = DECODES_PRESS * (1 - GAIN) ** (2 if lately else 1)
+    if then.mixed >= now.mixed or then.decode_pressure <= most:
+        return False
+    return now.prompt_pressure < FAR_MORE * then.decode_pressure
 
 
 def _role_changes(

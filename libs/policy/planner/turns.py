@@ -13,6 +13,8 @@ MOST_SHARE: Final = 0.5
 """The share of a role's workers that leave it at first; what the rest must do shows only once these have moved."""
 LATER_SHARE: Final = 0.25
 """The share of those that are left which follow within `TURN_NS`, a second apart."""
+CALLED_NS: Final = 60_000_000_000
+"""The time for which a worker that decodes have called is given back only with room to spare."""
 OTHER_WORK: Final = 2.0
 """The factor by which prompts or decodes must have changed for a further reversal to have a cause of its own."""
 LEAST_WORK: Final = 0.1
@@ -58,6 +60,10 @@ class RoleTurn:
         prompts, decodes = work.prompts / max(self.prompts, LEAST_WORK), work.decodes / max(self.decodes, 1)
         pressing, other = (decodes, prompts) if wanted > 0 else (prompts, decodes)
         return pressing >= OTHER_WORK or other <= 1 / OTHER_WORK
+
+    def called_decodes(self, now_ns: int) -> bool:
+        """Return whether the last moves were to decode, not long ago."""
+        return self.to_mixed and bool(self.moved_ns) and now_ns - self.moved_ns < CALLED_NS
 
     def bounded(self, wanted: int, workers: int, now_ns: int) -> int:
         """Return how many of the `workers` of a role may leave it now."""

@@ -7,14 +7,16 @@ from hypothesis import strategies as st
 
 from libs.policy.planner.limits import EVERY, ModelLimits
 from libs.policy.planner.role_planning import (
+    BURST_NS,
     DECODES_PRESS,
+    FAR_MORE,
     GAIN,
     PROMPTS_PRESS,
     Memory,
     RolePlan,
     assign,
 )
-from libs.policy.planner.turns import MOST_SHARE, TURN_HELD_NS, TURN_NS
+from libs.policy.planner.turns import CALLED_NS, MOST_SHARE, TURN_HELD_NS, TURN_NS
 from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
@@ -23,6 +25,7 @@ from tests.property.planner.test_capacity import ENGINE, MODEL, MS, after, pool,
 START_NS = 10**12
 PROMPTS = Workload(prompts=6.0, decodes=60, kv_tokens=60_000, tpot_ns=50 * MS)
 DECODES = Workload(prompts=0.3, decodes=600, kv_tokens=1_400_000, tpot_ns=50 * MS)
+BURST = Workload(prompts=4.4, decodes=100, kv_tokens=500_000, tpot_ns=50 * MS)
 MORE_DECODES = replace(PROMPTS, prompts=3.5, decodes=110, kv_tokens=1_100_000)
 # Llama-3.1-70B on four H100 at 0.08 of its speed, as `make bench-operator` draws it.
 SLOW = WorkerProfile(
@@ -156,3 +159,27 @@ def test_decodes_that_were_set_apart_from_prompts_stay_apart_for_ten_seconds() -
     early = assign(hides, work, workers, first.memory, START_NS + TURN_NS - TURN_HELD_NS)
     assert early.memory.apart.on
     assert not assign(hides, work, workers, early.memory, START_NS + TURN_NS).memory.apart.on
+
+
+@given(works, st.integers(1, 4), st.integers(1, 4))
+def test_prompts_make_decodes_press_at_once_only_where_they_press_far_more(
+    work: Workload, prefill: int, mixed: int
+) -> None:
+    plan = assign(ENGINE, work, pool(prefill, mixed), Memory(), START_NS)
+    if plan.then.mixed < mixed and plan.then.decode_pressure > DECODES_PRESS * (1 - GAIN):
+        assert plan.now.prompt_pressure >= FAR_MORE * plan.then.decode_pressure
+
+
+def test_prompts_that_press_for_seconds_get_a_decode_worker_that_decodes_will_miss() -> None:
+    roles = _Roles()
+    assert {each.role for each in roles.decide(DECODES, START_NS).moves} == {Role.MIXED}
+    began_ns = START_NS + TURN_NS
+    assert not roles.decide(BURST, began_ns).moves
+    assert not roles.decide(BURST, began_ns + BURST_NS - 1).moves
+    assert {each.role for each in roles.decide(BURST, began_ns + BURST_NS).moves} == {Role.PREFILL}
+
+
+def test_a_minute_after_decodes_called_a_worker_prompts_get_it_at_once() -> None:
+    roles = _Roles()
+    assert {each.role for each in roles.decide(DECODES, START_NS).moves} == {Role.MIXED}
+    assert {each.role for each in roles.decide(BURST, START_NS + CALLED_NS).moves} == {Role.PREFILL}

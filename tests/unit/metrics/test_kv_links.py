@@ -117,8 +117,9 @@ def test_between_slow_and_sound_an_alert_stays_as_it_is() -> None:
     assert next(link_conditions([link(12)])).reason == SOUND
 
 
-def transfer(source: str, size_bytes: int = MB, ms: int = 1) -> KvTransfer:
-    return KvTransfer(from_worker_id=source, bytes=size_bytes, start_unix_ns=at(0), end_unix_ns=at(0) + ms * MS)
+def transfer(source: str, size_bytes: int = MB, ms: int = 1, *, start_ms: int = 0) -> KvTransfer:
+    start_ns = at(start_ms)
+    return KvTransfer(from_worker_id=source, bytes=size_bytes, start_unix_ns=start_ns, end_unix_ns=start_ns + ms * MS)
 
 
 def peers(*names: str, incarnation: int = 1, node: str = "") -> dict[str, Peer]:
@@ -128,7 +129,7 @@ def peers(*names: str, incarnation: int = 1, node: str = "") -> dict[str, Peer]:
 def test_receivers_reports_make_links_between_workers_that_are_there() -> None:
     links = KvLinks()
     batch = step_batch(1, (0, 100), [], worker="d")
-    batch.kv_transfers.extend([transfer("p"), transfer("p", ms=2), transfer("gone")])
+    batch.kv_transfers.extend([transfer("p"), transfer("p", ms=2, start_ms=1), transfer("gone")])
     links.note(batch)
     (found,) = links.among(peers("p", "d"), at(100))
     assert (found.source, found.target, found.model) == ("p", "d", "m")
@@ -178,7 +179,9 @@ def test_transfers_while_either_end_waits_for_a_cpu_never_make_a_link_slow(short
                 if name == short and cpu_wait is not None:
                     batch.sched_delay_ns = round(cpu_wait * 100 * MS)
                 if name == "d":
-                    batch.kv_transfers.extend([transfer("p", 20 * MB, 90), transfer("q", 20 * MB, 2)])
+                    batch.kv_transfers.extend(
+                        [transfer(name, 20 * MB, ms, start_ms=cover_ms[0]) for name, ms in (("p", 90), ("q", 2))]
+                    )
                 fleet.add(batch, at(cover_ms[1]))
         return next((each.grade for each in link_conditions(fleet.kv_links(at(2_000)))), None)
 
@@ -264,10 +267,10 @@ def test_the_command_prints_each_pair_with_what_is_not_known_left_open() -> None
 def test_kv_that_comes_as_its_long_prompt_is_computed_does_not_accuse_the_link() -> None:
     def links_after(prompt_tokens: int, ready_ms: int) -> list[KvLink]:
         links = KvLinks()
-        for _ in range(LEAST_TRANSFERS):
+        for number in range(LEAST_TRANSFERS):
             batch = step_batch(1, (0, 100), [], worker="d")
             batch.chunk_tokens = 512
-            moving = transfer("p", 400 * MB, ms=1_400)
+            moving = transfer("p", 400 * MB, ms=1_400, start_ms=1_400 * number)
             moving.prompt_tokens, moving.ready_ns = prompt_tokens, ready_ms * MS
             batch.kv_transfers.append(moving)
             links.note(batch)
@@ -279,3 +282,16 @@ def test_kv_that_comes_as_its_long_prompt_is_computed_does_not_accuse_the_link()
         assert condition.grade is grade, (prompt_tokens, ready_ms)
     (unreported,) = links_after(1_200, 0)
     assert not unreported.is_floor
+
+
+def test_transfers_that_share_a_link_are_as_fast_as_the_link() -> None:
+    """A role move hands sequences over at once; 14 of them once made a sound link a thirteenth as fast."""
+    links, count = KvLinks(), 2 * LEAST_TRANSFERS
+    batch = step_batch(1, (0, 100), [], worker="d")
+    batch.kv_transfers.extend([transfer("p", 100 * MB, ms=25 * count) for _ in range(count)])
+    links.note(batch)
+    (found,) = links.among(peers("p", "d"), at(1_000))
+    assert found.gb_per_s == pytest.approx(100 * MB / (25 * MS))
+    assert found.total_bytes == count * 100 * MB
+    (condition,) = link_conditions([link(4.2, "p", "e"), found])
+    assert condition.grade is Grade.CLEAR

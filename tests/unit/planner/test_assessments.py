@@ -1,6 +1,7 @@
 """One assessment: what a metrics service judges is what a planner shows and recommends."""
 
 import math
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,6 +137,14 @@ async def test_a_planner_that_acts_before_the_status_shows_pressure_says_that_a_
     assert reasons == [
         "a queue of prompts begins on 2 prefill workers; 4 decode workers take up to 512 prompt tokens a step"
     ]
+
+
+async def test_orders_that_no_worker_has_carried_out_yet_change_no_figure_that_people_see():
+    both = BothServices(MODE_AUTO)
+    await both.run(12, waiting_tokens=60_000, come=1_500)
+    (plan,) = both.planner.looked(both.now_ns)
+    ordered = replace(plan.assigned, now=Split(3, 3, 0.1, 0.2))
+    assert plan.shown_now(ordered) == plan.shown_now(plan.assigned) == plan.assessment.standing
 
 
 async def test_an_assessment_is_not_shown_as_of_now_once_it_is_old():

@@ -157,3 +157,16 @@ def test_a_worker_that_was_silent_before_a_silence_of_all_stays_silent():
         watch.look(signs, newest_of(signs.values()), now_ns)
         if at_s >= 4:
             assert watch.known["b"].state is SILENT
+
+
+def test_a_worker_that_the_registry_has_lost_for_a_moment_is_never_silent():
+    """Redis returns without leases; workers register one after the other, and their telemetry never stopped."""
+    watch = LifeWatch()
+    for tenth in range(40):
+        now_ns = NOW + tenth * S // 10
+        signs = {"a": LifeSigns(BORN, now_ns), "b": LifeSigns(BORN, now_ns if tenth < 20 else 0)}
+        if 10 <= tenth < 20:
+            del signs["b"]
+        watch.look(signs, now_ns, now_ns)
+        if tenth < 39 - SILENT_AFTER_NS * 10 // S:
+            assert watch.known["b"].state is RUNNING
