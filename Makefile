@@ -201,6 +201,9 @@ bench-lab-speed: setup-dev peer-dynamo ## how fast the lab is, plain and compile
 bench-observe: setup-dev ## 1,000 servers observed by their /metrics once a second: CPU and memory; needs FULCRUM_DATA
 	@$(BIN)/python -m load.metrics.bench_observe $(ARGS)
 
+bench-observe-dynamo: setup-dev peer-dynamo ## shares of a 2+2 fleet of Dynamo's mockers on the page, beside Dynamo's own step log (2 minutes)
+	@$(BIN)/python -m load.metrics.bench_observe_dynamo $(ARGS)
+
 bench-occupancy: setup-dev ## live occupancy of 10 to 3,000 GPUs: CPU, freshness, memory, and the page over 1,000
 	@$(BIN)/python -m load.metrics.bench_occupancy $(ARGS)
 

@@ -135,10 +135,10 @@ async def _record(target: Target, shape: Shape) -> list[str]:
 @asynccontextmanager
 async def dynamo(model: Path) -> AsyncIterator[Target]:
     """Start Dynamo's frontend over two mockers; the frontend stands in the gateway's column."""
-    with running_dynamo(model, "tiny") as (port, pids):
-        frontend, *mockers = map(psutil.Process, pids)
-        kinds = {GATEWAY: [frontend], PREFILL: [mockers[0]], DECODE: [mockers[1]]}
-        target = Target("dynamo", "tiny", [(LOOPBACK, port)], {**kinds, OTHERS: []})
+    with running_dynamo(model, "tiny") as started:
+        pids = {GATEWAY: [started.frontend], PREFILL: started.prefill, DECODE: started.decode, OTHERS: []}
+        kinds = {kind: [psutil.Process(pid) for pid in found] for kind, found in pids.items()}
+        target = Target("dynamo", "tiny", [(LOOPBACK, started.port)], kinds)
         await _until_it_answers(target)
         yield target
 

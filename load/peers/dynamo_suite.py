@@ -1,4 +1,4 @@
-"""Dynamo's frontend and its two mockers as processes of a bench.
+"""Dynamo's frontend and its mockers as processes of a bench or a test.
 
 `python -m load.peers.dynamo_suite` (`make peer-dynamo`) installs them into a venv of their own in the cache folder.
 """
@@ -8,9 +8,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Final
 
 from libs.runtime.net.ports import held_port
 from libs.runtime.paths import cache_dir
@@ -44,26 +46,60 @@ _MOCKER = ("--speedup-ratio", "1000000", "--kv-transfer-bandwidth", "0")
 STOP_S = 5.0
 
 
+STEP_LOG: Final = "dynamo.common.recv_forward_pass_metrics"
+"""Dynamo's own recorder of forward-pass metrics, a line of JSON a record."""
+COMPONENTS: Final = ("prefill", "backend")
+"""The names of the workers' components by Dynamo's default: those that prefill, and those that decode."""
+
+
+@dataclass(frozen=True)
+class RunningDynamo:
+    """Processes that have been started and may not answer yet."""
+
+    port: int
+    discovery: Path
+    """Its DYN_FILE_KV, which the first worker makes."""
+    frontend: int
+    prefill: list[int]
+    """The pid of each worker that prefills."""
+    decode: list[int]
+    step_logs: list[Path]
+    """What Dynamo's own recorders write; empty unless they were asked for."""
+    decode_logs: list[Path]
+    """The log of each worker that decodes, with a line at the end of each of its steps if `record` was asked for."""
+
+
 @contextmanager
-def running_dynamo(model: Path, name: str) -> Iterator[tuple[int, list[int]]]:
-    """Yield the frontend's port and the pids of frontend, prefill and decode mocker, which may not answer yet."""
+def running_dynamo(
+    model: Path, name: str, *, prefill: int = 1, decode: int = 1, mocker: Sequence[str] = _MOCKER, record: bool = False
+) -> Iterator[RunningDynamo]:
+    """Run a frontend and mockers, each a worker of its own; `record` adds a recorder for each of their components."""
     if not python().exists():
         raise FileNotFoundError("Dynamo is not installed: run `make peer-dynamo`")
-    served = ("dynamo.mocker", "--model-path", str(model), "--model-name", name, *_MOCKER, "--disaggregation-mode")
+    served = ("dynamo.mocker", "--model-path", str(model), "--model-name", name, *mocker, "--disaggregation-mode")
     with ExitStack() as stack:
         port = stack.enter_context(held_port())
-        own_port = ("--http-host", LOOPBACK, "--http-port", str(port))
-        frontend = ("dynamo.frontend", *own_port, "--router-mode", "round-robin")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fulcrum-dynamo-")))
         own = {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(folder / "kv"), "DYN_LOG": "error"}
         env = {**os.environ, **own, **dict.fromkeys(_HOSTS, LOOPBACK), "HF_HUB_OFFLINE": "1"}
         log = stack.enter_context((folder / "log").open("wb"))
-        pids = []
-        for command in (frontend, (*served, "prefill"), (*served, "decode")):
-            process = subprocess.Popen([str(python()), "-m", *command], env=env, stdout=log, stderr=log)
+
+        def start(*command: str, to: IO[bytes] = log, **more: str) -> int:
+            process = subprocess.Popen([str(python()), "-m", *command], env={**env, **more}, stdout=to, stderr=to)
             stack.callback(_stop, process)
-            pids.append(process.pid)
-        yield port, pids
+            return process.pid
+
+        own_port = ("--http-host", LOOPBACK, "--http-port", str(port))
+        frontend = start("dynamo.frontend", *own_port, "--router-mode", "round-robin")
+        prefilling = [start(*served, "prefill") for _ in range(prefill)]
+        decode_logs = [folder / f"decode-{number}.log" for number in range(decode)]
+        level = {"DYN_LOG": "error,dynamo_llm::mocker=debug"} if record else {}
+        decoding = [start(*served, "decode", to=stack.enter_context(file.open("wb")), **level) for file in decode_logs]
+        step_logs = [folder / f"{each}.jsonl" for each in COMPONENTS] if record else []
+        for component, file in zip(COMPONENTS, step_logs, strict=False):
+            how = ("--component", component, "--request-plane", "tcp", "--output", str(file), "--flush-interval", "0.2")
+            start(STEP_LOG, *how)
+        yield RunningDynamo(port, folder / "kv", frontend, prefilling, decoding, step_logs, decode_logs)
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

@@ -173,7 +173,7 @@ def _start_observing(
     """Observe servers if there are any to observe, and return the routes by which they report themselves."""
     if observed is None:
         return ()
-    observed.start(tasks, settings.observed_file())
+    observed.start(tasks, settings.observed_file(), settings.dynamo_folder())
     return (reports_router(observed, access.admit_report),)
 
 

@@ -71,6 +71,8 @@ class MetricsSettings(HttpSettings):
     Kafka nor Redis is used then, and all times are estimates."""
     observe_file: str = ""
     """TOML file of such servers, which is read again when it changes."""
+    observe_dynamo: str = ""
+    """Discovery folder (DYN_FILE_KV) of a Dynamo fleet whose workers to observe, alone or beside such servers."""
     observe_every_ms: int = Field(0, ge=0, le=1_000)
     """Time between two scrapes of each; 0: twice a second, or once a second where there are over a hundred."""
     traces_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
@@ -142,7 +144,7 @@ class MetricsSettings(HttpSettings):
 
     @property
     def observes(self) -> bool:
-        return bool(self.observe or self.observe_file)
+        return bool(self.observe or self.observe_file or self.observe_dynamo)
 
     @model_validator(mode="after")
     def _observes_one_list(self) -> Self:
@@ -157,6 +159,9 @@ class MetricsSettings(HttpSettings):
 
     def observed_file(self) -> Path | None:
         return Path(self.observe_file).expanduser() if self.observe_file else None
+
+    def dynamo_folder(self) -> Path | None:
+        return Path(self.observe_dynamo).expanduser() if self.observe_dynamo else None
 
     def webhooks(self) -> list[str]:
         return _split(self.alert_webhooks)

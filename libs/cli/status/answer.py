@@ -185,6 +185,16 @@ class ObservedAnswer(msgspec.Struct, frozen=True):
     servers: list[ObservedServerAnswer]
     trouble: str = ""
 
+    @property
+    def exact(self) -> int:
+        """The number of servers that report their steps."""
+        return sum(each.state == "exact" for each in self.servers)
+
+    @property
+    def estimated(self) -> int:
+        """The number of servers whose GPU time is estimated, or will be."""
+        return sum(each.state in ("unknown", "learning", "observed") for each in self.servers)
+
 
 class WorkerLifeAnswer(msgspec.Struct, frozen=True):
     """A worker's state, one of starting, running, silent, restarting, gone and back."""

@@ -250,6 +250,10 @@ def observe(
         Path | None,
         typer.Option("--file", metavar="FILE", help="TOML file of servers with their roles, re-read on change."),
     ] = None,
+    dynamo: Annotated[
+        Path | None,
+        typer.Option("--dynamo", metavar="FOLDER", help="With --page: a Dynamo fleet's discovery folder, DYN_FILE_KV."),
+    ] = None,
     *,
     page: Annotated[
         bool, typer.Option("--page", metavar="", help="Serve page, status, verdict and alerts instead of lines.")
@@ -265,14 +269,17 @@ def observe(
     """Estimate how servers spend GPU time, from their /metrics alone: nothing is replaced, no request is touched."""
     from libs.cli.status.observe import fleet_urls, replay_file, watch_servers  # noqa: PLC0415 (its own imports)
 
-    if sum((replay is not None, bool(vllm), file is not None)) != 1:
-        raise typer.BadParameter("give servers by --vllm or --file, or a recording by --replay")
+    sources = sum((replay is not None, bool(vllm), file is not None))
+    if sources > 1 or (not sources and dynamo is None):
+        raise typer.BadParameter("give servers by --vllm, --file or --dynamo, or a recording by --replay")
+    if dynamo is not None and not page:
+        raise typer.BadParameter("--dynamo goes with --page")
     if page and (replay is not None or lines is not None):
         raise typer.BadParameter("--page goes with neither --replay nor --lines")
     if page:
         from libs.cli.status.observe_page import show_page  # noqa: PLC0415 (what only this option needs)
 
-        raise typer.Exit(show_page(vllm or [], file, host=host, port=port, ready_file=ready, as_json=json))
+        raise typer.Exit(show_page(vllm or [], file, dynamo, host=host, port=port, ready_file=ready, as_json=json))
     if replay is not None:
         replay_file(replay, as_json=json)
     else:

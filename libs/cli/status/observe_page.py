@@ -6,6 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from typing import Final
 from libs.contracts.foreign_text import plain
 from libs.launch.processes import leash
 from libs.launch.ready import Ready, default_ready_file, write_ready
+from libs.observe.dynamo_folder import check_folder, read_members
 from libs.observe.fleet import read_fleet, targets_of
 
 STOP_S: Final = 10.0
@@ -20,15 +22,27 @@ MAX_LINE_CHARS: Final = 65_536
 
 
 def show_page(
-    urls: Sequence[str], file: Path | None, *, host: str, port: int, ready_file: Path | None, as_json: bool
+    urls: Sequence[str],
+    file: Path | None,
+    dynamo: Path | None,
+    *,
+    host: str,
+    port: int,
+    ready_file: Path | None,
+    as_json: bool,
 ) -> int:
     """Serve until a signal, and return the exit code. Raise InvalidRequest and StartupError."""
     # A mistake in the list ends the command before anything starts.
     servers = targets_of(urls) if file is None else read_fleet(file)
+    workers = 0
+    if dynamo is not None:
+        check_folder(dynamo)
+        workers = len(read_members(dynamo, time.time()).cards)
     token = os.environ.get("FULCRUM_TOKEN", "") or secrets.token_urlsafe(32)
     own = {
         "FULCRUM_METRICS_OBSERVE": ",".join(urls),
         "FULCRUM_METRICS_OBSERVE_FILE": "" if file is None else str(file.resolve()),
+        "FULCRUM_METRICS_OBSERVE_DYNAMO": "" if dynamo is None else str(dynamo.resolve()),
         "FULCRUM_METRICS_PORT": str(port),
         "FULCRUM_HOST": host,
         "FULCRUM_TOKEN": token,
@@ -52,7 +66,7 @@ def show_page(
             url = _ready_url(line)
             if url:
                 written = _write_ready(url, token, ready_file)
-                _tell(url, written, len(servers), as_json=as_json)
+                _tell(url, written, len(servers), workers, as_json=as_json)
         return child.wait()
     finally:
         if child.poll() is None:
@@ -81,13 +95,17 @@ def _write_ready(url: str, token: str, ready_file: Path | None) -> Path:
     return path
 
 
-def _tell(url: str, ready: Path, servers: int, *, as_json: bool) -> None:
+def _tell(url: str, ready: Path, servers: int, workers: int, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"page": url, "ready": str(ready), "servers": servers}), flush=True)
+        print(json.dumps({"page": url, "ready": str(ready), "servers": servers + workers}), flush=True)
         return
     several = "server" if servers == 1 else "servers"
+    observed = f"{servers} {several}; all GPU time is estimated"
+    if workers:
+        exact = f"{workers} of Dynamo's workers; their steps are measured"
+        observed = f"{servers} {several}, estimated, and {exact}" if servers else exact
     print(
-        f"Page:    {url}  ({servers} {several}; all GPU time is estimated)\n"
+        f"Page:    {url}  ({observed})\n"
         f"Screen:  fulcrum top --metrics {url}\n"
         f"Status:  fulcrum status --ready {plain(str(ready))}\n"
         "Stop with Ctrl-C.",

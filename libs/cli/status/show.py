@@ -213,12 +213,12 @@ def observed_lines(status: Status) -> Iterator[Text]:
     if status.observed is None:
         return
     servers = status.observed.servers
-    exact = sum(each.state == "exact" for each in servers)
-    whose = f"GPU time of {len(servers) - exact} servers" if exact else "All GPU time"
-    if exact < len(servers) or not servers:
+    exact, estimated = status.observed.exact, status.observed.estimated
+    whose = f"GPU time of {estimated} servers" if exact else "All GPU time"
+    if estimated or not exact:
         yield Text(f"{whose} is estimated from the servers' own metrics{estimate_text(status.estimate)}.")
     if exact:
-        yield Text(f"GPU time of {exact} servers is measured by their plugin.")
+        yield Text(f"GPU time of {exact} servers is measured: they report their steps.")
     counts = {state: sum(each.state == state for each in servers) for state in SERVER_STATES}
     yield Text("Servers: " + ", ".join(f"{count} {SERVER_STATES[state]}" for state, count in counts.items() if count))
     wrong = [each for each in servers if each.state in ("away", "foreign")]

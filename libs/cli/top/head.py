@@ -106,7 +106,10 @@ def _planner(model: TopModel) -> Text:
         return text
     if model.status.observed is not None:
         away = sum(each.state in ("away", "foreign") for each in model.status.observed.servers)
-        text.append("estimated", "bold yellow").append(estimate_text(model.status.estimate))
+        if model.status.observed.estimated or not model.status.observed.exact:
+            text.append("estimated", "bold yellow").append(estimate_text(model.status.estimate))
+        else:
+            text.append("measured")
         return text.append(f"; {_count(away, 'server')} away", "yellow") if away else text
     planner = model.status.planner
     if not planner.heard:

@@ -20,10 +20,12 @@ from libs.contracts.foreign_text import plain
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 from libs.contracts.topics import QUEUES, STEPS
+from libs.observe.dynamo_folder import check_folder
 from libs.observe.fleet import ObservedTarget, read_fleet, targets_of, token_of
 from libs.observe.scrape import ScrapeFailed, Scraper
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
+from services.metrics.observed.dynamo import HEARTBEAT_MS, DynamoFleet
 from services.metrics.observed.reports import StepReports
 from services.metrics.observed.server import ServerState, ServerTelemetry
 from services.metrics.observed.traffic import ObservedTraffic
@@ -64,11 +66,14 @@ def observe(settings: MetricsSettings, bus: Bus, clock: Clock) -> "ObservedFleet
     file = settings.observed_file()
     try:
         targets = targets_of(settings.observed_addresses()) if file is None else read_fleet(file)
+        if (folder := settings.dynamo_folder()) is not None:
+            check_folder(folder)
     except InvalidRequest as error:
         raise StartupError(error.message) from None
     every_ms = every_ms_of(len(targets), settings.observe_every_ms)
     # A scrape covers the time since the one before it, so that windows are whole only after an interval and a scrape.
-    settings.live_lag_ms, settings.lag_ms = every_ms + LIVE_LAG_MS, every_ms + LAG_MS
+    wait_ms = every_ms if folder is None else max(every_ms, HEARTBEAT_MS)
+    settings.live_lag_ms, settings.lag_ms = wait_ms + LIVE_LAG_MS, wait_ms + LAG_MS
     traffic = ObservedTraffic(
         ttft_limit_ns=settings.ttft_deadline_ms * 1_000_000, tpot_ns=round(settings.tpot_target_ms * 1e6)
     )
@@ -120,6 +125,7 @@ class ObservedFleet(Collector):
         self._scraping: dict[str, asyncio.Task[None]] = {}
         self._targets = list(targets)
         self._tasks: TaskOwner | None = None
+        self._dynamo: DynamoFleet | None = None
         for target in targets:
             self._servers[target.name] = ServerTelemetry(target, self._budget.may_fit)
         self._scrapes, self._retries = asyncio.Semaphore(MOST_SCRAPES), asyncio.Semaphore(MOST_RETRIES)
@@ -135,15 +141,19 @@ class ObservedFleet(Collector):
         """Return what is known of a server in the list."""
         return self._servers[name]
 
-    def start(self, tasks: TaskOwner, file: Path | None = None) -> None:
+    def start(self, tasks: TaskOwner, file: Path | None = None, dynamo: Path | None = None) -> None:
+        """Observe the list, which `file` may change, and the workers of a Dynamo fleet's discovery folder."""
         self._tasks = tasks
+        if dynamo is not None:
+            self._dynamo = DynamoFleet(dynamo, self.report, self._clock)
+            self._dynamo.start(tasks)
         self._follow(self._targets)
         tasks.spawn("observed queues", self._publish_queues())
         if file is not None:
             tasks.spawn("observed file", self._watch(file))
 
     def status(self) -> ObservedFleetStatus:
-        """Return all servers in the order of their list."""
+        """Return all servers in the order of their list, then Dynamo's workers."""
         found = (self._servers[each.name] for each in self._targets)
         servers = [
             ObservedServerStatus(
@@ -152,7 +162,8 @@ class ObservedFleet(Collector):
             )
             for each in found
         ]  # fmt: skip
-        return ObservedFleetStatus(servers, plain(self.trouble))
+        workers = [] if self._dynamo is None else self._dynamo.status()
+        return ObservedFleetStatus([*servers, *workers], plain(self.trouble))
 
     def roles_differ(self, models: Sequence[str]) -> frozenset[str]:
         """Return those of the models whose servers do not all do both phases, so that roles can be changed."""
@@ -181,6 +192,8 @@ class ObservedFleet(Collector):
             "Reports that engines gave up sending, by their own count.",
             self.reports.dropped_batches,
         )
+        if self._dynamo is not None:
+            yield from self._dynamo.collect()
         states = Counter(each.state for each in self._servers.values())
         servers = GaugeMetricFamily(names.OBSERVED_SERVERS, "Observed servers by state.", labels=["state"])
         for state in ServerState:
