@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,9 +88,15 @@ UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 CALM, NEAR, OVER = "#3fae6b", "#d9a514", "bold #ff5c6c"
 
 
-def verdict_style(code: str) -> str:
-    """Return green if nothing is to be done, dim if nothing is known, else a striking style."""
-    return CALM if code in CALM_CODES else "dim" if code == UNKNOWN_CODE else OVER
+def verdict_style(code: str, models: Iterable[ModelStatusAnswer] = ()) -> str:
+    """Return green if nothing is to be done, dim if nothing is known, else a striking style.
+
+    Pressure above `FULL` is not green, although a cause is named only once it lasts.
+    """
+    if code in CALM_CODES:
+        pressed = any(max(each.prefill.pressure or 0.0, each.decode.pressure or 0.0) > FULL for each in models)
+        return NEAR if pressed else CALM
+    return "dim" if code == UNKNOWN_CODE else OVER
 
 
 def pressure_style(pressure: float | None) -> str:
@@ -146,7 +152,7 @@ MAX_REASONS: Final = 3
 def lines(status: Status) -> Iterator[Text]:
     """Yield lines made for 80 columns; longer sentences wrap."""
     verdict, now_ms = status.verdict, status.as_of_unix_ms
-    yield Text(verdict.sentence, f"bold {verdict_style(verdict.code)}" if status.live else "dim")
+    yield Text(verdict.sentence, f"bold {verdict_style(verdict.code, status.models)}" if status.live else "dim")
     if not status.live:
         yield Text(f"Not live: {status.not_live_because or 'the data are old'}.", "bold red")
     yield Text(f"{verdict.code.replace('_', ' ')} for {span(now_ms - verdict.since_unix_ms)}", "dim")

@@ -55,7 +55,7 @@ def verdict(model: TopModel, wide: int) -> Text:
     if status is None:
         return Text()
     said = status.verdict
-    style = verdict_style(said.code) if status.live else "dim"
+    style = verdict_style(said.code, status.models) if status.live else "dim"
     text = Text(
         said.sentence if status.live else f"Not live, {status.not_live_because}: {said.sentence}", f"bold {style}"
     )

@@ -181,4 +181,5 @@ def _calm(models: Sequence[ModelState | UnknownState]) -> tuple[CauseCode, str, 
     ttft_ns, tpot_ns = min(targets)
     met = f"a TTFT of {ttft_ns / 1e9:g} s and a TPOT of {tpot_ns / 1e6:g} ms" if len(targets) == 1 else "all targets"
     figures = f"prompts press {prefill:.1f}, decodes {decode:.1f}"
-    return CauseCode.BALANCED, only, f"Balanced: {figures}, where 1 just meets {met}."
+    settled = "Balanced" if max(prefill, decode) <= 1 else "Balanced until a moment ago"
+    return CauseCode.BALANCED, only, f"{settled}: {figures}, where 1 just meets {met}."

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from libs.cli.main import app
 from libs.cli.status.answer import SplitAnswer, parse_status
 from libs.cli.status.events import merged, unix_ms_of
-from libs.cli.status.show import commands, lines, pressure_bar, span, split_words
+from libs.cli.status.show import CALM, NEAR, commands, lines, pressure_bar, span, split_words
 from libs.cli.status.tables import life_text
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.launch.ready import Ready, write_ready
@@ -354,3 +354,14 @@ def test_the_score_of_advice_says_so_where_nobody_has_followed_any(tmp_path: Pat
         done = CliRunner().invoke(app, ["advice", "--score", *ready])
     assert (done.exit_code, done.stdout) == (0, "")
     assert "No advised command has been followed" in done.stderr
+
+
+def test_pressure_above_one_is_not_green_though_no_cause_is_named_yet() -> None:
+    calm = {"code": "balanced", "sentence": "Balanced.", "since_unix_ms": NOW_MS - 3000, "action": None, "causes": []}
+    pressed = next(lines(parse_status(answer(verdict=calm))))
+    assert pressed.style == f"bold {NEAR}"
+    models = [
+        each | {phase: each[phase] | {"pressure": 0.4} for phase in ("prefill", "decode")}
+        for each in answer()["models"]
+    ]
+    assert next(lines(parse_status(answer(verdict=calm, models=models)))).style == f"bold {CALM}"

@@ -228,6 +228,13 @@ def test_a_moment_of_shortage_is_not_named():
         assert watch.look([short if at_s % 2 else calm], at_s * S // 2).code is CauseCode.BALANCED
 
 
+def test_pressure_that_has_not_lasted_is_not_called_balanced_now():
+    watch, short = VerdictWatch(LIMITS), state(prompts=5.0, decodes=20)
+    sentence = watch.look([short], S).sentence
+    assert sentence.startswith("Balanced until a moment ago: prompts press 1.")
+    assert watch.look([state(prompts=1.0, decodes=20)], 2 * S).sentence.startswith("Balanced: prompts press 0.")
+
+
 def test_between_the_thresholds_what_stands_goes_on_and_what_does_not_stays_away():
     watch, near = VerdictWatch(LIMITS), state(prompts=2.8, decodes=20)
     assert set(look_through(watch, near, (1, 2, 3))) == {CauseCode.BALANCED}

@@ -4,6 +4,8 @@ import { clockText } from "../chart.js";
 import { pressureText, span } from "./words.js";
 
 const CALM = new Set(["balanced", "idle"]);
+/** Pressure above 1 is not shown as calm, although a cause is named only once it lasts. */
+const isPressed = ({ prefill, decode }) => prefill.pressure > 1 || decode.pressure > 1;
 const COPIED_MS = 1500;
 
 const $ = (id) => document.getElementById(id);
@@ -23,7 +25,9 @@ export class VerdictPanel {
   draw(status, problem) {
     if (!status) return this.#put({ kind: "unknown", sentence: problem ? `Not known: ${problem}.` : "Looking.", facts: "" });
     const { verdict, as_of_unix_ms: nowMs } = status;
-    const kind = !status.live || problem ? "unknown" : CALM.has(verdict.code) ? "calm" : verdict.code === "unknown" ? "unknown" : "wrong";
+    const calm = CALM.has(verdict.code);
+    const unsure = !status.live || problem || verdict.code === "unknown" || (calm && status.models.some(isPressed));
+    const kind = unsure ? "unknown" : calm ? "calm" : "wrong";
     const late = problem || (!status.live && status.not_live_because);
     this.#put({
       kind,
