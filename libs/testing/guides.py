@@ -5,6 +5,7 @@ from typing import Final
 
 SUITE: Final = ("--engine", "sim", "--prefill", "2", "--decode", "5")
 """Workers gpu-0 to gpu-6: pages name some of them."""
+KEYED: Final = ("--engine", "sim", "--prefill", "1", "--decode", "1")
 POOL: Final = ("--engine", "sim", "--pool", "2", "--model", "A", "--model", "B", "--model", "C")
 GUIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "backup": SUITE,
@@ -15,7 +16,7 @@ GUIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "models-forecast": (),
     "planner": SUITE,
     "profiles": (),
-    "security": SUITE,
+    "security": KEYED,
     "security-records": SUITE,
     "slow-request": SUITE,
     "status": SUITE,

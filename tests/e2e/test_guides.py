@@ -1,5 +1,6 @@
 """The shell blocks of how-to and reference pages, typed line by line against suites of simulated GPUs."""
 
+import json
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from libs.testing.guides import GUIDES, NOT_TYPED
+from libs.testing.guides import GUIDES, NOT_TYPED, SUITE
 from libs.testing.suites.suite import RunningSuite, running_suite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +23,8 @@ WATCHED_S = 6
 STOPPED = (0, 124, 130)
 # `fulcrum up` is the fixture, and what else a page sets up is there: weights, certificates, a checkout.
 NOT_A_COMMAND = ("fulcrum up", "#")
-DEMAND = "t_s,requests_per_s,known_requests_per_s,prefill_tokens_per_s,decode_tokens_per_s\n"
+ENV = {"FULCRUM_WORKER_NAMES": "gpu", "FULCRUM_PLANNER_MODE": "auto"}
+KEY = "key_0a1b2c3d4e5f"
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
 
@@ -48,7 +50,7 @@ class Terminal:
     """A shell in which `fulcrum` is the one of this checkout."""
 
     def __init__(self, folder: Path, env: Mapping[str, str], replaced: Mapping[str, str]) -> None:
-        self.folder, self.replaced = folder, replaced
+        self.folder, self.replaced = folder, dict(replaced)
         (folder / "bin").mkdir()
         program = folder / "bin" / "fulcrum"
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m libs.cli.main "$@"\n')
@@ -69,7 +71,7 @@ class Terminal:
         shown = done.stdout + done.stderr
         assert done.returncode in (STOPPED if watched else (0,)), f"{line}: {done.returncode}\n{shown}"
         assert "Traceback" not in shown, f"{line}\n{shown}"
-        assert shown.strip() or "=" in line, f"{line} shows nothing"
+        assert shown.strip() or "--json" in line, f"{line} shows nothing"
         return shown
 
 
@@ -84,25 +86,56 @@ def ask(suite: RunningSuite) -> str:
     return str(answer.headers["x-request-id"])
 
 
-@pytest.mark.parametrize("page", GUIDES)
-def test_a_guide_can_be_typed_as_it_stands(page: str, tmp_path: Path) -> None:
-    files(tmp_path)
-    if not GUIDES[page]:
-        typed(page, Terminal(tmp_path, {}, {}))
-        return
-    env = {"FULCRUM_WORKER_NAMES": "gpu", "FULCRUM_PLANNER_MODE": "auto"}
-    with running_suite(tmp_path, *GUIDES[page], env=env) as suite:
-        host = suite.gateway.removeprefix("http://")
-        replaced = {"localhost:8000": host, "127.0.0.1:8000": host}
-        if page not in ("models",):
-            replaced |= {"3f2a9c1e": ask(suite)[:8], "SmolLM2-135M-Instruct": "sim"}
-            (decision, *_) = httpx.get(f"{suite.ready['planner']}/v1/decisions?limit=1").json()["decisions"]
-            replaced["explain 43"] = f"explain {decision['sequence']}"
-        typed(page, Terminal(tmp_path, suite.env, replaced))
+def newest_key(terminal: Terminal) -> str:
+    return str(json.loads(terminal.type("fulcrum keys list --json"))[-1]["id"])
 
 
-def typed(page: str, terminal: Terminal) -> None:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
+    """One suite for all pages but those that change who may call it."""
+    with running_suite(tmp_path_factory.mktemp("shared"), *SUITE, env=ENV) as suite:
+        assert suite.fulcrum("role", "gpu-6", "prefill").returncode == 0  # a decision that can be explained
+        yield suite
+
+
+def type_page(page: str, terminal: Terminal) -> None:
     lines = list(lines_of(page))
     assert lines, f"docs/{page}.md has no block to type"
     for line, expected in lines:
-        assert expected in terminal.type(line), line
+        if KEY in line:
+            terminal.replaced[KEY] = newest_key(terminal)
+        shown = terminal.type(line)
+        assert expected in shown, f"{line} shows no {expected}:\n{shown}"
+
+
+def terminal_of(suite: RunningSuite, folder: Path) -> Terminal:
+    """Open a terminal in which pages' addresses, models and ids are those of a suite that has answered once."""
+    host = suite.gateway.removeprefix("http://")
+    request_id = ask(suite)
+    decisions = httpx.get(f"{suite.ready['planner']}/v1/decisions?limit=100").raise_for_status().json()
+    moved = next((each["sequence"] for each in decisions if each["action"] == "role_moved"), 0)
+    replaced = {"localhost:8000": host, "127.0.0.1:8000": host, "SmolLM2-135M-Instruct": "sim"}
+    replaced |= {"3f2a9c1e": request_id[:8], "explain 43": f"explain {moved}"}
+    return Terminal(folder, suite.env, replaced)
+
+
+@pytest.mark.parametrize("page", [page for page, up in GUIDES.items() if up == SUITE])
+def test_a_guide_can_be_typed_as_it_stands(page: str, shared: RunningSuite, tmp_path: Path) -> None:
+    files(tmp_path)
+    type_page(page, terminal_of(shared, tmp_path))
+
+
+def test_a_guide_to_keys_can_be_typed_as_it_stands(tmp_path: Path) -> None:
+    with running_suite(tmp_path, *GUIDES["security"], env=ENV) as suite:
+        type_page("security", terminal_of(suite, tmp_path))
+
+
+def test_a_guide_to_a_pool_can_be_typed_as_it_stands(tmp_path: Path) -> None:
+    with running_suite(tmp_path, *GUIDES["models"], env=ENV) as suite:
+        type_page("models", Terminal(tmp_path, suite.env, {}))
+
+
+@pytest.mark.parametrize("page", [page for page, up in GUIDES.items() if not up])
+def test_a_guide_without_a_suite_can_be_typed_as_it_stands(page: str, tmp_path: Path) -> None:
+    files(tmp_path)
+    type_page(page, Terminal(tmp_path, {}, {}))
