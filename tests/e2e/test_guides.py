@@ -16,7 +16,7 @@ from libs.testing.suites.suite import RunningSuite, running_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-BLOCK = re.compile(rf"^```sh\n(.*?)^```\n(?!{NOT_TYPED})(?:<!-- expects: (.*?) -->)?", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(rf"^```sh\n((?:(?!```).*\n)*)```\n(?!{NOT_TYPED})(?:<!-- expects: (.*?) -->)?", re.MULTILINE)
 LINE_LIMIT_S = 100
 # Commands that go on until Ctrl-C are stopped after this time.
 WATCHED_S = 6
