@@ -210,6 +210,9 @@ bench-occupancy: setup-dev ## live occupancy of 10 to 3,000 GPUs: CPU, freshness
 screenshots: setup-dev ## write docs/images anew from a simulated suite under load
 	@$(BIN)/python -m load.metrics.screenshots $(ARGS)
 
+moving-picture: setup-dev ## film the page in a flood of long prompts into docs/images/page-flood.gif
+	@$(BIN)/python -m load.metrics.moving_picture $(ARGS)
+
 peer-dynamo: setup-dev ## install the peer of bench-gateway into a venv of its own in the cache folder
 	@$(BIN)/python -m load.peers.dynamo_suite
 

@@ -14,8 +14,10 @@ LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Name runbooks by file, show links to what lies outside the site as text, and keep records out of search."""
-    if page.file.src_path.startswith(("adr/", "results/")):
+    """Name runbooks by file, show links to what lies outside the site as text, and keep records and the pages for
+    contributors out of search.
+    """
+    if page.file.inclusion.is_not_in_nav() and not page.file.src_path.startswith("runbook/"):
         page.meta["search"] = {"exclude": True}
     folder = (DOCS / page.file.src_path).parent
 

@@ -37,7 +37,6 @@ PICTURES: Final[tuple[Picture, ...]] = (
     ("page-light", WIDE, "light", ""),
     ("page-dark", WIDE, "dark", ""),
     ("page-phone", PHONE, "light", ""),
-    ("page-readme", LAPTOP, "light", ""),
     ("page-worker", LAPTOP, "light", "#scope=worker%3Adecode-1"),
 )
 FLEET: Final[tuple[Picture, ...]] = (("page-1000-gpus", WIDE, "dark", "#sort=pool"),)
