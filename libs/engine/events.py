@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from libs.engine.kv.blocks import BlockChanges, BlockPool, KvWait
+from libs.engine.kv_blocks import BlockChanges, BlockPool, KvWait
 from libs.engine.reports import BlockEvents, EngineEvent, KvTransferReport, SequenceOutput, StepReport
 
 # A consumer this far behind stops the engine, since a dropped step would appear as idle time.

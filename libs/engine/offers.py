@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.blocks import BlockPool, HandleBlocks, HandleTable, RandomBytes
+from libs.engine.kv_blocks import BlockPool, HandleBlocks, HandleTable, RandomBytes
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.sequence import Sequence

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import ContextTooLong, InvalidRequest
 from libs.contracts.hashing import block_hashes
-from libs.engine.kv.blocks import BlockPool, HandleBlocks, ReceivedTotals
+from libs.engine.kv_blocks import BlockPool, HandleBlocks, ReceivedTotals
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase, EngineRequest, Pooling
 from libs.engine.reports import FinishReason, KvTransferReport, Logprob, SequenceOutput

@@ -20,8 +20,8 @@ import structlog
 from libs.contracts.errors import FulcrumError, KvLost, KvMismatch
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.kv.shared_pool import PoolMap, PoolMaps, sweep
 from libs.engine.kv_port import KvChunk, KvHandle
+from libs.engine.kv_shared_pool import PoolMap, PoolMaps, sweep
 from libs.runtime.backoff import Backoff
 from libs.runtime.tasks import OnFailure, TaskOwner, until_first
 from libs.runtime.transport import Transport

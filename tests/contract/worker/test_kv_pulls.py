@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import KvLost, KvMismatch
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.kv.blocks import HandleBlocks
-from libs.engine.kv.transfer import MAX_CHUNK_BYTES, BlockExport, block_checksum
+from libs.engine.kv_blocks import HandleBlocks
 from libs.engine.kv_port import KvChunk, KvHandle
+from libs.engine.kv_transfer import MAX_CHUNK_BYTES, BlockExport, block_checksum
 from libs.engine.port import Capabilities
 from libs.runtime.net.access import Metadata
 from libs.runtime.net.ports import held_port

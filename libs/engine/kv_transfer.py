@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.blocks import HandleBlocks, ReceivedTotals
+from libs.engine.kv_blocks import HandleBlocks, ReceivedTotals
 from libs.engine.kv_port import KvChunk, KvFetcher, KvHandle
 from libs.engine.port import Capabilities
 from libs.engine.runner import Runner
