@@ -15,12 +15,11 @@ from typing import Final
 from libs.contracts.errors import FulcrumError, KvLost, KvMismatch, QueueFull, StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
-from libs.engine.events import EventQueue
 from libs.engine.kv_blocks import RandomBytes
 from libs.engine.kv_port import KvExport, KvFetcher
 from libs.engine.kv_transfer import BlockCopies, BlockExport, BlockWriter, receive_blocks
 from libs.engine.port import Capabilities, DeviceMemory, Engine, EngineIdentity, EngineRequest, Progress
-from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, FinishReason, StepReport
+from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, EventQueue, FinishReason, StepReport
 from libs.engine.runner import Batch, Runner, Sampled, trial_batch
 from libs.engine.sequence import Sequence
 from libs.engine.sim import SimGpu, SimRunner

@@ -4,7 +4,7 @@ Synchronous but for waiting; gRPC, Redis and Kafka surround it, and libs/policy 
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -424,6 +424,14 @@ class WorkerHost:
         for sequence_id in self._sequences:
             self.engine.abort(sequence_id)
         return len(self._sequences)
+
+
+async def pump(engine: Engine, listeners: Iterable[Callable[[EngineEvent], None]]) -> None:
+    """Pass every event of an engine to each listener, the host among them. Raise RuntimeError once the engine ends."""
+    async for event in engine.events():
+        for listener in listeners:
+            listener(event)
+    raise RuntimeError("the engine has ended")
 
 
 # Bound on waiting for aborted sequences to leave the engine.
