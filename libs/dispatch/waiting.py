@@ -239,11 +239,11 @@ class WaitingQueue:
         places: TenantPlaces | None = None,
         *,
         may_start: Callable[[Generation], bool] | None = None,
-        whole: bool = False,
+        all_waiting: bool = False,
     ) -> list[Generation]:
         """Return the waiting choices of each model, the next one first.
 
-        Of each model no more are returned than `workers` have room for (None means all), unless `whole` is set.
+        Of each model no more are returned than `workers` have room for (None means all), unless `all_waiting` is set.
         `may_start` filters them. `places` holds tenants to their shares. Choices that need no decode worker pass the
         others while no worker has room to decode.
         """
@@ -253,17 +253,17 @@ class WaitingQueue:
         for model, line in self._lines.items():
             free = len(line) if room is None else room.get(model, 0)
             beside = prompt_room.get(model, 0) if self._pooled[model] else 0
-            if not free and not beside and not whole:
+            if not free and not beside and not all_waiting:
                 continue
             # While no prompt can start it does not matter which would be next.
             pace = self._paces[model].per_ns(now_ns) if workers and prompts_may_start(workers, model) else None
             waiting = line.in_order(now_ns, pace)
             ready = waiting if may_start is None else filter(may_start, waiting)
-            if not free and not whole:
+            if not free and not all_waiting:
                 ready = (each for each in ready if each.pooled)
             if places is not None:
                 ready = places.within(model, ready, self._of_tenant.get(model, {}), free, now_ns)
-            found.extend(ready if whole else islice(ready, free + beside))
+            found.extend(ready if all_waiting else islice(ready, free + beside))
         return found
 
     def by_tenant(self) -> Mapping[str, Mapping[str, int]]:

@@ -228,7 +228,7 @@ class AttachedGateways:
         self.credits = Credits()
         self._epoch_reported = asyncio.Event()
         # Set when a gateway without work here submits some: its heartbeats now have to come sooner.
-        self.stirred = asyncio.Event()
+        self.became_busy = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._links)
@@ -320,13 +320,13 @@ class AttachedGateways:
         gateway.sent_load = frame.load
         return frame
 
-    def tell_assignment(self) -> None:
+    def send_assignment(self) -> None:
         """Send the worker's changed description to every gateway."""
         for gateway in self:
             gateway.assignment_news = True
             gateway.wake.set()
 
-    def tell_load(self) -> None:
+    def send_load(self) -> None:
         """Send the load to gateways whose last frame carried another one."""
         load = load_message(self._engine.load())
         for gateway in self:

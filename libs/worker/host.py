@@ -196,7 +196,7 @@ class WorkerHost:
     def _apply_assignment(self) -> None:
         self._resize()
         self._apply_budget()
-        self.gateways.tell_assignment()
+        self.gateways.send_assignment()
         leaves = self.assignment.leaves_decode
         self._left_ns = (self._left_ns or self._clock.now_ns()) if leaves else 0
         for sequence in self._sequences.values():
@@ -243,7 +243,7 @@ class WorkerHost:
         """Act on a gateway's frame. Raise InvalidRequest if it breaks the protocol, but not for a bad submit."""
         self.gateways.returned(gateway, frame)
         if frame.submits and not gateway.living:
-            self.gateways.stirred.set()
+            self.gateways.became_busy.set()
         for submit in frame.submits:
             gateway.submits += 1
             self._submit(gateway, submit)
@@ -261,7 +261,7 @@ class WorkerHost:
     def refresh_load(self) -> None:
         """Send changed loads to gateways, and recheck a drain: the end of a KV lease raises no event."""
         self._progress.set()
-        self.gateways.tell_load()
+        self.gateways.send_load()
 
     # ------------------------------------------------------------ sequences
 
@@ -277,7 +277,7 @@ class WorkerHost:
             if has_credit:
                 pool.free()
             refused.epoch = self.assignment.current.epoch
-            self._tell(gateway, pb.SequenceEvent(sequence=submit.sequence, refused=refused))
+            self._send_event(gateway, pb.SequenceEvent(sequence=submit.sequence, refused=refused))
 
     def _start(self, gateway: AttachedGateway, submit: pb.Submit, *, has_credit: bool) -> pb.Refused | None:
         """Pass a submit to the engine, or return why it is refused."""
@@ -312,7 +312,7 @@ class WorkerHost:
             return  # it has ended here, and the gateway does not know yet
         self.engine.proceed(sequence_id, tuple(numbers(proceed.token_ids, "token_ids")))
 
-    def _tell(self, gateway: AttachedGateway, event: pb.SequenceEvent) -> None:
+    def _send_event(self, gateway: AttachedGateway, event: pb.SequenceEvent) -> None:
         gateway.outbox.add_event(event)
         gateway.wake.set()
 
@@ -378,7 +378,7 @@ class WorkerHost:
         waited_s = (self._clock.now_ns() - self._left_ns) / 1e9
         if self.hand_over_costs.worth(sequence, self.speed.speed, waited_s):
             number = sequence_of(sequence.request.sequence_id)
-            self._tell(sequence.gateway, pb.SequenceEvent(sequence=number, leaving=pb.Leaving()))
+            self._send_event(sequence.gateway, pb.SequenceEvent(sequence=number, leaving=pb.Leaving()))
 
     def _hand_over(self, sequence_id: int) -> None:
         """Move a sequence out, now that a place elsewhere is reserved: with its KV, if the engine can."""

@@ -327,5 +327,5 @@ async def beat(host: WorkerHost) -> None:
         due_s = gateways.beat(now_s())
         with suppress(TimeoutError):
             async with asyncio.timeout_at(due_s):
-                await gateways.stirred.wait()
-        gateways.stirred.clear()
+                await gateways.became_busy.wait()
+        gateways.became_busy.clear()

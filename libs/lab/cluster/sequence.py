@@ -168,7 +168,7 @@ class ToGateway:
     submits_taken: int
     tokens: list[int]
     """One sequence id for each new token."""
-    happened: list[AttemptEvent]
+    events: list[AttemptEvent]
     credit: tuple[int, int, int, int] | None
     """(prefill grant, prefill recall, decode grant, decode recall)."""
     assignment: Assignment | None
