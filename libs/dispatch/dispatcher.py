@@ -456,11 +456,11 @@ class Dispatcher:
         return serves_decode(self._links.views(), model, kv_kind)
 
     def _carry_out(self, generation: Generation, effects: Effects, reason: ApiFinishReason | None = None) -> None:
-        """Carry effects out. `reason` is the finish reason that a worker gave, if any."""
+        # `reason` is the finish reason that a worker gave, if any.
         for effect in effects:
             if isinstance(effect, Requeue):
                 tokens = len(generation.output)
-                log.info("request goes elsewhere", request_id=generation.request_id, why=effect.why, tokens=tokens)
+                log.info("request requeued", request_id=generation.request_id, why=effect.why, tokens=tokens)
                 self._wait(generation)
             elif isinstance(effect, End):
                 self._end(generation, self._outcome(generation, effect.why, effect.detail, reason))

@@ -150,14 +150,13 @@ class WaitingQueue:
         self._waiting[sequence_id] = generation
         if model not in self._lines:
             self._lines[model], self._fair[model] = Line(), FairTurns()
-            self._resume(model, now_ns)
+            self._resume_pace(model, now_ns)
         flow = generation.context.tenant, generation.context.service_class
         self._lines[model].add(sequence_id, generation, self._turn(sequence_id, generation, flow), flow)
         self._unjudged.append(generation)
         self._count(generation, 1)
 
-    def _resume(self, model: str, now_ns: int) -> None:
-        """Resume measuring the pace of a model that has a waiting choice again."""
+    def _resume_pace(self, model: str, now_ns: int) -> None:
         pace = self._paces[model] = self._paces.pop(model) if model in self._paces else Outflow()
         pace.resume(now_ns)
         if len(self._paces) > MOST_PACES:

@@ -207,7 +207,7 @@ class LocalEngine:
             capabilities,
             from_block,
             in_place=in_place,
-            held=lambda: core.offers.held(opaque, self._clock.now_ns()),
+            offer=lambda: core.offers.find(opaque, self._clock.now_ns()),
             waits=lambda: self._kv_waiting.add(news),
             left=left,
         )
@@ -356,8 +356,8 @@ class LocalEngine:
             await self._filled.wait()
             self._filled.clear()
             while (part := core.offers.to_sum(copies.slice_blocks)) is not None:
-                held, first, end = part
-                held.checksums[first:end] = await copies.checksums(held.blocks[first:end])
+                offer, first, end = part
+                offer.checksums[first:end] = await copies.checksums(offer.blocks[first:end])
 
     async def _fetch(self, sequence: Sequence, writer: BlockWriter) -> None:
         core, capabilities, fetcher, _ = self._parts

@@ -74,7 +74,7 @@ class Outbox:
 
     def take(self, frame: WorkerFrame) -> None:
         """Move as much into `frame` as fits. Events stay until no token is left."""
-        count = self._fitting()
+        count = self._tokens_that_fit()
         frame.token_sequences = pack_u32(self._sequences[:count])
         frame.token_ids = pack_u32(self._token_ids[:count])
         del self._sequences[:count], self._token_ids[:count]
@@ -83,12 +83,11 @@ class Outbox:
             self._logprobs = {i - count: logprob for i, logprob in self._logprobs.items() if i >= count}
             frame.logprobs.extend(logprobs_message(index, logprob) for index, logprob in sent.items())
         if not self._token_ids:
-            events = self._fitting_events()
+            events = self._events_that_fit()
             frame.events.extend(self._events[:events])
             del self._events[:events]
 
-    def _fitting_events(self) -> int:
-        """Return how many pending events fit one frame."""
+    def _events_that_fit(self) -> int:
         pooled_bytes = 0
         for index, event in enumerate(self._events):
             pooled_bytes += len(event.finished.pooled)
@@ -96,8 +95,7 @@ class Outbox:
                 return index
         return len(self._events)
 
-    def _fitting(self) -> int:
-        """Return how many pending tokens fit one frame."""
+    def _tokens_that_fit(self) -> int:
         count, scores = min(len(self._token_ids), MAX_FRAME_TOKENS), 0
         for index in sorted(self._logprobs):
             prompt = self._logprobs[index].prompt

@@ -465,5 +465,5 @@ async def drain(host: WorkerHost, deadline_s: float) -> Drained:
         async with asyncio.timeout(ABORT_S):
             await host.wait_empty()
     except TimeoutError:
-        log.warning("the engine keeps aborted sequences", running=host.running)
+        log.warning("engine still holds aborted sequences", running=host.running)
     return Drained(finished=max(running - aborted, 0), aborted=aborted)

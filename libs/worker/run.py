@@ -198,7 +198,7 @@ async def open_worker(
         stack.callback(host.gateways.hang_up)
         stack.push_async_callback(registration.withdraw)
         _own(stack, tasks.spawn("registration", registration.run()))
-        log.info("worker serves", id=settings.id, address=address)
+        log.info("worker is serving", id=settings.id, address=address)
         yield RunningWorker(host, address)
 
 

@@ -69,7 +69,7 @@ class StepTimes:
             self.known = frozenset(found)
             self._learner = StepTimeLearner(combine(self._learner.model, found))
             self.fitted = self._learner.fitted()
-            log.info("step times known", kinds=sorted(kind.value for kind in found))
+            log.info("step times restored", kinds=sorted(kind.value for kind in found))
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -444,7 +444,7 @@ def _convert(
 
 
 def _sampling(request: Common, *, logprobs: int | None) -> Sampling:
-    """`logprobs` is the number of alternatives to each token; None requests no logprobs at all."""
+    # `logprobs` is the number of alternatives to each token; None requests no logprobs at all.
     return Sampling(
         temperature=_or(request.temperature, 1.0),
         top_p=_or(request.top_p, 1.0),

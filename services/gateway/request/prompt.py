@@ -433,10 +433,10 @@ class PrefixHints:
     def _join(self, prompts: list[_PromptQuery]) -> "asyncio.Task[None]":
         self._pending += prompts
         if self._look_up is None:
-            self._look_up = self._tasks.spawn("prefix look-up", self._ask())
+            self._look_up = self._tasks.spawn("prefix look-up", self._look_up_pending())
         return self._look_up
 
-    async def _ask(self) -> None:
+    async def _look_up_pending(self) -> None:
         """Look up all prompts of this loop turn in one round trip."""
         await asyncio.sleep(0)
         prompts, self._pending, self._look_up = self._pending, [], None

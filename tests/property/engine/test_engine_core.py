@@ -164,7 +164,7 @@ class CoreMachine(RuleBasedStateMachine):
             self.proceed(worker, sequence)
             return
         try:
-            held = source.core.offers.held(handle.opaque, self.now)
+            held = source.core.offers.find(handle.opaque, self.now)
         except KvLost:
             worker.fetching.remove(sequence)
             worker.core.kv_failed(sequence, FinishReason.KV_LOST, "gone", self.now)
