@@ -56,7 +56,7 @@ Ended = Callable[[Generation, Ending], None]
 @dataclass(frozen=True, slots=True)
 class Bounds:
     max_waiting: int
-    patience: WaitBounds
+    wait_bounds: WaitBounds
     max_reroutes: int
     """The number of times that a choice is rerouted because workers fail it."""
 
@@ -215,9 +215,9 @@ class Dispatcher:
         now_ns = self._clock.now_ns()
         drain_s = self._queue.drain_s(now_ns)
         if len(self._queue):
-            views, patience = self._links.views(), self._bounds.patience
+            views, wait_bounds = self._links.views(), self._bounds.wait_bounds
             for generation, error in expired(
-                self._queue, views, patience, now_ns=now_ns, drain_s=drain_s, cold=self.cold
+                self._queue, views, wait_bounds, now_ns=now_ns, drain_s=drain_s, cold=self.cold
             ):
                 self._end(generation, error)
         for generation in self.suspects.overdue(self._live):

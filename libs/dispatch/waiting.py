@@ -284,7 +284,7 @@ class WaitingQueue:
 def expired(
     waiting: Iterable[Generation],
     workers: list[WorkerView],
-    patience: WaitBounds,
+    wait_bounds: WaitBounds,
     *,
     now_ns: int,
     drain_s: float,
@@ -301,12 +301,12 @@ def expired(
             if error is not None:
                 found.append((generation, error))
             continue
-        match patience.ends(now_ns - generation.timeline.queued_ns, partial(served, model)):
+        match wait_bounds.ends(now_ns - generation.timeline.queued_ns, partial(served, model)):
             case Expiry.NO_WORKERS:
                 message = f"no worker serves model {model!r} now{why_not(workers, model)}"
                 found.append((generation, NoWorkers(message, retry_after_s=RETRY_AFTER_S)))
             case Expiry.NO_ROOM:
-                message = f"no worker had room within {patience.max_wait_ms} ms"
+                message = f"no worker had room within {wait_bounds.max_wait_ms} ms"
                 found.append((generation, QueueFull(message, retry_after_s=drain_s)))
             case None:
                 pass
