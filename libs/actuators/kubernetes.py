@@ -194,9 +194,9 @@ class KubernetesActuator:
                 await asyncio.sleep(PACE_S)  # changes come in bursts
                 if await self._advance():
                     return
-            log.warning("a wish has not come true: it is given up", wished=self._request.count)
+            log.warning("the deployment did not reach the wanted number of workers in time", wanted=self._request.count)
         except ActuatorDown as error:
-            log.warning("a wish is given up until it is asked for again", error=str(error))
+            log.warning("scaling stopped until it is requested again", error=str(error))
 
     async def _advance(self) -> bool:
         """Take the next step and return whether the request has been fulfilled."""

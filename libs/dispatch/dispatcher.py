@@ -56,7 +56,7 @@ Ended = Callable[[Generation, Ending], None]
 @dataclass(frozen=True, slots=True)
 class Bounds:
     max_waiting: int
-    patience: WaitBounds
+    wait_bounds: WaitBounds
     max_reroutes: int
     """The number of times that a choice is rerouted because workers fail it."""
 
@@ -102,7 +102,7 @@ class Dispatcher:
         # Set once the dispatcher is draining.
         self._on_idle: Call | None = None
 
-    # ------------------------------------------------------------ for those who ask
+    # ------------------------------------------------------------ what metrics and other gateways read
 
     @property
     def waiting(self) -> int:
@@ -215,9 +215,9 @@ class Dispatcher:
         now_ns = self._clock.now_ns()
         drain_s = self._queue.drain_s(now_ns)
         if len(self._queue):
-            views, patience = self._links.views(), self._bounds.patience
+            views, wait_bounds = self._links.views(), self._bounds.wait_bounds
             for generation, error in expired(
-                self._queue, views, patience, now_ns=now_ns, drain_s=drain_s, cold=self.cold
+                self._queue, views, wait_bounds, now_ns=now_ns, drain_s=drain_s, cold=self.cold
             ):
                 self._end(generation, error)
         for generation in self.suspects.overdue(self._live):
@@ -263,14 +263,14 @@ class Dispatcher:
     def _bind(self) -> None:
         links, now_ns = self._links.serving(), self._clock.now_ns()
         if self._hand_overs:
-            for generation, attempt, binding in self._hand_overs.places(self._links, self._router, now_ns):
-                self._do(generation, generation.placement.place_found(attempt, links[binding.decode_worker].key))
+            for generation, attempt, binding in self._hand_overs.bind(self._links, self._router, now_ns):
+                self._carry_out(generation, generation.placement.place_found(attempt, links[binding.decode_worker].key))
         if len(self._queue):
             views = self._links.views()
             self._queue.judge(views)
             suspects = self.suspects
             waiting = self._queue.in_order(
-                now_ns, views, self.places, may_start=suspects.first_tries(), whole=bool(suspects)
+                now_ns, views, self.places, may_start=suspects.first_tries(), all_waiting=bool(suspects)
             )
             for batch in suspects.batches(waiting, self._live, now_ns):
                 self._bind_these(batch, views or self._links.views(), links, now_ns)
@@ -280,7 +280,9 @@ class Dispatcher:
         """Preempt running choices of tenants above their share of a model's places in favour of waiting ones."""
         for model, waiting in contested.items():
             for generation in self.places.giving_way(model, waiting, free.get(model, 0), now_ns):
-                self._do(generation, generation.placement.gives_way("another tenant has less than its share of places"))
+                self._carry_out(
+                    generation, generation.placement.gives_way("another tenant has less than its share of places")
+                )
 
     def _bind_these(self, batch: BindingBatch, views: list[WorkerView], links: Mapping[str, Link], now_ns: int) -> None:
         quiet = self._links.quiet | batch.avoided
@@ -291,7 +293,7 @@ class Dispatcher:
             self._start(self._queue[binding.sequence_id], binding, links, now_ns)
 
     def _drop_kv(self, generation: Generation) -> None:
-        self._do(generation, generation.placement.drop_stale_kv())
+        self._carry_out(generation, generation.placement.drop_stale_kv())
 
     def _start(self, generation: Generation, binding: Binding, links: Mapping[str, Link], now_ns: int) -> None:
         self._queue.bound(generation, now_ns)
@@ -308,25 +310,25 @@ class Dispatcher:
                 link.outlook.turn = turn
         if decode is not None:
             prompt_key = None if prompt is None else prompt.key
-            self._do(generation, generation.placement.bound(prompt_key, decode.key, len(generation.output)))
+            self._carry_out(generation, generation.placement.bound(prompt_key, decode.key, len(generation.output)))
         elif prompt is not None:
-            self._do(generation, generation.placement.bound_to_prompt(prompt.key))
+            self._carry_out(generation, generation.placement.bound_to_prompt(prompt.key))
 
-    # ------------------------------------------------------------ what workers say
+    # ------------------------------------------------------------ events from workers
 
-    def received(self, link: Link, news: WorkerUpdate) -> None:
+    def received(self, link: Link, update: WorkerUpdate) -> None:
         """Process a frame's tokens, then its events. Its credits or role change may allow another binding round."""
-        if news.introduced:
+        if update.introduced:
             self.suspects.returned(link.key)  # and the turn below is for what waited for it
-        if news.tokens:
-            self._tokens(link.key, news.tokens)
-        for happened in news.happened:
-            found = self._attempts.find(link.key, happened.sequence_id)
+        if update.tokens:
+            self._tokens(link.key, update.tokens)
+        for event in update.events:
+            found = self._attempts.find(link.key, event.sequence_id)
             if found is not None:
-                self._hear(*found, happened)
-        if news.speed:
+                self._on_event(*found, event)
+        if update.speed:
             lend_speeds(each.outlook for each in self._links.links)
-        if len(self._queue) or self._hand_overs or news.introduced:
+        if len(self._queue) or self._hand_overs or update.introduced:
             self._turn_soon()
 
     def _tokens(self, worker: WorkerKey, tokens: Tokens) -> None:
@@ -350,25 +352,25 @@ class Dispatcher:
         if generation.trial is not None and self.suspects.token(generation):
             self._turn_soon()
         if attempt.tokens == 1 and attempt is generation.placement.decode_attempt:
-            self._do(generation, generation.placement.first_decoded())
+            self._carry_out(generation, generation.placement.first_decoded())
         if ended is not None:
             self._end(generation, ended)
 
-    def _pooled(self, generation: Generation, attempt: Attempt, happened: Prefilled | SequenceFinished) -> None:
+    def _pooled(self, generation: Generation, attempt: Attempt, event: Prefilled | SequenceFinished) -> None:
         """End a choice with its prompt's vector, or send it elsewhere if its worker made none."""
         placement = generation.placement
-        vector = happened.vector if isinstance(happened, SequenceFinished) else b""
+        vector = event.vector if isinstance(event, SequenceFinished) else b""
         if not vector or len(vector) % 4:
             why = "its worker made no vector"
-            self._do(generation, placement.failed(attempt, why, self, blocks_lost=False, whole=False))
+            self._carry_out(generation, placement.failed(attempt, why, self, blocks_lost=False, complete=False))
             return
         generation.vector = vector
         generation.timeline.token(self._clock.now_ns())
         self.suspects.computed(generation)
         if not generation.resumed:
-            generation.cached_tokens = happened.cached_tokens
+            generation.cached_tokens = event.cached_tokens
             self._learn(generation, attempt.worker)
-        self._do(generation, placement.finished(attempt, self, well=True, whole=False), ApiFinishReason.STOP)
+        self._carry_out(generation, placement.finished(attempt, self, well=True, complete=False), ApiFinishReason.STOP)
 
     def _learn(self, generation: Generation, worker: WorkerKey) -> None:
         """Compare a first token with its prediction, for the model and for the worker."""
@@ -378,47 +380,49 @@ class Dispatcher:
             predicted_ns = timeline.predicted_first_ns - timeline.bound_ns
             link.outlook.slowness.answered(predicted_ns, timeline.first_token_ns - timeline.bound_ns)
 
-    def _hear(self, generation: Generation, attempt: Attempt, happened: AttemptEvent) -> None:
+    def _on_event(self, generation: Generation, attempt: Attempt, event: AttemptEvent) -> None:
         """Pass a worker's event to the choice's placement, and carry out the effects."""
         placement = generation.placement
-        whole = generation.complete() is not None
-        if isinstance(happened, KvOpened):
-            left = 0 if whole else generation.max_output_tokens - attempt.known
-            effects = placement.opened_blocks(attempt, happened.blocks, self, len(generation.output), left)
-            self._do(generation, effects)
-        elif generation.pooled and isinstance(happened, Prefilled | SequenceFinished):
-            self._pooled(generation, attempt, happened)
-        elif isinstance(happened, Prefilled):
+        complete = generation.complete() is not None
+        if isinstance(event, KvOpened):
+            left = 0 if complete else generation.max_output_tokens - attempt.known
+            effects = placement.opened_blocks(attempt, event.blocks, self, len(generation.output), left)
+            self._carry_out(generation, effects)
+        elif generation.pooled and isinstance(event, Prefilled | SequenceFinished):
+            self._pooled(generation, attempt, event)
+        elif isinstance(event, Prefilled):
             if not placement.resumed:
-                generation.cached_tokens = happened.cached_tokens
-            self._do(generation, placement.prefilled(happened.blocks, self, len(generation.output), whole=whole))
-        elif isinstance(happened, SequenceFinished):
+                generation.cached_tokens = event.cached_tokens
+            self._carry_out(
+                generation, placement.prefilled(event.blocks, self, len(generation.output), complete=complete)
+            )
+        elif isinstance(event, SequenceFinished):
             if attempt is placement.prompt_attempt and not placement.resumed:
-                generation.cached_tokens = happened.cached_tokens
-            effects = placement.finished(attempt, self, well=happened.reason is not None, whole=whole)
-            self._do(generation, effects, happened.reason)
-        elif isinstance(happened, SequenceHandedOver):
+                generation.cached_tokens = event.cached_tokens
+            effects = placement.finished(attempt, self, well=event.reason is not None, complete=complete)
+            self._carry_out(generation, effects, event.reason)
+        elif isinstance(event, SequenceHandedOver):
             if attempt is placement.prompt_attempt and not placement.resumed:
-                generation.cached_tokens = happened.cached_tokens
+                generation.cached_tokens = event.cached_tokens
             self._hand_overs.forget(generation)
-            effects = placement.handed_over(attempt, happened.blocks, self, len(generation.output), whole=whole)
-            self._do(generation, effects)
-        elif isinstance(happened, HandOverWanted):
-            self._hand_overs.ask(generation, attempt, self._next_id())
+            effects = placement.handed_over(attempt, event.blocks, self, len(generation.output), complete=complete)
+            self._carry_out(generation, effects)
+        elif isinstance(event, HandOverWanted):
+            self._hand_overs.add(generation, attempt, self._next_id())
         else:
-            self._fails(generation, attempt, happened, whole=whole)
+            self._fails(generation, attempt, event, complete=complete)
 
     def _fails(
-        self, generation: Generation, attempt: Attempt, happened: SequenceRefused | Failed, *, whole: bool
+        self, generation: Generation, attempt: Attempt, event: SequenceRefused | Failed, *, complete: bool
     ) -> None:
         placement = generation.placement
-        if isinstance(happened, SequenceRefused):
-            self._do(generation, placement.refused(attempt, happened.why, happened.detail, self, whole=whole))
+        if isinstance(event, SequenceRefused):
+            self._carry_out(generation, placement.refused(attempt, event.why, event.detail, self, complete=complete))
             return
-        code = happened.code
+        code = event.code
         log.info("sequence failed", request_id=generation.request_id, worker=attempt.worker[0], code=code)
-        detail, blocks_lost = f"{code}: {happened.detail}", happened.blocks_lost
-        self._do(generation, placement.failed(attempt, detail, self, blocks_lost=blocks_lost, whole=whole))
+        detail, blocks_lost = f"{code}: {event.detail}", event.blocks_lost
+        self._carry_out(generation, placement.failed(attempt, detail, self, blocks_lost=blocks_lost, complete=complete))
 
     def lost(self, link: Link, *, silent: bool, died: bool) -> None:
         """Reroute the choices of a worker whose stream broke."""
@@ -428,8 +432,8 @@ class Dispatcher:
         for generation in reserved:
             generation.placement.reservation_lost()
         for generation, attempt in there:
-            whole = generation.complete() is not None
-            self._do(generation, generation.placement.lost(attempt, self, silent=silent, whole=whole))
+            complete = generation.complete() is not None
+            self._carry_out(generation, generation.placement.lost(attempt, self, silent=silent, complete=complete))
         if reserved:
             log.info("decode credits lost with a worker", worker=link.id, choices=len(reserved))
         self._links.drop_gone()
@@ -440,7 +444,7 @@ class Dispatcher:
         for generation in self.suspects.died(link.key, self._live):
             self._end(generation, poison_error())
 
-    # ------------------------------------------------------------ what placements ask of the cluster, and of this
+    # ------------------------------------------------------------ effects of placements
 
     def partner(self, worker: WorkerKey) -> Partner | None:
         """Return the worker as a decode partner, or None while it cannot be reached."""
@@ -451,17 +455,17 @@ class Dispatcher:
         """Return whether any worker of the model could take over blocks of this kind, regardless of credits."""
         return serves_decode(self._links.views(), model, kv_kind)
 
-    def _do(self, generation: Generation, effects: Effects, reason: ApiFinishReason | None = None) -> None:
-        """Carry effects out. `reason` is the finish reason that a worker gave, if any."""
+    def _carry_out(self, generation: Generation, effects: Effects, reason: ApiFinishReason | None = None) -> None:
+        # `reason` is the finish reason that a worker gave, if any.
         for effect in effects:
             if isinstance(effect, Requeue):
                 tokens = len(generation.output)
-                log.info("request goes elsewhere", request_id=generation.request_id, why=effect.why, tokens=tokens)
+                log.info("request requeued", request_id=generation.request_id, why=effect.why, tokens=tokens)
                 self._wait(generation)
             elif isinstance(effect, End):
                 self._end(generation, self._outcome(generation, effect.why, effect.detail, reason))
             else:
-                self._attempts.do(generation, effect)
+                self._attempts.carry_out(generation, effect)
 
     def _outcome(self, generation: Generation, why: EndReason, detail: str, reason: ApiFinishReason | None) -> Ending:
         if why is EndReason.REFUSED:
@@ -476,7 +480,7 @@ class Dispatcher:
         self._queue.remove(generation)
         self.places.left(generation)
         self.suspects.ended(generation, well=isinstance(outcome, ApiFinishReason))
-        self._do(generation, generation.placement.over())
+        self._carry_out(generation, generation.placement.over())
         del self._live[generation]
         self._arrivals.ended(generation)
         if not self._live and self._on_idle is not None:

@@ -37,8 +37,8 @@ Ending = ApiFinishReason | FulcrumError | None
 
 def unmade(error: Exception, request_id: str) -> AnswerFailed:
     """Log why a choice's tokens cannot be made an answer, and return the error for its client."""
-    log.error("an answer cannot be made", request_id=request_id, error=repr(error), exc_info=error)
-    return AnswerFailed("what was generated could not be made an answer")
+    log.error("answer could not be built", request_id=request_id, error=repr(error), exc_info=error)
+    return AnswerFailed("the generated tokens could not be turned into an answer")
 
 
 class Sink(Protocol):

@@ -97,17 +97,17 @@ class WorkerUpdate(NamedTuple):
     introduced: bool
     speed: bool
     tokens: Tokens | None
-    happened: Sequence[AttemptEvent]
+    events: Sequence[AttemptEvent]
 
 
-def read_news(frame: pb.WorkerFrame, kv_kind: str, *, kv_once: bool) -> WorkerUpdate:
+def read_update(frame: pb.WorkerFrame, kv_kind: str, *, kv_once: bool) -> WorkerUpdate:
     """Parse a frame of a worker with KV of kind `kv_kind`, which `kv_once` limits to one read. Raise MalformedFrame."""
-    happened: list[AttemptEvent] = []
+    events: list[AttemptEvent] = []
     for event in frame.events:
         read = _READERS.get(event.WhichOneof("event"))
         if read is not None:
-            happened.append(read(event, kv_kind, kv_once))
-    return WorkerUpdate(frame.HasField("worker"), frame.HasField("speed"), _read_tokens(frame), happened)
+            events.append(read(event, kv_kind, kv_once))
+    return WorkerUpdate(frame.HasField("worker"), frame.HasField("speed"), _read_tokens(frame), events)
 
 
 def _opened(event: pb.SequenceEvent, kind: str, once: bool) -> AttemptEvent:
@@ -336,7 +336,7 @@ class OneForAll:
 class LinkListener(Protocol):
     """A receiver of a link's events; live it is the `Dispatcher`."""
 
-    def received(self, link: Link, news: WorkerUpdate) -> None:
+    def received(self, link: Link, update: WorkerUpdate) -> None:
         """Process a frame whose credits, load and assignment the link has applied."""
         ...
 

@@ -40,27 +40,27 @@ class Router:
         requests whose KV blocks no worker is left to pull.
         """
 
-        def ask(generation: Generation) -> BindingRequest:
+        def binding_request(generation: Generation) -> BindingRequest:
             blocks = generation.placement.blocks
             if blocks is not None and not serves_decode(views, generation.model, blocks.kind):
                 drop_stale_kv(generation)
                 blocks = generation.placement.blocks
             kv_kind = blocks.kind if blocks is not None else None
-            return _ask(generation, kv_kind, quiet, batch=generation.batch)
+            return _binding_request(generation, kv_kind, quiet, batch=generation.batch)
 
         open_to_all = [view for view in views if view.id not in barred] if barred else views
-        return self.bind(map(ask, waiting), open_to_all, now_ns)
+        return self.bind(map(binding_request, waiting), open_to_all, now_ns)
 
-    def bind(self, asks: Iterable[BindingRequest], views: Sequence[WorkerView], now_ns: int) -> list[Binding]:
-        """Return bindings in the order of `asks`, as far as there is room."""
+    def bind(self, requests: Iterable[BindingRequest], views: Sequence[WorkerView], now_ns: int) -> list[Binding]:
+        """Return bindings in the order of `requests`, as far as there is room."""
         if not any(view.decode_credits for view in views):
-            asks = [ask for ask in asks if ask.pooled]
-            if not asks:
+            requests = [request for request in requests if request.pooled]
+            if not requests:
                 return []
-        return bind(asks, views, self._policy, now_ns)
+        return bind(requests, views, self._policy, now_ns)
 
 
-def _ask(
+def _binding_request(
     generation: Generation, kv_kind: str | None, quiet: frozenset[str] = frozenset(), *, batch: bool = False
 ) -> BindingRequest:
     placement = generation.placement
@@ -92,15 +92,15 @@ class Attempts:
     def __init__(self, links: Links) -> None:
         self._links = links
         # Holds only workers that have attempts.
-        self._there: dict[WorkerKey, _WorkerAttempts] = {}
+        self._by_worker: dict[WorkerKey, _WorkerAttempts] = {}
 
     def __iter__(self) -> Iterator[Found]:
-        return (found for there in self._there.values() for found in there.running.values())
+        return (found for attempts in self._by_worker.values() for found in attempts.running.values())
 
     def at(self, worker: WorkerKey) -> dict[int, Found]:
         """Return the attempts on a worker by sequence id."""
-        there = self._there.get(worker)
-        return there.running if there is not None else {}
+        attempts = self._by_worker.get(worker)
+        return attempts.running if attempts is not None else {}
 
     def find(self, worker: WorkerKey, sequence_id: int) -> Found | None:
         """Return the choice with a worker's sequence id, or None if it is no longer there."""
@@ -108,10 +108,10 @@ class Attempts:
 
     def leave(self, worker: WorkerKey) -> tuple[list[Found], list[Generation]]:
         """Remove a lost worker and return its attempts and the choices with a credit reserved there."""
-        there = self._there.pop(worker, None)
-        return ([], []) if there is None else (list(there.running.values()), list(there.reserved))
+        attempts = self._by_worker.pop(worker, None)
+        return ([], []) if attempts is None else (list(attempts.running.values()), list(attempts.reserved))
 
-    def do(self, generation: Generation, effect: WorkerEffect) -> None:
+    def carry_out(self, generation: Generation, effect: WorkerEffect) -> None:
         """Carry an effect out. A lost worker receives no call."""
         if isinstance(effect, Submit):
             self._submit(generation, effect)
@@ -134,10 +134,10 @@ class Attempts:
 
     def _submit(self, generation: Generation, effect: Submit) -> None:
         attempt = effect.attempt
-        there = self._of(attempt.worker)
-        there.running[attempt.sequence_id] = generation, attempt
+        attempts = self._of(attempt.worker)
+        attempts.running[attempt.sequence_id] = generation, attempt
         if attempt.phase is not Phase.PREFILL:
-            there.reserved.pop(generation, None)
+            attempts.reserved.pop(generation, None)
         if (link := self._links.link(attempt.worker)) is not None:
             link.submit(attempt, generation, effect.blocks)
 
@@ -148,10 +148,10 @@ class Attempts:
             link.forget(attempt.sequence_id, abort=effect.abort)
 
     def _of(self, worker: WorkerKey) -> _WorkerAttempts:
-        there = self._there.get(worker)
-        if there is None:
-            there = self._there[worker] = _WorkerAttempts({}, {})
-        return there
+        attempts = self._by_worker.get(worker)
+        if attempts is None:
+            attempts = self._by_worker[worker] = _WorkerAttempts({}, {})
+        return attempts
 
 
 class HandOvers:
@@ -162,40 +162,43 @@ class HandOvers:
 
     def __init__(self) -> None:
         # By sequence id. Only the latest id of each choice is kept, so there are no more than live choices.
-        self._asked: dict[int, tuple[Generation, Attempt]] = {}
+        self._wanted: dict[int, tuple[Generation, Attempt]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._asked)
+        return bool(self._wanted)
 
-    def ask(self, generation: Generation, attempt: Attempt, sequence_id: int) -> None:
+    def add(self, generation: Generation, attempt: Attempt, sequence_id: int) -> None:
         """Record that the worker of `attempt` wants to hand it over. The next attempt will have this id."""
         before = generation.placement.sequence_id
         if generation.placement.hands_over(attempt, sequence_id):
-            self._asked.pop(before, None)
-            self._asked[sequence_id] = generation, attempt
+            self._wanted.pop(before, None)
+            self._wanted[sequence_id] = generation, attempt
 
     def forget(self, generation: Generation) -> None:
-        """Remove an attempt that needs no place any more."""
-        self._asked.pop(generation.placement.sequence_id, None)
+        """Remove an attempt that needs no decode credit any more."""
+        self._wanted.pop(generation.placement.sequence_id, None)
 
-    def places(self, links: Links, router: Router, now_ns: int) -> list[tuple[Generation, Attempt, Binding]]:
-        """Return the attempts that get a place, with their bindings. Silent workers get none: the choice runs where it
-        is.
+    def bind(self, links: Links, router: Router, now_ns: int) -> list[tuple[Generation, Attempt, Binding]]:
+        """Return the attempts that get a decode worker, with their bindings.
+
+        Silent workers are left out: a choice that only they could take runs on where it is.
         """
         views = links.views()
         takes_decode = {view.id for view in views if view.takes_decode}
         # One whose worker decodes again, or where it has ended, needs none any more.
-        self._asked = {
+        self._wanted = {
             sequence_id: (generation, attempt)
-            for sequence_id, (generation, attempt) in self._asked.items()
+            for sequence_id, (generation, attempt) in self._wanted.items()
             if attempt in (generation.placement.prompt_attempt, generation.placement.decode_attempt)
             and generation.placement.sequence_id == sequence_id
             and attempt.worker[0] not in takes_decode
         }
-        asks = [
-            _ask(generation, partner.kv_kind)
-            for generation, attempt in self._asked.values()
+        requests = [
+            _binding_request(generation, partner.kv_kind)
+            for generation, attempt in self._wanted.values()
             if (link := links.link(attempt.worker)) is not None and (partner := link.partner()) is not None
         ]
-        heard = [view for view in views if view.id not in links.quiet]
-        return [(*self._asked.pop(binding.sequence_id), binding) for binding in router.bind(asks, heard, now_ns)]
+        responsive = [view for view in views if view.id not in links.quiet]
+        return [
+            (*self._wanted.pop(binding.sequence_id), binding) for binding in router.bind(requests, responsive, now_ns)
+        ]

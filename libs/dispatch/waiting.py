@@ -150,14 +150,13 @@ class WaitingQueue:
         self._waiting[sequence_id] = generation
         if model not in self._lines:
             self._lines[model], self._fair[model] = Line(), FairTurns()
-            self._resume(model, now_ns)
+            self._resume_pace(model, now_ns)
         flow = generation.context.tenant, generation.context.service_class
         self._lines[model].add(sequence_id, generation, self._turn(sequence_id, generation, flow), flow)
         self._unjudged.append(generation)
         self._count(generation, 1)
 
-    def _resume(self, model: str, now_ns: int) -> None:
-        """Resume measuring the pace of a model that has a waiting choice again."""
+    def _resume_pace(self, model: str, now_ns: int) -> None:
         pace = self._paces[model] = self._paces.pop(model) if model in self._paces else Outflow()
         pace.resume(now_ns)
         if len(self._paces) > MOST_PACES:
@@ -239,11 +238,11 @@ class WaitingQueue:
         places: TenantPlaces | None = None,
         *,
         may_start: Callable[[Generation], bool] | None = None,
-        whole: bool = False,
+        all_waiting: bool = False,
     ) -> list[Generation]:
         """Return the waiting choices of each model, the next one first.
 
-        Of each model no more are returned than `workers` have room for (None means all), unless `whole` is set.
+        Of each model no more are returned than `workers` have room for (None means all), unless `all_waiting` is set.
         `may_start` filters them. `places` holds tenants to their shares. Choices that need no decode worker pass the
         others while no worker has room to decode.
         """
@@ -253,17 +252,17 @@ class WaitingQueue:
         for model, line in self._lines.items():
             free = len(line) if room is None else room.get(model, 0)
             beside = prompt_room.get(model, 0) if self._pooled[model] else 0
-            if not free and not beside and not whole:
+            if not free and not beside and not all_waiting:
                 continue
             # While no prompt can start it does not matter which would be next.
             pace = self._paces[model].per_ns(now_ns) if workers and prompts_may_start(workers, model) else None
             waiting = line.in_order(now_ns, pace)
             ready = waiting if may_start is None else filter(may_start, waiting)
-            if not free and not whole:
+            if not free and not all_waiting:
                 ready = (each for each in ready if each.pooled)
             if places is not None:
                 ready = places.within(model, ready, self._of_tenant.get(model, {}), free, now_ns)
-            found.extend(ready if whole else islice(ready, free + beside))
+            found.extend(ready if all_waiting else islice(ready, free + beside))
         return found
 
     def by_tenant(self) -> Mapping[str, Mapping[str, int]]:
@@ -285,7 +284,7 @@ class WaitingQueue:
 def expired(
     waiting: Iterable[Generation],
     workers: list[WorkerView],
-    patience: WaitBounds,
+    wait_bounds: WaitBounds,
     *,
     now_ns: int,
     drain_s: float,
@@ -302,12 +301,12 @@ def expired(
             if error is not None:
                 found.append((generation, error))
             continue
-        match patience.ends(now_ns - generation.timeline.queued_ns, partial(served, model)):
+        match wait_bounds.ends(now_ns - generation.timeline.queued_ns, partial(served, model)):
             case Expiry.NO_WORKERS:
                 message = f"no worker serves model {model!r} now{why_not(workers, model)}"
                 found.append((generation, NoWorkers(message, retry_after_s=RETRY_AFTER_S)))
             case Expiry.NO_ROOM:
-                message = f"no worker had room within {patience.max_wait_ms} ms"
+                message = f"no worker had room within {wait_bounds.max_wait_ms} ms"
                 found.append((generation, QueueFull(message, retry_after_s=drain_s)))
             case None:
                 pass

@@ -13,8 +13,7 @@ from itertools import chain, islice
 
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.engine.config import EngineConfig
-from libs.engine.events import EngineNews
-from libs.engine.kv.blocks import BlockPool, KvWait, RandomBytes, ReceivedTotals
+from libs.engine.kv_blocks import BlockPool, KvWait, RandomBytes, ReceivedTotals
 from libs.engine.kv_port import KvHandle
 from libs.engine.offers import Offers
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest
@@ -22,6 +21,7 @@ from libs.engine.reports import (
     EngineEvent,
     EngineIntegrity,
     EngineLoad,
+    EngineNews,
     FinishReason,
     SequenceOutput,
     StepReport,

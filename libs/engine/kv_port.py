@@ -38,7 +38,7 @@ class KvChunk:
     data_bytes: int = 0
     """Total size of the blocks, even if `data` is only simulated."""
     checksums: tuple[int, ...] = ()
-    """The checksum of each block as computed by `block_checksum` in libs/engine/kv/transfer.py."""
+    """The checksum of each block as computed by `block_checksum` in libs/engine/kv_transfer.py."""
     pool_blocks: tuple[int, ...] = ()
     """Ids of the blocks in the sender's pool."""
     ready_blocks: int = 0

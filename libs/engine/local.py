@@ -15,12 +15,11 @@ from typing import Final
 from libs.contracts.errors import FulcrumError, KvLost, KvMismatch, QueueFull, StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
-from libs.engine.events import EventQueue
-from libs.engine.kv.blocks import RandomBytes
-from libs.engine.kv.transfer import BlockCopies, BlockExport, BlockWriter, receive_blocks
+from libs.engine.kv_blocks import RandomBytes
 from libs.engine.kv_port import KvExport, KvFetcher
+from libs.engine.kv_transfer import BlockCopies, BlockExport, BlockWriter, receive_blocks
 from libs.engine.port import Capabilities, DeviceMemory, Engine, EngineIdentity, EngineRequest, Progress
-from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, FinishReason, StepReport
+from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, EventQueue, FinishReason, StepReport
 from libs.engine.runner import Batch, Runner, Sampled, trial_batch
 from libs.engine.sequence import Sequence
 from libs.engine.sim import SimGpu, SimRunner
@@ -208,7 +207,7 @@ class LocalEngine:
             capabilities,
             from_block,
             in_place=in_place,
-            held=lambda: core.offers.held(opaque, self._clock.now_ns()),
+            offer=lambda: core.offers.find(opaque, self._clock.now_ns()),
             waits=lambda: self._kv_waiting.add(news),
             left=left,
         )
@@ -357,8 +356,8 @@ class LocalEngine:
             await self._filled.wait()
             self._filled.clear()
             while (part := core.offers.to_sum(copies.slice_blocks)) is not None:
-                held, first, end = part
-                held.checksums[first:end] = await copies.checksums(held.blocks[first:end])
+                offer, first, end = part
+                offer.checksums[first:end] = await copies.checksums(offer.blocks[first:end])
 
     async def _fetch(self, sequence: Sequence, writer: BlockWriter) -> None:
         core, capabilities, fetcher, _ = self._parts

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.blocks import BlockPool, HandleBlocks, HandleTable, RandomBytes
+from libs.engine.kv_blocks import BlockPool, HandleTable, Offer, RandomBytes
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.sequence import Sequence
@@ -29,7 +29,7 @@ class Offers:
         self._identity = identity
         self._capabilities = capabilities
         self._handles = HandleTable(random_bytes=random_bytes, lease_ns=lease_ns, left_lease_ns=RETRY_MS * 1_000_000)
-        self._to_sum: dict[bytes, HandleBlocks] = {}
+        self._to_sum: dict[bytes, Offer] = {}
         """Handles that may have ready blocks without a checksum."""
 
     def __len__(self) -> int:
@@ -54,42 +54,42 @@ class Offers:
 
     def seal(self, sequence: Sequence, now_ns: int) -> KvHandle:
         """Put the blocks of a computed prompt, or of a running sequence that leaves, under a lease."""
-        held = sequence.streamed or self._new(sequence, sequence.computed)
+        offer = sequence.streamed or self._new(sequence, sequence.computed)
         sequence.streamed = None
-        self._handles.seal(held, now_ns)
-        self._to_sum[held.opaque] = held
-        return self._handle(held, tokens=sequence.computed, streamed=False)
+        self._handles.seal(offer, now_ns)
+        self._to_sum[offer.opaque] = offer
+        return self._handle(offer, tokens=sequence.computed, streamed=False)
 
     def withdraw(self, sequence: Sequence) -> None:
         """End the offer of a prompt that ends without a hand-off. A sealed offer is left alone."""
         if sequence.streamed is not None:
             self.end(sequence.streamed.opaque)
 
-    def held(self, opaque: bytes, now_ns: int) -> HandleBlocks:
-        """Return what a handle holds and renew its lease. Raise KvLost if it is unknown or expired."""
-        held = self._handles.use(opaque, now_ns)
-        if held is None:
+    def find(self, opaque: bytes, now_ns: int) -> Offer:
+        """Return the offer behind a handle and renew its lease. Raise KvLost if it is unknown or expired."""
+        offer = self._handles.use(opaque, now_ns)
+        if offer is None:
             raise KvLost("no such KV handle here: it was released, or its lease has ended")
-        return held
+        return offer
 
-    def pull(self, opaque: bytes, now_ns: int) -> HandleBlocks:
-        """As `held`, for a receiver that stays until `leave`."""
-        held = self.held(opaque, now_ns)
-        held.pulls += 1
-        return held
+    def pull(self, opaque: bytes, now_ns: int) -> Offer:
+        """As `find`, for a receiver that stays until `leave`."""
+        offer = self.find(opaque, now_ns)
+        offer.pulls += 1
+        return offer
 
-    def leave(self, held: HandleBlocks, now_ns: int) -> None:
+    def leave(self, offer: Offer, now_ns: int) -> None:
         """Record that a receiver is gone, whether it has the blocks or not."""
-        self._handles.leave(held, now_ns)
+        self._handles.leave(offer, now_ns)
 
-    def to_sum(self, most: int) -> tuple[HandleBlocks, int, int] | None:
+    def to_sum(self, most: int) -> tuple[Offer, int, int] | None:
         """Return (handle, first, end) of at most `most` ready blocks without checksums; None if there are none."""
         while self._to_sum:
-            held = next(iter(self._to_sum.values()))
-            first = held.unsummed()
-            if first < held.ready:
-                return held, first, min(first + most, held.ready)
-            del self._to_sum[held.opaque]
+            offer = next(iter(self._to_sum.values()))
+            first = offer.unsummed()
+            if first < offer.ready:
+                return offer, first, min(first + most, offer.ready)
+            del self._to_sum[offer.opaque]
         return None
 
     def end(self, opaque: bytes) -> None:
@@ -110,36 +110,36 @@ class Offers:
 
     def expire(self, now_ns: int) -> None:
         """Free the blocks whose leases have ended."""
-        for held in self._handles.expire(now_ns):
-            self._free(held)
+        for offer in self._handles.expire(now_ns):
+            self._free(offer)
 
     def end_all(self) -> None:
-        for held in self._handles.drop_all():
-            self._free(held)
+        for offer in self._handles.drop_all():
+            self._free(offer)
 
     def blocks(self) -> Iterator[int]:
         """Iterate over the blocks behind all handles, one handle after the other."""
         return self._handles.blocks()
 
-    def _new(self, sequence: Sequence, tokens: int) -> HandleBlocks:
+    def _new(self, sequence: Sequence, tokens: int) -> Offer:
         # A running sequence may hold one more block, for tokens still to come.
         blocks = self._pool.allocate(0, sequence.blocks[: -(-tokens // self._capabilities.block_size_tokens)])
         assert blocks is not None
         return self._handles.open(sequence.sequence_id, blocks)
 
-    def _free(self, held: HandleBlocks | None) -> None:
-        if held is not None:
-            self._to_sum.pop(held.opaque, None)
-            self._pool.release(held.blocks)
+    def _free(self, offer: Offer | None) -> None:
+        if offer is not None:
+            self._to_sum.pop(offer.opaque, None)
+            self._pool.release(offer.blocks)
 
-    def _handle(self, held: HandleBlocks, *, tokens: int, streamed: bool) -> KvHandle:
+    def _handle(self, offer: Offer, *, tokens: int, streamed: bool) -> KvHandle:
         return KvHandle(
             worker_id=self._identity.worker_id,
             incarnation=self._identity.incarnation,
             address=self._identity.address,
-            opaque=held.opaque,
+            opaque=offer.opaque,
             tokens=tokens,
-            blocks=len(held.blocks),
+            blocks=len(offer.blocks),
             kv_layout=self._capabilities.kv_layout,
             streamed=streamed,
         )

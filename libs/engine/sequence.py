@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import ContextTooLong, InvalidRequest
 from libs.contracts.hashing import block_hashes
-from libs.engine.kv.blocks import BlockPool, HandleBlocks, ReceivedTotals
+from libs.engine.kv_blocks import BlockPool, Offer, ReceivedTotals
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase, EngineRequest, Pooling
 from libs.engine.reports import FinishReason, KvTransferReport, Logprob, SequenceOutput
@@ -67,7 +67,7 @@ class Sequence:
         """Leading blocks that were already cached here, so that only the rest is fetched."""
         self.sampled_elsewhere: tuple[int, ...] | None = None
         """Tokens sampled by the worker that computed a streamed prompt; None until they are known."""
-        self.streamed: HandleBlocks | None = None
+        self.streamed: Offer | None = None
         """The handle under which others can pull this prompt while it is computed."""
         self.joined = False
         """Whether it has decoded here. A decode that has begun is not held back."""

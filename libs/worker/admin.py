@@ -208,7 +208,7 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
             async with asyncio.timeout(REGISTRY_S):
                 listed = await self._registry.workers()
         except (RegistryDown, TimeoutError):
-            log.warning("a change is not held against other workers: the registry is away", role=role_name(wanted))
+            log.warning("registry is away: a change is not checked against other workers", role=role_name(wanted))
             return
         others = [
             each.assignment

@@ -74,7 +74,7 @@ class Outbox:
 
     def take(self, frame: WorkerFrame) -> None:
         """Move as much into `frame` as fits. Events stay until no token is left."""
-        count = self._fitting()
+        count = self._tokens_that_fit()
         frame.token_sequences = pack_u32(self._sequences[:count])
         frame.token_ids = pack_u32(self._token_ids[:count])
         del self._sequences[:count], self._token_ids[:count]
@@ -83,12 +83,11 @@ class Outbox:
             self._logprobs = {i - count: logprob for i, logprob in self._logprobs.items() if i >= count}
             frame.logprobs.extend(logprobs_message(index, logprob) for index, logprob in sent.items())
         if not self._token_ids:
-            events = self._fitting_events()
+            events = self._events_that_fit()
             frame.events.extend(self._events[:events])
             del self._events[:events]
 
-    def _fitting_events(self) -> int:
-        """Return how many pending events fit one frame."""
+    def _events_that_fit(self) -> int:
         pooled_bytes = 0
         for index, event in enumerate(self._events):
             pooled_bytes += len(event.finished.pooled)
@@ -96,8 +95,7 @@ class Outbox:
                 return index
         return len(self._events)
 
-    def _fitting(self) -> int:
-        """Return how many pending tokens fit one frame."""
+    def _tokens_that_fit(self) -> int:
         count, scores = min(len(self._token_ids), MAX_FRAME_TOKENS), 0
         for index in sorted(self._logprobs):
             prompt = self._logprobs[index].prompt
@@ -228,7 +226,7 @@ class AttachedGateways:
         self.credits = Credits()
         self._epoch_reported = asyncio.Event()
         # Set when a gateway without work here submits some: its heartbeats now have to come sooner.
-        self.stirred = asyncio.Event()
+        self.became_busy = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._links)
@@ -320,13 +318,13 @@ class AttachedGateways:
         gateway.sent_load = frame.load
         return frame
 
-    def tell_assignment(self) -> None:
+    def send_assignment(self) -> None:
         """Send the worker's changed description to every gateway."""
         for gateway in self:
             gateway.assignment_news = True
             gateway.wake.set()
 
-    def tell_load(self) -> None:
+    def send_load(self) -> None:
         """Send the load to gateways whose last frame carried another one."""
         load = load_message(self._engine.load())
         for gateway in self:

@@ -4,7 +4,7 @@ Synchronous but for waiting; gRPC, Redis and Kafka surround it, and libs/policy 
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -196,7 +196,7 @@ class WorkerHost:
     def _apply_assignment(self) -> None:
         self._resize()
         self._apply_budget()
-        self.gateways.tell_assignment()
+        self.gateways.send_assignment()
         leaves = self.assignment.leaves_decode
         self._left_ns = (self._left_ns or self._clock.now_ns()) if leaves else 0
         for sequence in self._sequences.values():
@@ -243,7 +243,7 @@ class WorkerHost:
         """Act on a gateway's frame. Raise InvalidRequest if it breaks the protocol, but not for a bad submit."""
         self.gateways.returned(gateway, frame)
         if frame.submits and not gateway.living:
-            self.gateways.stirred.set()
+            self.gateways.became_busy.set()
         for submit in frame.submits:
             gateway.submits += 1
             self._submit(gateway, submit)
@@ -261,7 +261,7 @@ class WorkerHost:
     def refresh_load(self) -> None:
         """Send changed loads to gateways, and recheck a drain: the end of a KV lease raises no event."""
         self._progress.set()
-        self.gateways.tell_load()
+        self.gateways.send_load()
 
     # ------------------------------------------------------------ sequences
 
@@ -277,7 +277,7 @@ class WorkerHost:
             if has_credit:
                 pool.free()
             refused.epoch = self.assignment.current.epoch
-            self._tell(gateway, pb.SequenceEvent(sequence=submit.sequence, refused=refused))
+            self._send_event(gateway, pb.SequenceEvent(sequence=submit.sequence, refused=refused))
 
     def _start(self, gateway: AttachedGateway, submit: pb.Submit, *, has_credit: bool) -> pb.Refused | None:
         """Pass a submit to the engine, or return why it is refused."""
@@ -312,7 +312,7 @@ class WorkerHost:
             return  # it has ended here, and the gateway does not know yet
         self.engine.proceed(sequence_id, tuple(numbers(proceed.token_ids, "token_ids")))
 
-    def _tell(self, gateway: AttachedGateway, event: pb.SequenceEvent) -> None:
+    def _send_event(self, gateway: AttachedGateway, event: pb.SequenceEvent) -> None:
         gateway.outbox.add_event(event)
         gateway.wake.set()
 
@@ -378,7 +378,7 @@ class WorkerHost:
         waited_s = (self._clock.now_ns() - self._left_ns) / 1e9
         if self.hand_over_costs.worth(sequence, self.speed.speed, waited_s):
             number = sequence_of(sequence.request.sequence_id)
-            self._tell(sequence.gateway, pb.SequenceEvent(sequence=number, leaving=pb.Leaving()))
+            self._send_event(sequence.gateway, pb.SequenceEvent(sequence=number, leaving=pb.Leaving()))
 
     def _hand_over(self, sequence_id: int) -> None:
         """Move a sequence out, now that a place elsewhere is reserved: with its KV, if the engine can."""
@@ -426,6 +426,14 @@ class WorkerHost:
         return len(self._sequences)
 
 
+async def pump(engine: Engine, listeners: Iterable[Callable[[EngineEvent], None]]) -> None:
+    """Pass every event of an engine to each listener, the host among them. Raise RuntimeError once the engine ends."""
+    async for event in engine.events():
+        for listener in listeners:
+            listener(event)
+    raise RuntimeError("the engine has ended")
+
+
 # Bound on waiting for aborted sequences to leave the engine.
 ABORT_S = 2.0
 
@@ -457,5 +465,5 @@ async def drain(host: WorkerHost, deadline_s: float) -> Drained:
         async with asyncio.timeout(ABORT_S):
             await host.wait_empty()
     except TimeoutError:
-        log.warning("the engine keeps aborted sequences", running=host.running)
+        log.warning("engine still holds aborted sequences", running=host.running)
     return Drained(finished=max(running - aborted, 0), aborted=aborted)

@@ -20,8 +20,8 @@ import structlog
 from libs.contracts.errors import FulcrumError, KvLost, KvMismatch
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.kv.shared_pool import PoolMap, PoolMaps, sweep
 from libs.engine.kv_port import KvChunk, KvHandle
+from libs.engine.kv_shared_pool import PoolMap, PoolMaps, sweep
 from libs.runtime.backoff import Backoff
 from libs.runtime.tasks import OnFailure, TaskOwner, until_first
 from libs.runtime.transport import Transport
@@ -183,7 +183,7 @@ class PullStream:
             finally:
                 self._reset(reason)
             wait_s = backoff.next_s()
-            log.info("a stream of KV blocks has ended", address=self._address, reason=reason)
+            log.info("KV stream ended", address=self._address, reason=reason)
             await asyncio.sleep(wait_s)
 
     async def _connect(self, backoff: Backoff) -> None:
@@ -193,11 +193,11 @@ class PullStream:
             try:
                 await until_first(read=self._read(stream, backoff), write=self._write(stream), tick=self._tick())
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                raise KvLost(await self._said(channel, stream)) from None
+                raise KvLost(await self._reason(channel, stream)) from None
             finally:
                 stream.cancel()
 
-    async def _said(self, channel: grpc.aio.Channel, stream: Any) -> str:
+    async def _reason(self, channel: grpc.aio.Channel, stream: Any) -> str:
         """Return why the sender ended the stream.
 
         If it ends during a write, gRPC reports its own text instead of the status (grpc/aio/_call.py). The sender

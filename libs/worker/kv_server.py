@@ -241,7 +241,7 @@ class KvServicer:
 
     async def _carry(self, context: Context) -> None:
         if len(self._outboxes) >= MAX_RECEIVERS:
-            log.warning("a KV receiver is refused", receivers=MAX_RECEIVERS)
+            log.warning("KV receiver refused", receivers=MAX_RECEIVERS)
             raise QueueFull(f"{MAX_RECEIVERS} receivers are attached already")
         wake = asyncio.Event()
         outbox = KvOutbox(self._host, self._incarnation, has_room=self._has_room, wake=wake.set)
@@ -261,7 +261,7 @@ class KvServicer:
         if self.pulls < MAX_PULLS:
             return True
         self.refused_pulls += 1
-        log.warning("a KV transfer is refused", under_way=MAX_PULLS)
+        log.warning("KV transfer refused", under_way=MAX_PULLS)
         return False
 
 

@@ -65,7 +65,7 @@ class Registration:
         """Log why this worker will get no work, once in each role."""
         alone = unpaired(await self._registry.workers()).get(worker_id)
         if alone is not None:
-            log.warning("no partner", worker=worker_id, why=str(alone))
+            log.warning("worker has no partner", worker=worker_id, why=str(alone))
 
     async def withdraw(self) -> None:
         """Leave the registry. If it is away, the lease expires by itself."""
@@ -74,7 +74,7 @@ class Registration:
             async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
                 await self._registry.withdraw(worker.id, worker.incarnation)
         except (RegistryDown, TimeoutError) as error:
-            log.warning("could not withdraw", error=repr(error))
+            log.warning("could not withdraw the registration", error=repr(error))
 
 
 async def kept_role(registry: Registry, worker_id: str, model: str) -> Worker | None:
@@ -82,15 +82,15 @@ async def kept_role(registry: Registry, worker_id: str, model: str) -> Worker | 
     try:
         kept = await registry.kept_role(worker_id)
     except RegistryDown as error:
-        log.warning("registry is away: a role given by hand before a restart is not known", error=str(error))
+        log.warning("registry is away: a role set by hand before the restart is unknown", error=str(error))
         return None
     if kept is None or kept.assignment.model != model:
         return None
     if isinstance(first_assignment(model, kept.assignment.role, kept.assignment.budget_tokens), AssignmentRefusal):
-        log.warning("the role kept for this worker is none", role=kept.assignment.role)
+        log.warning("stored role of this worker is invalid", role=kept.assignment.role)
         return None
     role, actor = role_name(kept.assignment), kept.role_change.actor
-    log.info("takes the role again that it was given by hand", worker=worker_id, role=role, actor=actor)
+    log.info("restored the role set by hand", worker=worker_id, role=role, actor=actor)
     return kept
 
 
@@ -127,7 +127,7 @@ class BlockPublisher:
                 self._pending.pop(block_hash, None)
                 self._pending[block_hash] = held
         if len(self._pending) > MAX_PENDING_BLOCKS:
-            log.warning("KV index is behind: it is written anew", pending=len(self._pending), held=len(self._held))
+            log.warning("KV index is behind and is rewritten", pending=len(self._pending), held=len(self._held))
             self._pending.clear()
             self._anew = True
         if self._pending or self._anew:

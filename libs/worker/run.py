@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,6 @@ from libs.contracts.roles import role_from_name
 from libs.counters import GpuSampler, open_nvml
 from libs.engine.kv_port import KvFetcher
 from libs.engine.port import Engine, EngineIdentity, Progress
-from libs.engine.reports import EngineEvent
 from libs.model.info import ModelInfo
 from libs.perfmodel.profiles import prior_step_time
 from libs.policy.worker.assignment import FIRST_EPOCH
@@ -40,7 +39,7 @@ from libs.stores.registry import Registry
 from libs.stores.steps import StepTimeStore
 from libs.worker.admin import AdminServicer, audit_changes
 from libs.worker.gateways import WorkerServicer
-from libs.worker.host import WorkerHost, drain
+from libs.worker.host import WorkerHost, drain, pump
 from libs.worker.kv_client import GrpcKvFetcher, SharedMemory
 from libs.worker.kv_server import KvServicer
 from libs.worker.registration import BlockPublisher, Registration, kept_role
@@ -177,8 +176,8 @@ async def open_worker(
         registration = Registration(ports.registry, host, lease_ms=settings.lease_ms)
         stack.callback(telemetry.publish, last=True)
         step_times.on_change(host.speed.learned)
-        sinks = (host.speed.on_event, host.on_event, telemetry.on_event, blocks.on_event, step_times.on_event)
-        _own(stack, tasks.spawn("engine events", _pump(ports.engine, sinks)))
+        listeners = (host.speed.on_event, host.on_event, telemetry.on_event, blocks.on_event, step_times.on_event)
+        _own(stack, tasks.spawn("engine events", pump(ports.engine, listeners)))
         _own(stack, tasks.spawn("telemetry", telemetry.run()))
         _own_samplers(stack, tasks, gpus, ports.cpu_waits)
         stack.push_async_callback(step_times.save)
@@ -199,7 +198,7 @@ async def open_worker(
         stack.callback(host.gateways.hang_up)
         stack.push_async_callback(registration.withdraw)
         _own(stack, tasks.spawn("registration", registration.run()))
-        log.info("worker serves", id=settings.id, address=address)
+        log.info("worker is serving", id=settings.id, address=address)
         yield RunningWorker(host, address)
 
 
@@ -253,13 +252,6 @@ def _own_samplers(stack: AsyncExitStack, tasks: TaskOwner, gpus: GpuSampler, cpu
     _own(stack, tasks.spawn("gpu counters", gpus.run()))
     if cpu_waits is not None:
         _own(stack, tasks.spawn("cpu waits", cpu_waits.run()))
-
-
-async def _pump(engine: Engine, sinks: Sequence[Callable[[EngineEvent], None]]) -> None:
-    async for event in engine.events():
-        for sink in sinks:
-            sink(event)
-    raise RuntimeError("the engine has ended")
 
 
 async def _kept(settings: WorkerSettings, ports: WorkerPorts) -> common.Worker | None:
@@ -335,5 +327,5 @@ async def beat(host: WorkerHost) -> None:
         due_s = gateways.beat(now_s())
         with suppress(TimeoutError):
             async with asyncio.timeout_at(due_s):
-                await gateways.stirred.wait()
-        gateways.stirred.clear()
+                await gateways.became_busy.wait()
+        gateways.became_busy.clear()

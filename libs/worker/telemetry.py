@@ -69,7 +69,7 @@ class StepTimes:
             self.known = frozenset(found)
             self._learner = StepTimeLearner(combine(self._learner.model, found))
             self.fitted = self._learner.fitted()
-            log.info("step times known", kinds=sorted(kind.value for kind in found))
+            log.info("step times restored", kinds=sorted(kind.value for kind in found))
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -363,25 +363,25 @@ class TelemetryPublisher:
     def publish(self, *, last: bool = False) -> None:
         """Publish the gathered events. `last` says that the worker leaves."""
         load = self._host.engine.load()
-        said = self._say(load)
+        state = self._state(load)
         step_time = step_time_message(self._step_times.fitted)
         step_time.kv_token_ns = self._host.speed.settled_kv_token_ns
         batch = self._builder.cut(
             self._clock.now_ns(),
             load,
-            said.assignment,
-            dropped_batches=said.dropped_batches,
+            state.assignment,
+            dropped_batches=state.dropped_batches,
             step_time=step_time,
             gpu_readings=self._gpus.take(),
             last=last,
         )
         if batch is not None:
-            batch.load.kv_pulls, batch.load.refused_kv_pulls = said.kv_pulls, said.refused_kv_pulls
+            batch.load.kv_pulls, batch.load.refused_kv_pulls = state.kv_pulls, state.refused_kv_pulls
             waited_ns = None if self._cpu_waits is None else self._cpu_waits.take()
             if waited_ns is not None:
                 batch.sched_delay_ns = waited_ns
             self._bus.publish(topics.STEPS, batch)
-            self._reported = said
+            self._reported = state
 
     def _at_rest(self) -> bool:
         """Return whether nothing has happened since the last batch, no work is present, and its state still holds."""
@@ -390,10 +390,10 @@ class TelemetryPublisher:
             not (load.running or load.waiting or load.awaiting_kv)
             and self._builder.empty
             and not self._gpus.fresh
-            and self._say(load) == self._reported
+            and self._state(load) == self._reported
         )
 
-    def _say(self, load: EngineLoad) -> _ReportedState:
+    def _state(self, load: EngineLoad) -> _ReportedState:
         kv = self._kv
         return _ReportedState(
             load_message(load), self._host.assignment.message, self._bus.stats().dropped, kv.pulls, kv.refused_pulls

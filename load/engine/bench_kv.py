@@ -29,7 +29,7 @@ import numpy as np
 
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.kv.transfer import INLINE_BYTES, block_checksum
+from libs.engine.kv_transfer import INLINE_BYTES, block_checksum
 from libs.runtime.net.rpc import make_channel, make_server
 from libs.runtime.paths import cache_dir
 from libs.runtime.settings import CommonSettings

@@ -17,7 +17,7 @@ from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.protocol import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS, check_protocol, kv_kind
 from libs.contracts.ranges import fault_of
-from libs.dispatch.ports import LinkListener, MalformedFrame, Prefilled, QueuedDemand, Work, read_news
+from libs.dispatch.ports import LinkListener, MalformedFrame, Prefilled, QueuedDemand, Work, read_update
 from libs.perfmodel.profiles import prior_speed
 from libs.perfmodel.wire import compute_of, speed_of
 from libs.policy.gateway.outlook import CreditBalance, SubmitLoad, WorkerOutlook
@@ -366,11 +366,11 @@ class WorkerLink:
             self.decode.grant(credit.decode_grant)
         if self._worker is not None:
             read_report(self.outlook, frame, self._worker, self._clock.now_ns())
-        news = read_news(frame, self.kv_kind, kv_once=self.kv_once)
-        for each in news.happened:
+        update = read_update(frame, self.kv_kind, kv_once=self.kv_once)
+        for each in update.events:
             if isinstance(each, Prefilled):
                 self._prompts.pop(each.sequence_id, None)
-        self._listener.received(self, news)
+        self._listener.received(self, update)
 
     def _reset(self, end: _End) -> None:
         """Clear the stream's state and report the sequences lost with it. A draining worker ends in good order."""

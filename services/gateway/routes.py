@@ -324,19 +324,19 @@ class TokenRoutes:
         self._catalog = catalog
 
     async def tokenize(self, body: bytes, allowed: AbstractSet[str], tenant: str) -> Tokenized:
-        asked, shows = parse_tokenize(body)
-        model = self._catalog.need(asked.model, allowed)
-        (tokens,) = await self._intake.tokens(asked, model, tenant)
+        parsed, shows = parse_tokenize(body)
+        model = self._catalog.need(parsed.model, allowed)
+        (tokens,) = await self._intake.tokens(parsed, model, tenant)
         strings = [model.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens] if shows else None
         return Tokenized(len(tokens), model.info.max_context_tokens, tokens, strings)
 
     async def detokenize(self, body: bytes, allowed: AbstractSet[str], _tenant: str) -> Detokenized:
-        asked = parse_detokenize(body)
-        model = self._catalog.need(asked.model, allowed)
-        if any(token >= model.info.vocab_size for token in asked.tokens):
+        parsed = parse_detokenize(body)
+        model = self._catalog.need(parsed.model, allowed)
+        if any(token >= model.info.vocab_size for token in parsed.tokens):
             text = f"tokens: one is beyond the vocabulary's {model.info.vocab_size}"
             raise InvalidRequest(text, param="tokens")
-        return Detokenized(model.tokenizer.decode(asked.tokens))
+        return Detokenized(model.tokenizer.decode(parsed.tokens))
 
 
 class TokenEndpoint:
@@ -360,14 +360,14 @@ class TokenEndpoint:
                 request_id = headers.request_id or request_id
                 check_json(raw)
                 self._stalls.check_room(headers.tenant)
-                with self._stalls.watched(headers.tenant) as patience:
-                    body = await read_body(receive, raw, self._max_body_bytes, patience, self._stalls)
+                with self._stalls.watched(headers.tenant) as read_deadline:
+                    body = await read_body(receive, raw, self._max_body_bytes, read_deadline, self._stalls)
                     found = await self._answer(body, caller.models, headers.tenant)
-                    await Wire(send, patience).json(200, found, {"x-request-id": request_id})
+                    await Wire(send, read_deadline).json(200, found, {"x-request-id": request_id})
             except FulcrumError as error:
-                with self._stalls.watched() as patience:
+                with self._stalls.watched() as read_deadline:
                     own = {"x-request-id": request_id, **error.http_headers}
-                    await Wire(send, patience).json(error.http_status, error_reply(error), own)
+                    await Wire(send, read_deadline).json(error.http_status, error_reply(error), own)
 
 
 def token_routes(intake: Intake, catalog: Catalog, stalls: Stalls, max_body_bytes: int) -> dict[str, ASGIApp]:

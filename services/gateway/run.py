@@ -246,7 +246,7 @@ def _dispatcher(
         suspects=Suspects(clock, settings.poison_s, quiet=partial(_quiet, fleet)),
         bounds=Bounds(
             max_waiting=settings.max_waiting,
-            patience=WaitBounds(settings.max_wait_ms, settings.no_workers_wait_ms),
+            wait_bounds=WaitBounds(settings.max_wait_ms, settings.no_workers_wait_ms),
             max_reroutes=settings.max_reroutes,
         ),
         tenants=keys,

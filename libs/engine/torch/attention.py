@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from libs.contracts.errors import KvLost, KvMismatch, StartupError
-from libs.engine.kv.shared_pool import HEADER_BYTES, PoolFile, PoolFileError
-from libs.engine.kv.transfer import block_checksum
+from libs.engine.kv_shared_pool import HEADER_BYTES, PoolFile, PoolFileError
+from libs.engine.kv_transfer import block_checksum
 from libs.engine.runner import Chunk
 
 log = structlog.get_logger()

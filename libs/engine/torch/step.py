@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.guides import GuideFailed, Guides, load_guides
-from libs.engine.kv.shared_pool import file_name
+from libs.engine.kv_shared_pool import file_name
 from libs.engine.port import EngineIdentity, Pooling, Progress, SamplingParams
 from libs.engine.runner import Batch, Chunk, Sampled, without_ends
 from libs.engine.torch.attention import GatherMemory, KvPool, plan_step

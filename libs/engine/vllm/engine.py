@@ -16,10 +16,9 @@ import msgspec
 
 from libs.contracts.errors import InvalidRequest, KvLost, QueueFull, SleepFailed
 from libs.engine.config import EngineConfig
-from libs.engine.events import EventQueue
 from libs.engine.kv_port import KvExport, KvFetcher
 from libs.engine.port import Capabilities, DeviceMemory, EngineIdentity, EnginePhase, EngineRequest, Progress
-from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, FinishReason, SequenceOutput
+from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, EventQueue, FinishReason, SequenceOutput
 from libs.engine.sequence import Sequence, check_request
 from libs.engine.vllm.core import CoreProcess, in_one_line
 from libs.engine.vllm.pacing import trial_tokens

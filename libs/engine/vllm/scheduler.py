@@ -27,7 +27,7 @@ from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend
 
 from libs.engine.guides import GuideFailed, load_vocabulary
-from libs.engine.kv.blocks import KvWait
+from libs.engine.kv_blocks import KvWait
 from libs.engine.vllm.kv_groups import Rehasher, whole_context_group, write_kv_facts
 from libs.engine.vllm.pacing import PacedRequest, Queues, TrialStep, begins_ns, plan_step
 from libs.engine.vllm.plugin import BOARD_FILE, DUMMIES_FILE, FOLDER_VARIABLE, KV_FILE

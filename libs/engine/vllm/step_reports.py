@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from libs.contracts.hashing import block_hashes
-from libs.engine.kv.blocks import KvWait
+from libs.engine.kv_blocks import KvWait
 from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
 
 # Key in a request's extra arguments: how many of the last tokens of its prompt were generated.

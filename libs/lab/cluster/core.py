@@ -4,7 +4,7 @@ from typing import Final, NamedTuple, cast
 
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
-from libs.engine.kv.blocks import RandomBytes
+from libs.engine.kv_blocks import RandomBytes
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase
 from libs.engine.reports import EngineLoad, StepReport
 from libs.engine.runner import Batch, Sampled

@@ -217,12 +217,12 @@ class LabLink:
         if frame.speed is not None:
             self.outlook.speed = frame.speed
         self.outlook.on_load_report(frame.load, frame.submits_taken, self._time.now_ns())
-        for each in frame.happened:
+        for each in frame.events:
             if isinstance(each, Prefilled):
                 self._prompts.pop(each.sequence_id, None)
         tokens = Tokens(frame.tokens, frame.tokens, {}) if frame.tokens else None
-        news = WorkerUpdate(introduced or frame.assignment is not None, frame.speed is not None, tokens, frame.happened)
-        self._listener.received(self, news)
+        update = WorkerUpdate(introduced or frame.assignment is not None, frame.speed is not None, tokens, frame.events)
+        self._listener.received(self, update)
 
     def coasted(self, coasted: Coasted) -> None:
         """Apply the load after steps that passed at once; the gateway counts their tokens."""

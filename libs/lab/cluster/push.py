@@ -160,10 +160,10 @@ class PushGateway:
             pushed = self._on.get((worker.index, sequence_id))
             if pushed is not None:
                 self._token(pushed)
-        for happened in frame.happened:
-            pushed = self._on.get((worker.index, happened.sequence_id))
+        for event in frame.events:
+            pushed = self._on.get((worker.index, event.sequence_id))
             if pushed is not None:
-                self._hear(worker, pushed, happened)
+                self._on_event(worker, pushed, event)
 
     def _token(self, pushed: _Pushed) -> None:
         pushed.answer.token(0, None)
@@ -178,22 +178,22 @@ class PushGateway:
             pushed.source = None
             self._send(self._workers[index], ToWorker(aborts=[sequence_id]))
 
-    def _hear(self, worker: LabWorker, pushed: _Pushed, happened: AttemptEvent) -> None:
-        key = worker.index, happened.sequence_id
-        if isinstance(happened, Prefilled):
+    def _on_event(self, worker: LabWorker, pushed: _Pushed, event: AttemptEvent) -> None:
+        key = worker.index, event.sequence_id
+        if isinstance(event, Prefilled):
             del self._on[key]
-            pushed.answer.cached_tokens = pushed.answer.cached_tokens or happened.cached_tokens
+            pushed.answer.cached_tokens = pushed.answer.cached_tokens or event.cached_tokens
             if pushed.answer.tokens >= pushed.answer.request.output_tokens:
-                self._send(worker, ToWorker(aborts=[happened.sequence_id]))
+                self._send(worker, ToWorker(aborts=[event.sequence_id]))
                 self._end(pushed)
                 return
-            pushed.source, pushed.handle = key, happened.blocks.source  # type: ignore[assignment]
+            pushed.source, pushed.handle = key, event.blocks.source  # type: ignore[assignment]
             self._decode(pushed)
-        elif isinstance(happened, SequenceFinished):
+        elif isinstance(event, SequenceFinished):
             del self._on[key]
-            pushed.answer.cached_tokens = pushed.answer.cached_tokens or happened.cached_tokens
+            pushed.answer.cached_tokens = pushed.answer.cached_tokens or event.cached_tokens
             self._end(pushed)
-        elif isinstance(happened, SequenceRefused | Failed):
+        elif isinstance(event, SequenceRefused | Failed):
             del self._on[key]
             self._again(pushed)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.dispatch.ports import AttemptEvent, QueuedDemand
-from libs.engine.kv.blocks import BlockPool
+from libs.engine.kv_blocks import BlockPool
 from libs.engine.port import EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import EngineLoad, FinishReason
 from libs.engine.runner import Chunk
@@ -168,7 +168,7 @@ class ToGateway:
     submits_taken: int
     tokens: list[int]
     """One sequence id for each new token."""
-    happened: list[AttemptEvent]
+    events: list[AttemptEvent]
     credit: tuple[int, int, int, int] | None
     """(prefill grant, prefill recall, decode grant, decode recall)."""
     assignment: Assignment | None

@@ -462,7 +462,7 @@ class LabWorker:
         credit = duties.credits.take(GATEWAY) if has_credit else None
         assignment = duties.assignment if box.assignment else None
         speed = self.speed if box.speed else None
-        frame = ToGateway(load, self._submits, box.tokens, box.happened, credit, assignment, speed)
+        frame = ToGateway(load, self._submits, box.tokens, box.events, credit, assignment, speed)
         box.sent()
         self._time.in_ps(self.shape.hop_ps, lambda: gateway.deliver(self, frame))
         return True

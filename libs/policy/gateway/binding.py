@@ -26,10 +26,10 @@ joining.
 """
 
 
-def prompt_ns(ask: BindingRequest, room: WorkerRoom) -> float:
+def prompt_ns(request: BindingRequest, room: WorkerRoom) -> float:
     """Return the time to compute the uncached part of the prompt, which is at least its last token."""
-    view, tokens = room.view, ask.tokens
-    cached = ask.cached_tokens.get(view.id, 0)
+    view, tokens = room.view, request.tokens
+    cached = request.cached_tokens.get(view.id, 0)
     if cached >= tokens:
         cached = tokens - 1
     beside_ns = view.speed.decode_ns(room.decode_sequences, view.kv_tokens) if view.takes_decode else 0.0
@@ -42,55 +42,55 @@ def fastest_speed(workers: Iterable[WorkerView], model: str) -> Speed:
     return min(speeds.values(), key=lambda speed: speed.prompt_ns(_TYPICAL, _TYPICAL**2), default=UNKNOWN_SPEED)
 
 
-def first_token_ns(ask: BindingRequest, room: WorkerRoom) -> float:
+def first_token_ns(request: BindingRequest, room: WorkerRoom) -> float:
     """Return the time from now to the first token if the prompt goes to this worker."""
-    wait_ns = room.backlog_ns + prompt_ns(ask, room)
-    return wait_ns if _missing_tokens(ask, room) <= room.free_kv_tokens else wait_ns + NO_KV_ROOM_NS
+    wait_ns = room.backlog_ns + prompt_ns(request, room)
+    return wait_ns if _missing_tokens(request, room) <= room.free_kv_tokens else wait_ns + NO_KV_ROOM_NS
 
 
-def hidden_ns(ask: BindingRequest, source: WorkerRoom | None) -> float:
+def hidden_ns(request: BindingRequest, source: WorkerRoom | None) -> float:
     """Return how much of the KV transfer the prompt at `source` can overlap; 0 if it is already computed."""
-    return prompt_ns(ask, source) if source is not None and source.view.streams_kv else 0.0
+    return prompt_ns(request, source) if source is not None and source.view.streams_kv else 0.0
 
 
-def second_token_ns(ask: BindingRequest, room: WorkerRoom, hidden_ns: float) -> float:
+def second_token_ns(request: BindingRequest, room: WorkerRoom, hidden_ns: float) -> float:
     """Return the time from the first to the second token if this worker pulls the KV, `hidden_ns` of it overlapped."""
     view = room.view
-    missing = _missing_tokens(ask, room)
+    missing = _missing_tokens(request, room)
     wait_ns = (room.arriving_kv_tokens + missing) * view.speed.kv_token_ns
     if view.streams_kv:
         wait_ns = max(wait_ns - hidden_ns, 0.0)
-    wait_ns += _step_ns(ask, room)
+    wait_ns += _step_ns(request, room)
     return wait_ns if missing <= room.free_kv_tokens else wait_ns + NO_KV_ROOM_NS
 
 
-def predict(ask: BindingRequest, source: WorkerRoom | None, room: WorkerRoom | None) -> BindingPrediction:
+def predict(request: BindingRequest, source: WorkerRoom | None, room: WorkerRoom | None) -> BindingPrediction:
     """Return both times for the chosen workers; an already computed prompt has a TTFT of 0.
 
     Without a decode worker nothing follows the prompt's vector.
     """
     if room is None:
-        return BindingPrediction(first_token_ns(ask, source) if source is not None else 0.0, 0.0)
+        return BindingPrediction(first_token_ns(request, source) if source is not None else 0.0, 0.0)
     if source is room:
-        return BindingPrediction(first_token_ns(ask, room), _step_ns(ask, room))
-    ttft_ns = first_token_ns(ask, source) if source is not None else 0.0
-    return BindingPrediction(ttft_ns, second_token_ns(ask, room, hidden_ns(ask, source)))
+        return BindingPrediction(first_token_ns(request, room), _step_ns(request, room))
+    ttft_ns = first_token_ns(request, source) if source is not None else 0.0
+    return BindingPrediction(ttft_ns, second_token_ns(request, room, hidden_ns(request, source)))
 
 
-def take(ask: BindingRequest, source: WorkerRoom | None, room: WorkerRoom | None, turn: int) -> None:
+def take(request: BindingRequest, source: WorkerRoom | None, room: WorkerRoom | None, turn: int) -> None:
     """Count a binding in the rooms that later requests of the round see."""
     if source is not None:
-        source.backlog_ns += prompt_ns(ask, source)
-        source.prompt_tokens += max(_missing_tokens(ask, source), 1)
+        source.backlog_ns += prompt_ns(request, source)
+        source.prompt_tokens += max(_missing_tokens(request, source), 1)
         source.turn = turn
     if source is not None and source is not room:
         source.prefill_credits -= 1
-        source.batch_prompts += ask.batch
+        source.batch_prompts += request.batch
         source.load += 1
-        source.free_kv_tokens -= _missing_tokens(ask, source)
+        source.free_kv_tokens -= _missing_tokens(request, source)
     if room is None:
         return
-    missing = _missing_tokens(ask, room)
+    missing = _missing_tokens(request, room)
     if source is not None and source is not room:
         room.arriving_kv_tokens += missing
     room.decode_credits -= 1
@@ -100,12 +100,12 @@ def take(ask: BindingRequest, source: WorkerRoom | None, room: WorkerRoom | None
     room.free_kv_tokens -= missing
 
 
-def _step_ns(ask: BindingRequest, room: WorkerRoom) -> float:
-    return room.view.speed.decode_ns(room.decode_sequences + 1, room.view.kv_tokens + ask.tokens)
+def _step_ns(request: BindingRequest, room: WorkerRoom) -> float:
+    return room.view.speed.decode_ns(room.decode_sequences + 1, room.view.kv_tokens + request.tokens)
 
 
-def _missing_tokens(ask: BindingRequest, room: WorkerRoom) -> int:
-    return max(ask.tokens - ask.cached_tokens.get(room.view.id, 0), 0)
+def _missing_tokens(request: BindingRequest, room: WorkerRoom) -> int:
+    return max(request.tokens - request.cached_tokens.get(room.view.id, 0), 0)
 
 
 def _computes_prompts(view: WorkerView) -> bool:
@@ -122,11 +122,11 @@ EQUAL_NS = 2e6
 class RoutingPolicy(Protocol):
     """A choice among one or more rooms; `bind` has already checked credits, models and KV kinds."""
 
-    def prompt(self, ask: BindingRequest, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
+    def prompt(self, request: BindingRequest, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
         """Return where the prompt is computed; a room that takes both phases also keeps the sequence."""
         ...
 
-    def decode(self, ask: BindingRequest, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
+    def decode(self, request: BindingRequest, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
         """Return where tokens are decoded once the prompt is computed at `source`; None if it already is."""
         ...
 
@@ -138,33 +138,33 @@ class PredictedTtft:
     worker.
     """
 
-    def prompt(self, ask: BindingRequest, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
-        return _soonest(rooms, [first_token_ns(ask, room) for room in rooms])
+    def prompt(self, request: BindingRequest, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
+        return _soonest(rooms, [first_token_ns(request, room) for room in rooms])
 
-    def decode(self, ask: BindingRequest, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
+    def decode(self, request: BindingRequest, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
         if len(rooms) == 1:
             return rooms[0]
-        hidden = hidden_ns(ask, source)
-        return _soonest(rooms, [second_token_ns(ask, room, hidden) for room in rooms])
+        hidden = hidden_ns(request, source)
+        return _soonest(rooms, [second_token_ns(request, room, hidden) for room in rooms])
 
 
 class LeastLoaded:
     """The policy of the fewest sequences, regardless of their length and of cached prefixes."""
 
-    def prompt(self, ask: BindingRequest, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
+    def prompt(self, request: BindingRequest, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
         return min(rooms, key=_by_load)
 
-    def decode(self, ask: BindingRequest, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
+    def decode(self, request: BindingRequest, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
         return min(rooms, key=_by_load)
 
 
 class RoundRobin:
     """The policy of the worker bound longest ago among those with credits."""
 
-    def prompt(self, ask: BindingRequest, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
+    def prompt(self, request: BindingRequest, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
         return min(rooms, key=_by_turn)
 
-    def decode(self, ask: BindingRequest, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
+    def decode(self, request: BindingRequest, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
         return min(rooms, key=_by_turn)
 
 
@@ -219,9 +219,9 @@ class _Market:
 
 
 def bind(
-    asks: Iterable[BindingRequest], workers: Sequence[WorkerView], policy: RoutingPolicy, now_ns: int = 0
+    requests: Iterable[BindingRequest], workers: Sequence[WorkerView], policy: RoutingPolicy, now_ns: int = 0
 ) -> list[Binding]:
-    """Bind requests in the order of `asks`.
+    """Bind requests in the order of `requests`.
 
     A request that finds no room holds up all later ones of its model, so that none starves.
     """
@@ -233,52 +233,54 @@ def bind(
         market.add(WorkerRoom.of(view, now_ns))
     turn = max((view.turn for view in workers), default=0)
     bindings: list[Binding] = []
-    for ask in asks:
+    for request in requests:
         if not markets:
             break
-        market = markets.get(ask.model)
+        market = markets.get(request.model)
         if market is None:
             continue
-        pair = _choose(ask, market, policy)
+        pair = _choose(request, market, policy)
         if pair is None:
-            del markets[ask.model]
+            del markets[request.model]
             continue
         source, room = pair
         turn += 1
-        predicted = predict(ask, source, room)
-        take(ask, source, room, turn)
+        predicted = predict(request, source, room)
+        take(request, source, room, turn)
         if room is not None:
             market.drop_spent(room)
         if source is not None and source is not room:
             market.drop_spent(source)
         prompt, decode = source.view.id if source else None, room.view.id if room else ""
-        bindings.append(Binding(ask.sequence_id, prompt, decode, predicted))
+        bindings.append(Binding(request.sequence_id, prompt, decode, predicted))
     return bindings
 
 
 def _choose(
-    ask: BindingRequest, market: _Market, policy: RoutingPolicy
+    request: BindingRequest, market: _Market, policy: RoutingPolicy
 ) -> tuple[WorkerRoom | None, WorkerRoom | None] | None:
     """Return where the prompt is computed and where tokens are decoded, or None without room."""
-    if ask.kv_kind is not None:
-        fitting = market.decodes.get(ask.kv_kind)
-        return (None, policy.decode(ask, _preferred(ask, fitting), None)) if fitting else None
+    if request.kv_kind is not None:
+        fitting = market.decodes.get(request.kv_kind)
+        return (None, policy.decode(request, _preferred(request, fitting), None)) if fitting else None
     prompts = (
-        room for room in market.prompts if room.admits(ask) and (ask.pooled or market.decodes.get(room.view.kv_kind))
+        room
+        for room in market.prompts
+        if room.admits(request) and (request.pooled or market.decodes.get(room.view.kv_kind))
     )
     possible = [room for room in (*prompts, *market.both) if room.runs_out_of_prompts]
     if not possible:
         return None
-    source = policy.prompt(ask, _preferred(ask, possible))
+    source = policy.prompt(request, _preferred(request, possible))
     if source.view.takes_both:
         return source, source
-    if ask.pooled:
+    if request.pooled:
         return source, None
-    return source, policy.decode(ask, _preferred(ask, market.decodes[source.view.kv_kind]), source)
+    return source, policy.decode(request, _preferred(request, market.decodes[source.view.kv_kind]), source)
 
 
-def _preferred(ask: BindingRequest, rooms: Sequence[WorkerRoom]) -> Sequence[WorkerRoom]:
+def _preferred(request: BindingRequest, rooms: Sequence[WorkerRoom]) -> Sequence[WorkerRoom]:
     """Return the workers not to be avoided, or all of them if there are no others."""
-    if not ask.avoid:
+    if not request.avoid:
         return rooms
-    return [room for room in rooms if room.view.id not in ask.avoid] or rooms
+    return [room for room in rooms if room.view.id not in request.avoid] or rooms

@@ -98,7 +98,7 @@ class End(NamedTuple):
 
 class EndReason(Enum):
     # The output is complete.
-    WHOLE = auto()
+    COMPLETE = auto()
     # A worker refused the request as invalid.
     REFUSED = auto()
     # It was rerouted too often.
@@ -151,7 +151,7 @@ class KnownWorkers(Protocol):
 class Placement:
     """The location of one sequence.
 
-    Each method takes an event and returns its effects. `whole` says that the output is complete by then.
+    Each method takes an event and returns its effects. `complete` says that the output is complete by then.
     """
 
     model: str
@@ -264,16 +264,16 @@ class Placement:
         self.streamed_blocks = blocks
         return [self._submit_decode(worker, blocks, output_tokens)]
 
-    def prefilled(self, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, *, whole: bool) -> Effects:
-        """Continue after the prefill, with the blocks waiting; `whole`: the first token completes the output."""
-        if whole:
-            return self.end(EndReason.WHOLE)
+    def prefilled(self, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, *, complete: bool) -> Effects:
+        """Continue after the prefill, with the blocks waiting; `complete`: the first token completes the output."""
+        if complete:
+            return self.end(EndReason.COMPLETE)
         self.blocks, self.streamed_blocks = blocks, None
         if self.decode_attempt is not None:
             return [Proceed(self.decode_attempt)]
-        return self._go_on(cluster, output_tokens, whole=False)
+        return self._go_on(cluster, output_tokens, complete=False)
 
-    def _go_on(self, cluster: KnownWorkers, output_tokens: int, *, whole: bool) -> Effects:
+    def _go_on(self, cluster: KnownWorkers, output_tokens: int, *, complete: bool) -> Effects:
         """Start the decode attempt on the reserved worker, or requeue the sequence if that worker cannot take it."""
         worker, blocks = self.reserved, self.blocks
         partner = cluster.partner(worker) if worker is not None else None
@@ -281,7 +281,7 @@ class Placement:
         if worker is None or partner is None or blocks is None or not takes or partner.kv_kind != blocks.kind:
             has_left = worker is not None and not takes
             why = "its decode worker takes no more work"
-            return self._reroute(why, cluster, keep_blocks=True, stale_role=has_left, whole=whole)
+            return self._reroute(why, cluster, keep_blocks=True, stale_role=has_left, complete=complete)
         return [self._submit_decode(worker, blocks, output_tokens)]
 
     def first_decoded(self) -> Effects:
@@ -310,7 +310,7 @@ class Placement:
         return [Reserve(worker), HandOver(attempt)]
 
     def handed_over(
-        self, attempt: Attempt, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, *, whole: bool
+        self, attempt: Attempt, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, *, complete: bool
     ) -> Effects:
         """Continue elsewhere after the worker has handed the attempt over.
 
@@ -320,23 +320,23 @@ class Placement:
         self.prompt_attempt, self.decode_attempt = attempt, None
         self.blocks, self.streamed_blocks, self.handing_over = blocks, None, False
         self.hand_overs += 1
-        return [*forget, *self._go_on(cluster, output_tokens, whole=whole)]
+        return [*forget, *self._go_on(cluster, output_tokens, complete=complete)]
 
     # ------------------------------------------------------------ ends reported by workers
 
-    def finished(self, attempt: Attempt, cluster: KnownWorkers, *, well: bool, whole: bool) -> Effects:
+    def finished(self, attempt: Attempt, cluster: KnownWorkers, *, well: bool, complete: bool) -> Effects:
         """End or restart the sequence after its worker has finished the attempt.
 
         `well` is False if the worker ended it without its KV during a hand-over, or without a reason.
         """
         handing_over, drop = self.handing_over, self._drop(attempt)
         if well:
-            return [*drop, *self.end(EndReason.WHOLE)]
+            return [*drop, *self.end(EndReason.COMPLETE)]
         why = "its worker took another role" if handing_over else "its worker ended it"
-        return [*drop, *self._restart(why, cluster, keep_blocks=False, stale_role=handing_over, whole=whole)]
+        return [*drop, *self._restart(why, cluster, keep_blocks=False, stale_role=handing_over, complete=complete)]
 
     def refused(
-        self, attempt: Attempt, why: Refusal | None, detail: str, cluster: KnownWorkers, *, whole: bool
+        self, attempt: Attempt, why: Refusal | None, detail: str, cluster: KnownWorkers, *, complete: bool
     ) -> Effects:
         """End or restart the sequence after a worker has refused the attempt; `why` None: unknown here."""
         drop = self._drop(attempt)
@@ -344,10 +344,10 @@ class Placement:
             return [*drop, *self.end(EndReason.REFUSED, f"worker {attempt.worker[0]} refused: {detail}")]
         self.avoid.add(attempt.worker[0])
         keep, stale_role = attempt.phase is Phase.DECODE, why in OTHER_ROLE
-        return [*drop, *self._restart(detail, cluster, keep_blocks=keep, stale_role=stale_role, whole=whole)]
+        return [*drop, *self._restart(detail, cluster, keep_blocks=keep, stale_role=stale_role, complete=complete)]
 
     def failed(
-        self, attempt: Attempt, detail: str, cluster: KnownWorkers, *, blocks_lost: bool, whole: bool
+        self, attempt: Attempt, detail: str, cluster: KnownWorkers, *, blocks_lost: bool, complete: bool
     ) -> Effects:
         """Restart the sequence after the worker could not go on.
 
@@ -357,13 +357,13 @@ class Placement:
         drop = self._drop(attempt)
         source = (self.blocks or self.streamed_blocks) if blocks_lost else None
         self.avoid.add(source.worker_id if source is not None else attempt.worker[0])
-        return [*drop, *self._restart(detail, cluster, keep_blocks=False, whole=whole)]
+        return [*drop, *self._restart(detail, cluster, keep_blocks=False, complete=complete)]
 
     def reservation_lost(self) -> None:
         """Forget the reserved worker, which is gone; the loss is handled when the credit would be used."""
         self.reserved = None
 
-    def lost(self, attempt: Attempt, cluster: KnownWorkers, *, silent: bool, whole: bool) -> Effects:
+    def lost(self, attempt: Attempt, cluster: KnownWorkers, *, silent: bool, complete: bool) -> Effects:
         """Handle the broken stream to a worker, or one closed because the worker was silent.
 
         Blocks that still wait at a prefill worker serve another decode worker, if more than one may read them. A
@@ -382,7 +382,7 @@ class Placement:
         if pulled and not silent:
             return drop
         why, keep = f"worker {attempt.worker[0]} was lost", self.blocks is not None
-        return [*drop, *self._restart(why, cluster, keep_blocks=keep, whole=whole)]
+        return [*drop, *self._restart(why, cluster, keep_blocks=keep, complete=complete)]
 
     # ------------------------------------------------------------ rerouting and the end
 
@@ -407,22 +407,24 @@ class Placement:
         return self._release(keep_blocks=False)
 
     def _restart(
-        self, why: str, cluster: KnownWorkers, *, keep_blocks: bool, whole: bool, stale_role: bool = False
+        self, why: str, cluster: KnownWorkers, *, keep_blocks: bool, complete: bool, stale_role: bool = False
     ) -> Effects:
         """Reroute the sequence after an attempt that ended early."""
         if self.prefilling:  # nothing is lost: the attempt that computes the prompt decides
             return NOTHING
-        return self._reroute(why, cluster, keep_blocks=keep_blocks, stale_role=stale_role, whole=whole)
+        return self._reroute(why, cluster, keep_blocks=keep_blocks, stale_role=stale_role, complete=complete)
 
-    def _reroute(self, why: str, cluster: KnownWorkers, *, keep_blocks: bool, stale_role: bool, whole: bool) -> Effects:
+    def _reroute(
+        self, why: str, cluster: KnownWorkers, *, keep_blocks: bool, stale_role: bool, complete: bool
+    ) -> Effects:
         """Return the sequence to the head of the queue; `stale_role`: the worker had another role.
 
         A request with complete output ends here, since it lost only the event of its end.
         """
         if self.ended or self.waiting:
             return NOTHING
-        if whole:
-            return self.end(EndReason.WHOLE)
+        if complete:
+            return self.end(EndReason.COMPLETE)
         if stale_role and self.stale_role_retries < MAX_STALE_ROLE_RETRIES:
             self.stale_role_retries += 1
         else:

@@ -139,12 +139,12 @@ class WorkerRoom:
         """
         return _runs_out(self.prompt_tokens, self.view.speed)
 
-    def admits(self, ask: BindingRequest) -> bool:
+    def admits(self, request: BindingRequest) -> bool:
         """Return whether the prompt may take a prefill credit.
 
         Batch lines leave half of a gateway's credits to interactive requests if it has more than one.
         """
-        return not ask.batch or self.batch_prompts < max((self.view.prefill_credits + self.view.prompts) // 2, 1)
+        return not request.batch or self.batch_prompts < max((self.view.prefill_credits + self.view.prompts) // 2, 1)
 
 
 def rooms(workers: Iterable[WorkerView]) -> dict[str, int]:

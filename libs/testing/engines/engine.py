@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import KvLost
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
-from libs.engine.kv.shared_pool import PoolMap, PoolMaps
 from libs.engine.kv_port import KvChunk, KvHandle
+from libs.engine.kv_shared_pool import PoolMap, PoolMaps
 from libs.engine.port import Engine, EngineIdentity, EngineRequest
 from libs.engine.reports import EngineEvent, EngineIntegrity, FinishReason, Logprob, SequenceOutput
 from libs.engine.runner import Batch, Chunk, Sampled

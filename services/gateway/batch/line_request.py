@@ -18,7 +18,7 @@ from services.gateway.batch.lines import BatchLine, request_id
 from services.gateway.embeddings.exchange import EmbeddingReader
 from services.gateway.embeddings.schema import EMBEDDINGS_PATH
 from services.gateway.request.endpoint import Answer, CompletionReader, Reader
-from services.gateway.request.exchange import News
+from services.gateway.request.exchange import OutputSignal
 from services.gateway.request.formats import ChatFormat, CompletionFormat
 from services.gateway.request.intake import Arrival, Intake
 from services.gateway.request.models import LoadableModels
@@ -169,27 +169,27 @@ class LineRequester:
     async def _ask(self, share: Share, line: BatchLine) -> object:
         if share.endpoint not in _ROUTES:
             raise UnsupportedField(f"this gateway has no endpoint {quoted(share.endpoint)}", param="endpoint")
-        asked, answer = await _ROUTES[share.endpoint].read(line.body, self._arrival(share, line))
-        if asked.stream:
+        parsed, answer = await _ROUTES[share.endpoint].read(line.body, self._arrival(share, line))
+        if parsed.stream:
             raise UnsupportedField("a batch line cannot be streamed", param="stream")
-        model = self._intake.model(asked, frozenset(share.models))
+        model = self._intake.model(parsed, frozenset(share.models))
         with self._loadable.line(model.routed, model.adapter_name) if self._loadable else nullcontext():
             if not self._served.has(model.routed):
                 with self._loadable.wakes(model.routed) if self._loadable else nullcontext():
                     await self._slots.without(lambda: self._is_served(model.routed))
-            return await self._answer(share, line, asked, answer, model)
+            return await self._answer(share, line, parsed, answer, model)
 
     def _arrival(self, share: Share, line: BatchLine) -> Arrival:
         now_ns = self._clock.now_ns()
         return Arrival(request_id(share.job_id, line.place), now_ns, _headers(share, line, now_ns))
 
     async def _answer(
-        self, share: Share, line: BatchLine, asked: ParsedRequest, answer: Answer, model: ServedModel
+        self, share: Share, line: BatchLine, parsed: ParsedRequest, answer: Answer, model: ServedModel
     ) -> object:
         arrival = self._arrival(share, line)  # anew: the line may have waited for its model
-        news = News()
-        choices = await self._intake.choices(asked, model, arrival, news.changed)
-        exchange = answer(choices, model, arrival, news=news, headers={})
+        signal = OutputSignal()
+        choices = await self._intake.choices(parsed, model, arrival, signal.changed)
+        exchange = answer(choices, model, arrival, signal=signal, headers={})
         error: FulcrumError | None = None
         try:
             self._dispatcher.submit([choice.generation for choice in choices])

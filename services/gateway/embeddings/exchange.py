@@ -28,9 +28,9 @@ from services.gateway.embeddings.schema import (
 )
 from services.gateway.request.choice import Choice, first_error
 from services.gateway.request.endpoint import Answer, Reader
-from services.gateway.request.exchange import News, Wire
+from services.gateway.request.exchange import OutputSignal, Wire
 from services.gateway.request.intake import Arrival
-from services.gateway.request.parse import ParsedRequest, pooled_asked, prompts_of
+from services.gateway.request.parse import ParsedRequest, pooled_request, prompts_of
 from services.gateway.request.prompt import ServedModel
 from services.gateway.request.schema import drop_harmless, fit
 
@@ -79,7 +79,7 @@ class PooledExchange:
         model: ServedModel,
         arrival: Arrival,
         *,
-        news: News,
+        signal: OutputSignal,
         headers: Mapping[str, str],
     ) -> None:
         """Raise InvalidRequest if the model cannot shorten its vectors to `dimensions`; None keeps their length."""
@@ -90,7 +90,7 @@ class PooledExchange:
         self._dimensions = dimensions
         self._choices = choices
         self._arrival = arrival
-        self._news = news
+        self._signal = signal
         self._headers = headers
 
     async def whole(self, wire: Wire) -> None:
@@ -100,7 +100,7 @@ class PooledExchange:
     async def reply(self) -> object:
         """Return the whole answer once every vector is there."""
         while not all(choice.text.done for choice in self._choices):
-            await self._news.wait()
+            await self._signal.wait()
             self._raise_error()
         self._raise_error()
         generations = [choice.generation for choice in self._choices]
@@ -124,9 +124,9 @@ class EmbeddingReader:
     async def read(self, body: bytes, _arrival: Arrival) -> tuple[ParsedRequest, Answer]:
         request = fit(body, EmbeddingRequest, partial(drop_harmless, served=frozenset(_FIELDS[EmbeddingRequest])))
         raw = request.add_special_tokens is False
-        asked = pooled_asked(request.model, prompts_of(request.input, "input"), "input", raw=raw)
+        parsed = pooled_request(request.model, prompts_of(request.input, "input"), "input", raw=raw)
         render = partial(_embeddings, request.model, request.encoding_format == "base64")
-        return asked, partial(PooledExchange, render, request.dimensions)
+        return parsed, partial(PooledExchange, render, request.dimensions)
 
 
 class ScoreReader:
@@ -136,8 +136,8 @@ class ScoreReader:
         if len(first) != 1 and len(first) != len(second):
             text = f"text_1 has {len(first)} texts and text_2 {len(second)}: send one, or as many"
             raise InvalidRequest(text, param="text_1")
-        asked = pooled_asked(request.model, (*first, *second), "text_1 or text_2")
-        return asked, partial(PooledExchange, partial(_scores, request.model, len(first)), None)
+        parsed = pooled_request(request.model, (*first, *second), "text_1 or text_2")
+        return parsed, partial(PooledExchange, partial(_scores, request.model, len(first)), None)
 
 
 class RerankReader:
@@ -146,10 +146,10 @@ class RerankReader:
         documents = [each.text if isinstance(each, Document) else each for each in request.documents]
         if not documents:
             raise InvalidRequest("documents is empty", param="documents")
-        asked = pooled_asked(request.model, (request.query, *documents), "query or documents")
+        parsed = pooled_request(request.model, (request.query, *documents), "query or documents")
         shown = None if request.return_documents is False else documents
         render = partial(_reranked, request.model, request.top_n or len(documents), shown)
-        return asked, partial(PooledExchange, render, None)
+        return parsed, partial(PooledExchange, render, None)
 
 
 _FIELDS: Final = {kind: kind.__struct_fields__ for kind in (EmbeddingRequest, ScoreRequest, RerankRequest)}

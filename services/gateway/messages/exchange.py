@@ -34,7 +34,7 @@ from services.gateway.messages.schema import (
 )
 from services.gateway.request.choice import AnswerRun, Choice, Piece
 from services.gateway.request.endpoint import Answer
-from services.gateway.request.exchange import News, error_reply, sse_event
+from services.gateway.request.exchange import OutputSignal, error_reply, sse_event
 from services.gateway.request.formats import end_notes, notes, usage
 from services.gateway.request.intake import Arrival
 from services.gateway.request.one_choice import OneChoiceExchange
@@ -112,8 +112,10 @@ def _input(text: str) -> Any:
 class MessageExchange(OneChoiceExchange):
     """The sending of one message."""
 
-    def __init__(self, choice: Choice, model: str, request_id: str, *, news: News, headers: Mapping[str, str]) -> None:
-        super().__init__(choice, news, headers)
+    def __init__(
+        self, choice: Choice, model: str, request_id: str, *, signal: OutputSignal, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(choice, signal, headers)
         self._model = model
         self._request_id = request_id
         self._output = MessageOutput()
@@ -169,8 +171,8 @@ def _encoded(events: Sequence[Event]) -> bytes:
 
 class MessageReader:
     async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, Answer]:
-        asked = parse_message(body)
-        return asked, partial(self._answer, asked.model)
+        parsed = parse_message(body)
+        return parsed, partial(self._answer, parsed.model)
 
     def _answer(
         self,
@@ -179,7 +181,7 @@ class MessageReader:
         model: ServedModel,
         arrival: Arrival,
         *,
-        news: News,
+        signal: OutputSignal,
         headers: Mapping[str, str],
     ) -> MessageExchange:
-        return MessageExchange(choices[0], model_name, arrival.request_id, news=news, headers=headers)
+        return MessageExchange(choices[0], model_name, arrival.request_id, signal=signal, headers=headers)

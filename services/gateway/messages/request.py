@@ -23,7 +23,7 @@ from services.gateway.messages.schema import (
     known_values,
 )
 from services.gateway.request.intake import Intake
-from services.gateway.request.parse import ParsedRequest, chat_asked
+from services.gateway.request.parse import ParsedRequest, convert_chat
 from services.gateway.request.prompt import Catalog
 from services.gateway.request.schema import (
     MAX_CALLS,
@@ -64,7 +64,7 @@ def parse_message(body: bytes) -> ParsedRequest:
     if sum(map(len, stops)) > MAX_STOPS_CHARS:
         text = f"stop_sequences: all together are over {MAX_STOPS_CHARS} characters"
         raise InvalidRequest(text, param="stop_sequences")
-    return _asked(
+    return _convert(
         request,
         ChatRequest(
             model=request.model,
@@ -81,7 +81,7 @@ def parse_message(body: bytes) -> ParsedRequest:
 
 def parse_count(body: bytes) -> ParsedRequest:
     request = fit(body, CountRequest, _tidy, known_values)
-    return _asked(request, ChatRequest(model=request.model, messages=[]))
+    return _convert(request, ChatRequest(model=request.model, messages=[]))
 
 
 def _tidy(body: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _dicts(plain: Any) -> list[dict[str, Any]]:
     return [each for each in plain if isinstance(each, dict)] if isinstance(plain, list) else []
 
 
-def _asked(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
+def _convert(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
     """Complete a chat by the conversation, its tools and its form."""
     output, thinking, choice = request.output_config, request.thinking, request.tool_choice
     chat.messages = read_messages(request)
@@ -148,12 +148,12 @@ def _asked(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
     chat.parallel_tool_calls = False if choice is not None and choice.disable_parallel_tool_use else None
     if output is not None and output.format is not None:
         chat.response_format = ResponseFormat("json_schema", JsonSchema(_SCHEMA_NAME, output.format.schema))
-    asked = replace(chat_asked(chat), ordered=True, chat_field="messages", schema_field="output_config.format")
+    parsed = replace(convert_chat(chat), ordered=True, chat_field="messages", schema_field="output_config.format")
     thinks = None if thinking is None or thinking.type == "adaptive" else thinking.type == "enabled"
     if output is None or output.effort is None or thinks is False:
-        return asked if thinks is None else replace(asked, thinking=thinks)
+        return parsed if thinks is None else replace(parsed, thinking=thinks)
     # Claude Code names an effort in every request, whatever the model.
-    return replace(asked, effort=_EFFORTS.get(output.effort, output.effort), effort_is_hint=True, thinking=thinks)
+    return replace(parsed, effort=_EFFORTS.get(output.effort, output.effort), effort_is_hint=True, thinking=thinks)
 
 
 def _is_begun(last: Message) -> bool:
@@ -280,7 +280,7 @@ class MessageCounter:
         self._catalog = catalog
 
     async def count(self, body: bytes, allowed: AbstractSet[str], tenant: str) -> TokenCount:
-        asked = parse_count(body)
-        model = self._catalog.need(asked.model, allowed)
-        (tokens,) = await self._intake.tokens(asked, model, tenant)
+        parsed = parse_count(body)
+        model = self._catalog.need(parsed.model, allowed)
+        (tokens,) = await self._intake.tokens(parsed, model, tenant)
         return TokenCount(len(tokens))

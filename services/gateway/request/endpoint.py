@@ -25,8 +25,7 @@ from services.gateway.request.exchange import (
     ClientGone,
     Exchange,
     Frame,
-    News,
-    ReadDeadline,
+    OutputSignal,
     Stalled,
     Stalls,
     Wire,
@@ -64,7 +63,13 @@ class Answer(Protocol):
     """A factory that turns one request's choices into its answer."""
 
     def __call__(
-        self, choices: list[Choice], model: ServedModel, arrival: Arrival, *, news: News, headers: Mapping[str, str]
+        self,
+        choices: list[Choice],
+        model: ServedModel,
+        arrival: Arrival,
+        *,
+        signal: OutputSignal,
+        headers: Mapping[str, str],
     ) -> Answering: ...
 
 
@@ -84,8 +89,8 @@ class CompletionReader:
         self._make_format = make_format
 
     async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, Answer]:
-        asked = self._parse(body)
-        return asked, partial(self._answer, AnswerFields.of(asked))
+        parsed = self._parse(body)
+        return parsed, partial(self._answer, AnswerFields.of(parsed))
 
     def _answer(
         self,
@@ -94,11 +99,11 @@ class CompletionReader:
         model: ServedModel,
         arrival: Arrival,
         *,
-        news: News,
+        signal: OutputSignal,
         headers: Mapping[str, str],
     ) -> Exchange:
         shape = self._make_format(model.tokenizer, shown.logprobs)
-        return Exchange(choices, shape, shown.frame(arrival, shape, headers), news)
+        return Exchange(choices, shape, shown.frame(arrival, shape, headers), signal)
 
 
 class CompletionEndpoint:
@@ -152,15 +157,15 @@ class CompletionEndpoint:
             self._stalls.check_room(headers.tenant)
             if self._limits is not None:
                 allowance = await self._limits.admit(headers.tenant)
-            with self._stalls.watched(headers.tenant) as patience:
+            with self._stalls.watched(headers.tenant) as read_deadline:
                 arrival = Arrival(request_id, arrival_ns, headers, caller.models, allowance)
-                wire = Wire(send, patience)
+                wire = Wire(send, read_deadline)
                 # Body and request lose their names before the answer: they may be large, and it may take long.
-                body = demand.read(await self._read(receive, raw, patience))
-                asked, answer = await self._reader.read(body, arrival)
-                serving = self._serve(asked, answer, arrival, body=body, receive=receive, wire=wire, demand=demand)
+                body = demand.read(await read_body(receive, raw, self._max_body_bytes, read_deadline, self._stalls))
+                parsed, answer = await self._reader.read(body, arrival)
+                serving = self._serve(parsed, answer, arrival, body=body, receive=receive, wire=wire, demand=demand)
                 del body
-                del asked
+                del parsed
                 await serving
             status = 200
         except (ClientGone, Stalled):
@@ -169,19 +174,16 @@ class CompletionEndpoint:
             status = error.http_status
             if demand is not None:
                 demand.failed(error)
-            with suppress(Stalled), self._stalls.watched() as patience:
+            with suppress(Stalled), self._stalls.watched() as read_deadline:
                 own = {"x-request-id": request_id, **error.http_headers}
-                await Wire(send, patience).json(status, error_reply(error), own)
+                await Wire(send, read_deadline).json(status, error_reply(error), own)
         finally:
             allowance.end()
             self._metrics.responses.labels(self._route, str(status)).inc()
 
-    async def _read(self, receive: Receive, headers: Mapping[bytes, bytes], patience: ReadDeadline) -> bytes:
-        return await read_body(receive, headers, self._max_body_bytes, patience, self._stalls)
-
     async def _serve(
         self,
-        asked: ParsedRequest,
+        parsed: ParsedRequest,
         answer: Answer,
         arrival: Arrival,
         *,
@@ -190,22 +192,24 @@ class CompletionEndpoint:
         wire: Wire,
         demand: DemandArrival,
     ) -> None:
-        model = self._intake.model(asked, arrival.models)
+        model = self._intake.model(parsed, arrival.models)
         key = request_key(arrival.headers.tenant, body) if self._dispatcher.wants_keys else b""
         del body
-        demand.model, demand.choices = model.routed, asked.choices
-        await arrival.allowance.choices(asked.choices)  # before anything waits anywhere
+        demand.model, demand.choices = model.routed, parsed.choices
+        await arrival.allowance.choices(parsed.choices)  # before anything waits anywhere
         with (
-            nullcontext(0.0) if self._models is None else self._models.asked(model.routed, model.adapter_name) as wait_s
+            nullcontext(0.0)
+            if self._models is None
+            else self._models.requested(model.routed, model.adapter_name) as wait_s
         ):
-            await self._check_room(asked.choices, key, arrival.headers)  # before the work of making choices
-            news = News()
-            choices = await self._intake.choices(asked, model, arrival, news.changed)
-            await arrival.allowance.prompt(sum(choice.generation.prompt_tokens for choice in choices[:: asked.n]))
-            exchange = answer(choices, model, arrival, news=news, headers=_headers(arrival, wait_s))
-            streamed = asked.stream
-            del asked  # the last reference: an answer may take long
-            watch = self._tasks.spawn("client watch", news.watch(receive))
+            await self._check_room(parsed.choices, key, arrival.headers)  # before the work of making choices
+            signal = OutputSignal()
+            choices = await self._intake.choices(parsed, model, arrival, signal.changed)
+            await arrival.allowance.prompt(sum(choice.generation.prompt_tokens for choice in choices[:: parsed.n]))
+            exchange = answer(choices, model, arrival, signal=signal, headers=_headers(arrival, wait_s))
+            streamed = parsed.stream
+            del parsed  # the last reference: an answer may take long
+            watch = self._tasks.spawn("client watch", signal.watch(receive))
             try:
                 generations = [choice.generation for choice in choices]
                 self._dispatcher.submit(generations, key)
@@ -252,9 +256,9 @@ class AnswerFields(NamedTuple):
     continuous_usage: bool
 
     @classmethod
-    def of(cls, asked: ParsedRequest) -> "AnswerFields":
-        shown = (asked.shows_logprobs, asked.include_usage, asked.continuous_usage)
-        return cls(asked.model, asked.n, asked.best, asked.shows_prompt_logprobs, *shown)
+    def of(cls, parsed: ParsedRequest) -> "AnswerFields":
+        shown = (parsed.shows_logprobs, parsed.include_usage, parsed.continuous_usage)
+        return cls(parsed.model, parsed.n, parsed.best, parsed.shows_prompt_logprobs, *shown)
 
     def frame(self, arrival: Arrival, shape: Format, headers: Mapping[str, str]) -> Frame:
         """Return the fields that all parts of the answer share."""

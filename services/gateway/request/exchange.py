@@ -113,20 +113,20 @@ class Stalls:
             message = f"{self._open[tenant]} requests of tenant {tenant} are open already: others need room too"
             raise QueueFull(message, retry_after_s=RETRY_AFTER_S)
 
-    def hold(self, patience: ReadDeadline, size_bytes: int) -> None:
+    def hold(self, read_deadline: ReadDeadline, size_bytes: int) -> None:
         """Count `size_bytes` more of a request's body; raise QueueFull at the bound for all bodies or at its tenant's
         part.
         """
         if self.body_bytes + size_bytes > self._most_body_bytes:
             message = f"the bodies of open requests take {self._most_body_bytes} bytes already"
             raise QueueFull(message, retry_after_s=RETRY_AFTER_S)
-        others_bytes = self._bytes[patience.tenant] - patience.body_bytes  # one body alone may be of any size
-        if others_bytes and not self._has_room(self._most_body_bytes, self._bytes, patience.tenant, size_bytes):
-            held = self._bytes[patience.tenant]
-            message = f"the bodies of open requests of tenant {patience.tenant} take {held} bytes already"
+        others_bytes = self._bytes[read_deadline.tenant] - read_deadline.body_bytes  # one body alone may be of any size
+        if others_bytes and not self._has_room(self._most_body_bytes, self._bytes, read_deadline.tenant, size_bytes):
+            held = self._bytes[read_deadline.tenant]
+            message = f"the bodies of open requests of tenant {read_deadline.tenant} take {held} bytes already"
             raise QueueFull(f"{message}: others need room too", retry_after_s=RETRY_AFTER_S)
-        patience.body_bytes += size_bytes
-        self._bytes[patience.tenant] += size_bytes
+        read_deadline.body_bytes += size_bytes
+        self._bytes[read_deadline.tenant] += size_bytes
 
     def _has_room(self, most: int, taken: Counter[str], tenant: str, more: int) -> bool:
         if not self._tenants.told_apart:
@@ -138,18 +138,18 @@ class Stalls:
         """Yield the current task's waits. A wait that is broken leaves the context as its error."""
         task = asyncio.current_task()
         assert task is not None
-        patience = ReadDeadline(task, tenant)
-        self._watched.add(patience)
+        read_deadline = ReadDeadline(task, tenant)
+        self._watched.add(read_deadline)
         self._open[tenant] += 1
         try:
-            yield patience
+            yield read_deadline
         except asyncio.CancelledError:
-            if patience.error is None or task.uncancel():
+            if read_deadline.error is None or task.uncancel():
                 raise
-            raise patience.error from None
+            raise read_deadline.error from None
         finally:
-            self._watched.discard(patience)
-            for counts, less in ((self._open, 1), (self._bytes, patience.body_bytes)):
+            self._watched.discard(read_deadline)
+            for counts, less in ((self._open, 1), (self._bytes, read_deadline.body_bytes)):
                 counts[tenant] -= less
                 if not counts[tenant]:
                     del counts[tenant]
@@ -162,8 +162,8 @@ class Stalls:
 
     def look(self, now_s: float) -> None:
         """Break the waits whose limit has passed at `now_s`, in the loop's time."""
-        for patience in list(self._watched):
-            patience.check(now_s)
+        for read_deadline in list(self._watched):
+            read_deadline.check(now_s)
 
 
 # Time that a client has to send its whole body.
@@ -175,17 +175,17 @@ class ClientGone(Exception):
 
 
 async def read_body(
-    receive: Receive, headers: Mapping[bytes, bytes], max_bytes: int, patience: ReadDeadline, stalls: Stalls
+    receive: Receive, headers: Mapping[bytes, bytes], max_bytes: int, read_deadline: ReadDeadline, stalls: Stalls
 ) -> bytes:
     """Return the whole body.
 
-    Raise BodyTooLarge or QueueFull without reading further, and ClientGone if the client disconnects. `patience`
+    Raise BodyTooLarge or QueueFull without reading further, and ClientGone if the client disconnects. `read_deadline`
     bounds the time, `stalls` the size of all open bodies together.
     """
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > max_bytes:
         raise BodyTooLarge(f"the body is over {max_bytes} bytes", param="body")
-    patience.wait(BODY_TIMEOUT_S, _too_slow)
+    read_deadline.wait(BODY_TIMEOUT_S, _too_slow)
     parts: list[bytes] = []
     room_bytes = max_bytes
     while True:
@@ -196,10 +196,10 @@ async def read_body(
         room_bytes -= len(part)
         if room_bytes < 0:
             raise BodyTooLarge(f"the body is over {max_bytes} bytes", param="body")
-        stalls.hold(patience, len(part))
+        stalls.hold(read_deadline, len(part))
         parts.append(part)
         if not message.get("more_body", False):
-            patience.done()
+            read_deadline.done()
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -223,9 +223,9 @@ def error_reply(error: FulcrumError) -> ErrorReply:
 
 
 class Wire:
-    def __init__(self, send: Send, patience: ReadDeadline) -> None:
+    def __init__(self, send: Send, read_deadline: ReadDeadline) -> None:
         self._send = send
-        self._patience = patience
+        self._read_deadline = read_deadline
 
     async def start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
         pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
@@ -234,9 +234,9 @@ class Wire:
 
     async def part(self, body: bytes, *, more: bool) -> None:
         """Send part of the body, waiting for a slow client. Raise Stalled if the client does not read at all."""
-        self._patience.wait(WRITE_STALL_S, Stalled)
+        self._read_deadline.wait(WRITE_STALL_S, Stalled)
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        self._patience.done()
+        self._read_deadline.done()
 
     async def json(self, status: int, value: object, headers: Mapping[str, str]) -> None:
         body = encode(value)
@@ -266,7 +266,7 @@ class Frame:
     headers: Mapping[str, str]
 
 
-class News:
+class OutputSignal:
     """An event that wakes an answer when a choice has new output or the client has disconnected."""
 
     def __init__(self) -> None:
@@ -294,11 +294,11 @@ class News:
 class Exchange:
     """The sending of one answer. A choice's error is raised only while nothing has been sent."""
 
-    def __init__(self, choices: list[Choice], shape: Format, frame: Frame, news: News) -> None:
+    def __init__(self, choices: list[Choice], shape: Format, frame: Frame, signal: OutputSignal) -> None:
         self._choices = choices
         self._format = shape
         self._frame = frame
-        self._news = news
+        self._signal = signal
 
     @cached_property
     def _around(self) -> list[bytes]:
@@ -316,7 +316,7 @@ class Exchange:
     async def reply(self) -> Envelope[ChatChoice | CompletionChoice]:
         """Return the whole answer once every choice is done."""
         while not self._done():
-            await self._news.wait()
+            await self._signal.wait()
             self._raise_error()
         self._raise_error()
         shown = self._choices if self._frame.best is None else likeliest(self._choices, self._frame.n, self._frame.best)
@@ -336,7 +336,7 @@ class Exchange:
         opened: set[int] = set()
         started = False
         while True:
-            await self._news.wait()
+            await self._signal.wait()
             error = first_error(self._choices)
             if error is not None and not started:
                 raise error

@@ -43,22 +43,22 @@ class RequestSchemas:
     """The constraints that the grammars leave out."""
 
 
-async def check_schemas(asked: ParsedRequest, check: SchemaCheck, tenant: str = "") -> RequestSchemas:
+async def check_schemas(parsed: ParsedRequest, check: SchemaCheck, tenant: str = "") -> RequestSchemas:
     """Convert a request's schemas; raise InvalidRequest that names the field and the reason a schema cannot be
     enforced.
 
     `tenant` shares the checker's slots with other tenants.
     """
-    if asked.rule:
-        await _check(asked.rule, asked.schema_field, check, tenant)
+    if parsed.rule:
+        await _check(parsed.rule, parsed.schema_field, check, tenant)
     found = RequestSchemas()
-    if asked.schema is not None:
-        verdict = await _check(asked.schema, asked.schema_field, check, tenant, strict=asked.strict)
+    if parsed.schema is not None:
+        verdict = await _check(parsed.schema, parsed.schema_field, check, tenant, strict=parsed.strict)
         found = replace(found, answer=json.loads(verdict.schema))
         if verdict.omitted:
-            found.omitted.append(Omitted(asked.schema_field, asked.schema, verdict.omitted))
-    for name, schema, named in asked.tools.callable() if asked.tools else ():
-        strict = asked.tools is not None and name in asked.tools.strict
+            found.omitted.append(Omitted(parsed.schema_field, parsed.schema, verdict.omitted))
+    for name, schema, named in parsed.tools.callable() if parsed.tools else ():
+        strict = parsed.tools is not None and name in parsed.tools.strict
         verdict = await _check(schema, named, check, tenant, strict=strict)
         found.tools.append((name, json.loads(verdict.schema)))
         if verdict.omitted:
@@ -82,16 +82,16 @@ async def _check(
     return verdict
 
 
-def answer_guide(asked: ParsedRequest, schemas: RequestSchemas, model: ServedModel, prompt: list[int]) -> str:
+def answer_guide(parsed: ParsedRequest, schemas: RequestSchemas, model: ServedModel, prompt: list[int]) -> str:
     """Return the grammar of an answer to this prompt. Pure."""
     # What follows a prompt that is text or tokens has no format.
-    shape, tokenizer, tools = model.format if asked.messages else AnswerFormat(), model.tokenizer, asked.tools
+    shape, tokenizer, tools = model.format if parsed.messages else AnswerFormat(), model.tokenizer, parsed.tools
     called = tools is not None and tools.required
     return guide_of(
         shape,
         {text: token_id for token_id, text in tokenizer.added_tokens.items()},
         schema=None if called else schemas.answer,
-        rule="" if called else asked.rule,
+        rule="" if called else parsed.rule,
         tools=schemas.tools,
         parallel=bool(tools and tools.parallel),
         thinks=shape.thinks(prompt_end(tokenizer, prompt)),
@@ -154,56 +154,56 @@ class Intake:
         self.tokenising = FairSlots(TOKENISE_THREADS, MAX_ARRIVING, full, tenants=tenants, shared=False)
         self.schemas = SchemaCheck(tenants)
 
-    def model(self, asked: ParsedRequest, allowed: AbstractSet[str]) -> ServedModel:
+    def model(self, parsed: ParsedRequest, allowed: AbstractSet[str]) -> ServedModel:
         """Return the requested model if it is one of `allowed`; an empty set allows all.
 
         Raise UnknownModel, or InvalidRequest for too many choices.
         """
-        if asked.n > self._limits.max_n:
+        if parsed.n > self._limits.max_n:
             raise InvalidRequest(f"n is over {self._limits.max_n}", param="n")
-        most = self._limits.max_inputs if asked.pooled else self._limits.max_choices
-        if asked.choices > most:
-            text = f"{asked.choices} {'inputs' if asked.pooled else 'choices'} are asked for; {most} are allowed"
-            raise InvalidRequest(text, param=asked.prompt_field)
-        return self._catalog.need(asked.model, allowed)
+        most = self._limits.max_inputs if parsed.pooled else self._limits.max_choices
+        if parsed.choices > most:
+            text = f"{parsed.choices} {'inputs' if parsed.pooled else 'choices'} are asked for; {most} are allowed"
+            raise InvalidRequest(text, param=parsed.prompt_field)
+        return self._catalog.need(parsed.model, allowed)
 
     async def choices(
-        self, asked: ParsedRequest, model: ServedModel, arrival: Arrival, changed: Callable[[], None]
+        self, parsed: ParsedRequest, model: ServedModel, arrival: Arrival, changed: Callable[[], None]
     ) -> list[Choice]:
         """Return one choice for each prompt and each of its `n`; raise InvalidRequest if a prompt does not fit the
         model.
         """
-        pooling = _pooling(model) if asked.pooled else pb.POOLING_UNSPECIFIED
+        pooling = _pooling(model) if parsed.pooled else pb.POOLING_UNSPECIFIED
         context_tokens = self._fleet.max_context_tokens(model.routed, model.info.max_context_tokens)
         tenant = arrival.headers.tenant
-        prompts = await self.tokens(asked, model, tenant, most_tokens=context_tokens)
-        max_output_tokens = check_fit(asked, prompts, model, context_tokens)
-        seed = asked.seed if asked.seed is not None else secrets.randbits(63)
-        end_token_ids = _ends(asked, model)
-        schemas = await check_schemas(asked, self.schemas, tenant) if asked.guided else None
+        prompts = await self.tokens(parsed, model, tenant, most_tokens=context_tokens)
+        max_output_tokens = check_fit(parsed, prompts, model, context_tokens)
+        seed = parsed.seed if parsed.seed is not None else secrets.randbits(63)
+        end_token_ids = _ends(parsed, model)
+        schemas = await check_schemas(parsed, self.schemas, tenant) if parsed.guided else None
         context = arrival.headers.context(arrival.arrival_ns, self._wanted(model))
         context.cache_salt = self._cache_salt(context.tenant)
-        hints = await self._cached(asked, model, prompts, context.cache_salt)
+        hints = await self._cached(parsed, model, prompts, context.cache_salt)
         choices: list[Choice] = []
-        as_text = bool(asked.messages) and gives_tools_as_text(asked, model)
+        as_text = bool(parsed.messages) and gives_tools_as_text(parsed, model)
         # A prompt that is text or tokens is its client's own, and so is the format of what follows it.
-        make_parts = partial(_parts, asked, model) if asked.messages else None
+        make_parts = partial(_parts, parsed, model) if parsed.messages else None
         for prompt, cached_hints in zip(prompts, hints, strict=True):
             packed = pack_u32(prompt)
-            guide = answer_guide(asked, schemas, model, prompt) if schemas else ""
-            for which in range(asked.n):
-                request_id = _id_of(arrival.request_id, len(choices), asked.choices)
+            guide = answer_guide(parsed, schemas, model, prompt) if schemas else ""
+            for which in range(parsed.n):
+                request_id = _id_of(arrival.request_id, len(choices), parsed.choices)
                 decoder = model.tokenizer.decoder()
                 text = ChoiceText(
                     request_id=request_id,
                     decoder=decoder,
-                    stops=asked.stops,
+                    stops=parsed.stops,
                     silent_token_ids=end_token_ids,
-                    min_tokens=asked.sampling.min_tokens,
-                    in_pieces=asked.stream,
+                    min_tokens=parsed.sampling.min_tokens,
+                    in_pieces=parsed.stream,
                     parts=make_parts(prompt, decoder) if make_parts else None,
-                    ordered=asked.ordered,
-                    prompt=_prompt_shown(asked, model, prompt),
+                    ordered=parsed.ordered,
+                    prompt=_prompt_shown(parsed, model, prompt),
                     record=self._record(len(choices), schemas, tenant),
                     changed=changed,
                 )
@@ -215,7 +215,7 @@ class Intake:
                     prompt=packed,
                     prompt_tokens=len(prompt),
                     max_output_tokens=max_output_tokens,
-                    sampling=_sampling(asked, model.info.sampling, seed + which, guide),
+                    sampling=_sampling(parsed, model.info.sampling, seed + which, guide),
                     context=context,
                     end_token_ids=end_token_ids,
                     sink=text,
@@ -241,11 +241,11 @@ class Intake:
         return replace(own, ttft_deadline_ms=ttft_ms, tpot_target_ms=tpot_ms)
 
     async def _cached(
-        self, asked: ParsedRequest, model: ServedModel, prompts: list[list[int]], salt: str
+        self, parsed: ParsedRequest, model: ServedModel, prompts: list[list[int]], salt: str
     ) -> list[dict[str, int]]:
         """Return the tokens of each prompt that workers hold, if the request can use them."""
-        pools_all = asked.pooled and _POOLINGS[model.info.embedding.pooling] == pb.POOLING_MEAN
-        if asked.prompt_logprobs is not None or pools_all:
+        pools_all = parsed.pooled and _POOLINGS[model.info.embedding.pooling] == pb.POOLING_MEAN
+        if parsed.prompt_logprobs is not None or pools_all:
             return [{} for _ in prompts]
         look_up = partial(self._hints.cached_tokens, model.routed, salt=salt, adapter=model.adapter)
         if len(prompts) == 1:
@@ -253,7 +253,7 @@ class Intake:
         return await asyncio.gather(*map(look_up, prompts))
 
     async def tokens(
-        self, asked: ParsedRequest, model: ServedModel, tenant: str, *, most_tokens: int | None = None
+        self, parsed: ParsedRequest, model: ServedModel, tenant: str, *, most_tokens: int | None = None
     ) -> list[list[int]]:
         """Return the token ids of each prompt.
 
@@ -261,7 +261,7 @@ class Intake:
         `tokenise`.
         """
         slot = partial(self.tokenising.slot, tenant)
-        return await tokenise(asked, model, self._threads, most_tokens=most_tokens, slot=slot)
+        return await tokenise(parsed, model, self._threads, most_tokens=most_tokens, slot=slot)
 
 
 def _pooling(model: ServedModel) -> pb.Pooling:
@@ -272,9 +272,9 @@ def _pooling(model: ServedModel) -> pb.Pooling:
     return _POOLINGS[own.pooling]
 
 
-def _parts(asked: ParsedRequest, model: ServedModel, prompt: list[int], decoder: Decoder) -> PartReaders | None:
+def _parts(parsed: ParsedRequest, model: ServedModel, prompt: list[int], decoder: Decoder) -> PartReaders | None:
     """Return the parsers of a chat's answer, or None if all of it is content."""
-    shape, tools = model.format, asked.tools
+    shape, tools = model.format, parsed.tools
     end = prompt_end(model.tokenizer, prompt) if shape.thinking is not None else ""
     parser = shape.parser(tools.schemas if tools else _NO_TOOLS, end)
     if parser is None:
@@ -282,49 +282,49 @@ def _parts(asked: ParsedRequest, model: ServedModel, prompt: list[int], decoder:
     return PartReaders(
         reader=AnswerReader(parser, decoder, model.tokenizer.special_tokens),
         reasons=shape.reasons,
-        new_call_id=_call_ids(shape.calls, asked),
+        new_call_id=_call_ids(shape.calls, parsed),
         max_calls=MAX_CALLS if tools is None or tools.parallel else 1,
         only_calls=tools is not None and tools.required,
-        hides_reasoning=asked.hides_reasoning,
+        hides_reasoning=parsed.hides_reasoning,
     )
 
 
-def _call_ids(calls: str, asked: ParsedRequest) -> Callable[[str, int], str]:
+def _call_ids(calls: str, parsed: ParsedRequest) -> Callable[[str, int], str]:
     # Templates show ids of calls again in the next turn, and some models expect a form of their own.
     if calls == "mistral":
         return lambda _name, _place: secrets.token_hex()[:MISTRAL_ID_CHARS]
     if calls == "kimi-k2":
-        before = sum(len(message.get("tool_calls") or ()) for message in asked.messages)
+        before = sum(len(message.get("tool_calls") or ()) for message in parsed.messages)
         return lambda name, place: f"functions.{name}:{before + place}"
     return lambda _name, _place: f"call_{secrets.token_hex(12)}"
 
 
-def _prompt_shown(asked: ParsedRequest, model: ServedModel, prompt: list[int]) -> PromptShown | None:
+def _prompt_shown(parsed: ParsedRequest, model: ServedModel, prompt: list[int]) -> PromptShown | None:
     """Return what is shown of the prompt, or None if nothing is."""
-    scored = asked.prompt_logprobs is not None
-    if not (asked.echo or scored or asked.token_ids or asked.best):
+    scored = parsed.prompt_logprobs is not None
+    if not (parsed.echo or scored or parsed.token_ids or parsed.best):
         return None
     return PromptShown(
         prompt,
         model.tokenizer,
-        echo=asked.echo,
-        scored=scored and asked.shows_logprobs,
-        only=asked.only_prompt,
-        ids=asked.token_ids,
+        echo=parsed.echo,
+        scored=scored and parsed.shows_logprobs,
+        only=parsed.only_prompt,
+        ids=parsed.token_ids,
     )
 
 
-def _ends(asked: ParsedRequest, model: ServedModel) -> frozenset[int]:
-    stops = asked.sampling.stop_token_ids
-    if asked.sampling.ignore_eos:
+def _ends(parsed: ParsedRequest, model: ServedModel) -> frozenset[int]:
+    stops = parsed.sampling.stop_token_ids
+    if parsed.sampling.ignore_eos:
         return frozenset(stops)
     return model.info.eos_token_ids.union(stops) if stops else model.info.eos_token_ids
 
 
-def _sampling(asked: ParsedRequest, advised: SamplingDefaults, seed: int, guide: str) -> pb.Sampling:
+def _sampling(parsed: ParsedRequest, advised: SamplingDefaults, seed: int, guide: str) -> pb.Sampling:
     own = pb.Sampling(guide=guide)
-    own.MergeFrom(asked.sampling)
-    for name in asked.unset:
+    own.MergeFrom(parsed.sampling)
+    for name in parsed.unset:
         setattr(own, name, getattr(advised, name))
     own.seed = seed % _SEEDS
     return own

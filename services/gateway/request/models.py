@@ -164,17 +164,17 @@ class LoadableModels:
         return ("loading" if state == "serving" else state), expected.wait_s(self._now_ms())
 
     @contextmanager
-    def asked(self, name: str, adapter: str = "") -> Iterator[float]:
+    def requested(self, name: str, adapter: str = "") -> Iterator[float]:
         """Count a request to a model or an adapter from its arrival to its end.
 
         Yield the seconds for which it is expected to wait for the model to load. Raise NoWorkers if that is longer
         than requests may wait.
         """
-        with self._counted(adapter), self._asked(name) as wait_s:
+        with self._counted(adapter), self._waiting_for(name) as wait_s:
             yield wait_s
 
     @contextmanager
-    def _asked(self, name: str) -> Iterator[float]:
+    def _waiting_for(self, name: str) -> Iterator[float]:
         expected = self._expected(name)
         if expected is None:
             yield 0.0

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from libs.contracts.errors import FulcrumError
 from services.gateway.request.choice import Choice, Piece
-from services.gateway.request.exchange import EVENT_STREAM, STREAM_HEADERS, News, Wire
+from services.gateway.request.exchange import EVENT_STREAM, STREAM_HEADERS, OutputSignal, Wire
 from services.gateway.request.unchecked import check_answers
 
 
@@ -15,9 +15,9 @@ class OneChoiceExchange(ABC):
     The choice's error is raised only while nothing has been sent.
     """
 
-    def __init__(self, choice: Choice, news: News, headers: Mapping[str, str]) -> None:
+    def __init__(self, choice: Choice, signal: OutputSignal, headers: Mapping[str, str]) -> None:
         self._choice = choice
-        self._news = news
+        self._signal = signal
         self._headers = headers
 
     async def whole(self, wire: Wire) -> None:
@@ -28,7 +28,7 @@ class OneChoiceExchange(ABC):
         """Return the whole answer once the choice is done."""
         text = self._choice.text
         while not text.done:
-            await self._news.wait()
+            await self._signal.wait()
         piece = text.take()
         if text.error is not None:
             raise text.error
@@ -39,7 +39,7 @@ class OneChoiceExchange(ABC):
         """Send server-sent events as tokens arrive. After an error send the error instead of the answer's end."""
         text, started = self._choice.text, False
         while True:
-            await self._news.wait()
+            await self._signal.wait()
             if text.error is not None and not started:
                 raise text.error
             done, piece = text.done, text.take()

@@ -125,7 +125,7 @@ class Constraint(NamedTuple):
 def constraint_of(request: Common) -> Constraint | None:
     """Return the request's constraint, or None if its answer is free."""
     own = request.structured_outputs or StructuredOutputs()
-    asked = {
+    given = {
         "structured_outputs.json": own.json,
         "structured_outputs.regex": own.regex,
         "structured_outputs.choice": own.choice,
@@ -136,10 +136,10 @@ def constraint_of(request: Common) -> Constraint | None:
         "guided_choice": request.guided_choice,
         "guided_grammar": request.guided_grammar,
     }
-    first, second, *_ = *(field for field, value in asked.items() if value is not None), "", ""
+    first, second, *_ = *(field for field, value in given.items() if value is not None), "", ""
     if second:
         raise InvalidRequest(f"{first} and {second} exclude each other", param=second)
-    return _constraint(first, asked[first]) if first else None
+    return _constraint(first, given[first]) if first else None
 
 
 def _constraint(field: str, value: Any) -> Constraint:
@@ -259,7 +259,7 @@ class ParsedRequest:
 
 
 def parse_chat(body: bytes) -> ParsedRequest:
-    return chat_asked(fit(body, ChatRequest, _tidy_chat))
+    return convert_chat(fit(body, ChatRequest, _tidy_chat))
 
 
 def parse_tokenize(body: bytes) -> tuple[ParsedRequest, bool]:
@@ -268,9 +268,9 @@ def parse_tokenize(body: bytes) -> tuple[ParsedRequest, bool]:
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("send either prompt or messages", param="prompt")
     if request.messages is None:
-        asked = _asked(CompletionRequest(model=request.model, prompt=""), Sampling(), max_tokens=None)
+        parsed = _convert(CompletionRequest(model=request.model, prompt=""), Sampling(), max_tokens=None)
         raw = request.add_special_tokens is False
-        return replace(asked, prompts=(request.prompt or "",), raw=raw), bool(request.return_token_strs)
+        return replace(parsed, prompts=(request.prompt or "",), raw=raw), bool(request.return_token_strs)
     chat = ChatRequest(
         model=request.model,
         messages=request.messages,
@@ -283,23 +283,23 @@ def parse_tokenize(body: bytes) -> tuple[ParsedRequest, bool]:
     if request.add_special_tokens:
         text = "add_special_tokens: a chat has those that its template writes"
         raise UnsupportedField(text, param="add_special_tokens")
-    return chat_asked(chat), bool(request.return_token_strs)
+    return convert_chat(chat), bool(request.return_token_strs)
 
 
-def pooled_asked(model: str, prompts: tuple[Prompt, ...], field: str, *, raw: bool = False) -> ParsedRequest:
+def pooled_request(model: str, prompts: tuple[Prompt, ...], field: str, *, raw: bool = False) -> ParsedRequest:
     """Return the request that has each prompt become a vector. Errors about prompts name `field`."""
     if not prompts or not all(prompts):
         raise InvalidRequest(f"{field} is empty, or has an empty part", param=field)
     # A vector takes the place of the one token.
-    asked = _asked(CompletionRequest(model=model, prompt=""), Sampling(), max_tokens=1)
-    return replace(asked, prompts=prompts, chat_field=field, raw=raw, pooled=True)
+    parsed = _convert(CompletionRequest(model=model, prompt=""), Sampling(), max_tokens=1)
+    return replace(parsed, prompts=prompts, chat_field=field, raw=raw, pooled=True)
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
     return fit(body, DetokenizeRequest, _tidy_detokenize)
 
 
-def chat_asked(request: ChatRequest) -> ParsedRequest:
+def convert_chat(request: ChatRequest) -> ParsedRequest:
     """Convert a body whose types and ranges have been checked."""
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
@@ -308,7 +308,7 @@ def chat_asked(request: ChatRequest) -> ParsedRequest:
         raise InvalidRequest("max_tokens and max_completion_tokens differ", param="max_tokens")
     sampling = _sampling(request, logprobs=request.top_logprobs or 0 if request.logprobs else None)
     messages = tuple(chat_message(message, place) for place, message in enumerate(request.messages))
-    asked = _asked(
+    parsed = _convert(
         request,
         sampling,
         messages=messages,
@@ -320,26 +320,26 @@ def chat_asked(request: ChatRequest) -> ParsedRequest:
         text = "continue_final_message and add_generation_prompt exclude each other"
         raise InvalidRequest(text, param="continue_final_message")
     if continues or opens is False:
-        asked = replace(asked, opens_answer=False, continues=continues)
+        parsed = replace(parsed, opens_answer=False, continues=continues)
     if request.include_reasoning is False:
-        asked = replace(asked, hides_reasoning=True)
+        parsed = replace(parsed, hides_reasoning=True)
     tools, effort, variables = tool_use(request), request.reasoning_effort, request.chat_template_kwargs
     schema = _answer_schema(request.response_format)
     constraint = constraint_of(request)
     if constraint is not None:
         if schema is not None:
             raise InvalidRequest(f"response_format and {constraint.field} exclude each other", param=constraint.field)
-        asked = _constrained(asked, constraint, request)
+        parsed = _constrained(parsed, constraint, request)
     elif schema is not None:
         own = request.response_format.json_schema if request.response_format else None
-        asked = replace(asked, schema=schema, strict=own is not None and bool(own.strict))
-    if tools is None and effort is None and not asked.guided and not variables:
-        return asked
-    asked = replace(asked, tools=tools, effort=effort, template_variables=variables or {})
-    if asked.guided:
-        answers = asked.schema is not None or asked.rule
-        _check_guided(request, asked.schema_field if answers else "tool_choice")
-    return asked
+        parsed = replace(parsed, schema=schema, strict=own is not None and bool(own.strict))
+    if tools is None and effort is None and not parsed.guided and not variables:
+        return parsed
+    parsed = replace(parsed, tools=tools, effort=effort, template_variables=variables or {})
+    if parsed.guided:
+        answers = parsed.schema is not None or parsed.rule
+        _check_guided(request, parsed.schema_field if answers else "tool_choice")
+    return parsed
 
 
 def parse_completion(body: bytes) -> ParsedRequest:
@@ -349,39 +349,39 @@ def parse_completion(body: bytes) -> ParsedRequest:
     if not max_tokens and not scores:
         raise InvalidRequest("max_tokens: 0 is for echo or prompt_logprobs", param="max_tokens")
     sampling = _sampling(request, logprobs=request.logprobs)
-    asked = _asked(request, sampling, prompts=prompts_of(request.prompt), max_tokens=max_tokens or 1)
+    parsed = _convert(request, sampling, prompts=prompts_of(request.prompt), max_tokens=max_tokens or 1)
     if scores or request.best_of is not None:
-        asked = _with_prompt(asked, request, only_prompt=not max_tokens)
+        parsed = _with_prompt(parsed, request, only_prompt=not max_tokens)
     constraint = constraint_of(request)
-    return asked if constraint is None else _constrained(asked, constraint, request)
+    return parsed if constraint is None else _constrained(parsed, constraint, request)
 
 
-def _with_prompt(asked: ParsedRequest, request: CompletionRequest, *, only_prompt: bool) -> ParsedRequest:
+def _with_prompt(parsed: ParsedRequest, request: CompletionRequest, *, only_prompt: bool) -> ParsedRequest:
     """Add the fields about prompts and best_of that only text completions have."""
     n, best_of = request.n or 1, request.best_of
     if best_of is not None and best_of < n:
         raise InvalidRequest("best_of is under n", param="best_of")
     if best_of is not None and best_of > n and request.stream:
         raise InvalidRequest("best_of over n goes with no stream", param="best_of")
-    asked = replace(asked, echo=bool(request.echo), only_prompt=only_prompt)
+    parsed = replace(parsed, echo=bool(request.echo), only_prompt=only_prompt)
     if request.echo and request.logprobs is not None:
-        asked = _scored(asked, max(request.logprobs, asked.prompt_logprobs or 0))
+        parsed = _scored(parsed, max(request.logprobs, parsed.prompt_logprobs or 0))
     if best_of is not None and best_of > n:
-        asked.sampling.logprobs = True
-        asked = replace(asked, n=best_of, best=n)
-    return asked
+        parsed.sampling.logprobs = True
+        parsed = replace(parsed, n=best_of, best=n)
+    return parsed
 
 
-def _scored(asked: ParsedRequest, most: int) -> ParsedRequest:
+def _scored(parsed: ParsedRequest, most: int) -> ParsedRequest:
     """Request logprobs of the prompt, which arrive with the first token's."""
-    asked.sampling.logprobs = asked.sampling.prompt_logprobs = True
-    asked.sampling.prompt_top_logprobs = most
-    return replace(asked, prompt_logprobs=most)
+    parsed.sampling.logprobs = parsed.sampling.prompt_logprobs = True
+    parsed.sampling.prompt_top_logprobs = most
+    return replace(parsed, prompt_logprobs=most)
 
 
-def _constrained(asked: ParsedRequest, constraint: Constraint, request: Common) -> ParsedRequest:
+def _constrained(parsed: ParsedRequest, constraint: Constraint, request: Common) -> ParsedRequest:
     _check_guided(request, constraint.field)
-    return replace(asked, schema=constraint.schema, rule=constraint.rule, schema_field=constraint.field)
+    return replace(parsed, schema=constraint.schema, rule=constraint.rule, schema_field=constraint.field)
 
 
 def _answer_schema(wanted: ResponseFormat | None) -> Mapping[str, Any] | None:
@@ -402,7 +402,7 @@ def _check_guided(request: Common, field: str) -> None:
         raise InvalidRequest(f"min_tokens and {field} exclude each other", param="min_tokens")
 
 
-def _asked(
+def _convert(
     request: Common,
     sampling: Sampling,
     *,
@@ -419,7 +419,7 @@ def _asked(
         raise InvalidRequest(f"stop: all strings together are over {MAX_STOPS_CHARS} characters", param="stop")
     if request.min_tokens and max_tokens is not None and request.min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens is over {max_tokens_field}", param="min_tokens")
-    asked = ParsedRequest(
+    parsed = ParsedRequest(
         model=request.model,
         messages=messages,
         prompts=prompts,
@@ -437,14 +437,14 @@ def _asked(
         token_ids=bool(request.return_token_ids),
     )
     if request.prompt_logprobs is None:
-        return asked
+        return parsed
     if request.stream:
         raise InvalidRequest("prompt_logprobs go with no stream", param="prompt_logprobs")
-    return replace(_scored(asked, request.prompt_logprobs), shows_prompt_logprobs=True)
+    return replace(_scored(parsed, request.prompt_logprobs), shows_prompt_logprobs=True)
 
 
 def _sampling(request: Common, *, logprobs: int | None) -> Sampling:
-    """`logprobs` is the number of alternatives to each token; None requests no logprobs at all."""
+    # `logprobs` is the number of alternatives to each token; None requests no logprobs at all.
     return Sampling(
         temperature=_or(request.temperature, 1.0),
         top_p=_or(request.top_p, 1.0),

@@ -159,7 +159,7 @@ MESSAGE_CHARS = 64
 
 
 async def tokenise(
-    asked: ParsedRequest,
+    parsed: ParsedRequest,
     model: ServedModel,
     threads: Executor,
     *,
@@ -171,54 +171,54 @@ async def tokenise(
     `most_tokens`: prompts that certainly reach this length are refused without being fully encoded; None refuses
     none. `slot`: opens a context that a request of so many characters holds while a thread encodes it.
     """
-    check_chat(asked, model)
-    if len(asked.messages) >= model.info.max_context_tokens:  # before they are rendered: each is a token at least
-        text = f"{len(asked.messages)} messages do not fit a context of {model.info.max_context_tokens} tokens"
-        raise ContextTooLong(text, param=asked.prompt_field)
-    chars = _chars(asked)
+    check_chat(parsed, model)
+    if len(parsed.messages) >= model.info.max_context_tokens:  # before they are rendered: each is a token at least
+        text = f"{len(parsed.messages)} messages do not fit a context of {model.info.max_context_tokens} tokens"
+        raise ContextTooLong(text, param=parsed.prompt_field)
+    chars = _chars(parsed)
     if chars <= INLINE_CHARS:
-        return _encode(asked, model, most_tokens)
+        return _encode(parsed, model, most_tokens)
     async with slot(chars):
-        return await asyncio.get_running_loop().run_in_executor(threads, _encode, asked, model, most_tokens)
+        return await asyncio.get_running_loop().run_in_executor(threads, _encode, parsed, model, most_tokens)
 
 
-def check_fit(asked: ParsedRequest, prompts: list[list[int]], model: ServedModel, max_context_tokens: int) -> int:
+def check_fit(parsed: ParsedRequest, prompts: list[list[int]], model: ServedModel, max_context_tokens: int) -> int:
     """Return the bound on each choice's tokens; raise InvalidRequest if the prompts do not fit. Pure."""
     vocab_size = model.info.vocab_size
-    beyond = next((token for token in asked.sampling.logit_bias if token >= vocab_size), None)
+    beyond = next((token for token in parsed.sampling.logit_bias if token >= vocab_size), None)
     if beyond is not None:
         text = f"logit_bias: '{beyond}' is beyond the vocabulary's {vocab_size} tokens"
         raise InvalidRequest(text, param="logit_bias")
-    beyond = next((token for token in asked.sampling.stop_token_ids if token >= vocab_size), None)
+    beyond = next((token for token in parsed.sampling.stop_token_ids if token >= vocab_size), None)
     if beyond is not None:
         text = f"stop_token_ids: {beyond} is beyond the vocabulary's {vocab_size} tokens"
         raise InvalidRequest(text, param="stop_token_ids")
     longest = max(len(prompt) for prompt in prompts)
     for prompt in prompts:
         if not prompt:
-            raise InvalidRequest(f"{asked.prompt_field} has no tokens", param=asked.prompt_field)
+            raise InvalidRequest(f"{parsed.prompt_field} has no tokens", param=parsed.prompt_field)
         if max(prompt) >= vocab_size or min(prompt) < 0:
-            text = f"{asked.prompt_field} has a token outside the vocabulary's {vocab_size}"
-            raise InvalidRequest(text, param=asked.prompt_field)
+            text = f"{parsed.prompt_field} has a token outside the vocabulary's {vocab_size}"
+            raise InvalidRequest(text, param=parsed.prompt_field)
     if longest >= max_context_tokens:
         text = f"the prompt's {longest} tokens leave no room in a context of {max_context_tokens}"
-        raise ContextTooLong(text, param=asked.prompt_field)
-    most = 1 + (asked.prompt_logprobs or 0)
-    if asked.prompt_logprobs is not None and longest * most > MAX_SCORES:
+        raise ContextTooLong(text, param=parsed.prompt_field)
+    most = 1 + (parsed.prompt_logprobs or 0)
+    if parsed.prompt_logprobs is not None and longest * most > MAX_SCORES:
         text = f"{longest} prompt tokens with {most} logprobs each are over {MAX_SCORES}"
-        raise InvalidRequest(text, param="echo" if asked.echo else "prompt_logprobs")
-    if asked.max_tokens is None:
+        raise InvalidRequest(text, param="echo" if parsed.echo else "prompt_logprobs")
+    if parsed.max_tokens is None:
         return max_context_tokens - longest
-    if longest + asked.max_tokens > max_context_tokens:
-        text = f"{longest} prompt tokens and {asked.max_tokens} more exceed the context of {max_context_tokens}"
-        raise ContextTooLong(text, param=asked.max_tokens_field)
-    return asked.max_tokens
+    if longest + parsed.max_tokens > max_context_tokens:
+        text = f"{longest} prompt tokens and {parsed.max_tokens} more exceed the context of {max_context_tokens}"
+        raise ContextTooLong(text, param=parsed.max_tokens_field)
+    return parsed.max_tokens
 
 
-def check_chat(asked: ParsedRequest, model: ServedModel) -> None:
+def check_chat(parsed: ParsedRequest, model: ServedModel) -> None:
     """Raise UnsupportedField for anything that the model's chat template cannot express. Pure."""
     name, takes = model.info.name, model.tokenizer.takes
-    if (field := _unshown_tools(asked, model)) and not model.names.as_text:
+    if (field := _unshown_tools(parsed, model)) and not model.names.as_text:
         text = (
             f"{field}: tools are not served for model {name!r}, as its chat template takes none: use a model whose"
             " template does, put such a chat_template.jinja into its folder, or set FULCRUM_GATEWAY_TOOLS_AS_TEXT"
@@ -230,38 +230,38 @@ def check_chat(asked: ParsedRequest, model: ServedModel) -> None:
             f" in {tool_text.FORMAT}, not in {model.format.calls}"
         )
         raise UnsupportedField(text, param="tools")
-    if field and asked.continues and _is_written(asked.messages[-1]):
+    if field and parsed.continues and _is_written(parsed.messages[-1]):
         text = "continue_final_message: the last message holds calls or results, which are written as text"
         raise UnsupportedField(text, param="continue_final_message")
-    if asked.tools and not model.format.calls:
+    if parsed.tools and not model.format.calls:
         text = (
             f"tools are not served for model {name!r}: how it calls them is not known, set FULCRUM_GATEWAY_TOOL_FORMATS"
         )
         raise UnsupportedField(text, param="tools")
     if any(map(takes, ("reasoning_effort", *_SWITCHES))):
         return
-    if asked.thinking is not None and asked.thinking != model.format.reasons:
-        text = f"thinking is not served for model {name!r}: it {'never thinks' if asked.thinking else 'always thinks'}"
+    if parsed.thinking is not None and parsed.thinking != model.format.reasons:
+        text = f"thinking is not served for model {name!r}: it {'never thinks' if parsed.thinking else 'always thinks'}"
         raise UnsupportedField(text, param="thinking")
-    if asked.effort is None or asked.effort_is_hint:
+    if parsed.effort is None or parsed.effort_is_hint:
         return
-    if asked.effort != "none" or model.format.reasons:
+    if parsed.effort != "none" or model.format.reasons:
         text = f"reasoning_effort is not served for model {name!r}: its chat template takes none"
         raise UnsupportedField(text, param="reasoning_effort")
 
 
-def _unshown_tools(asked: ParsedRequest, model: ServedModel) -> str:
+def _unshown_tools(parsed: ParsedRequest, model: ServedModel) -> str:
     """Return the first field about tools that the template would not show to the model; empty if it shows all."""
-    if asked.tools and not model.tokenizer.takes("tools"):
+    if parsed.tools and not model.tokenizer.takes("tools"):
         return "tools"
-    names = partial(model.tokenizer.names, tools=bool(asked.tools))
+    names = partial(model.tokenizer.names, tools=bool(parsed.tools))
     shows_calls = names("tool_calls")
     shows_results = shows_calls or names("tool")
-    for place, message in enumerate(asked.messages):
+    for place, message in enumerate(parsed.messages):
         if message.get("tool_calls") and not shows_calls:
-            return asked.chat_field or f"messages[{place}].tool_calls"
+            return parsed.chat_field or f"messages[{place}].tool_calls"
         if message["role"] == "tool" and not shows_results:
-            return asked.chat_field or f"messages[{place}]"
+            return parsed.chat_field or f"messages[{place}]"
     return ""
 
 
@@ -269,15 +269,15 @@ def _is_written(message: ChatMessage) -> bool:
     return message["role"] == "tool" or bool(message.get("tool_calls"))
 
 
-def gives_tools_as_text(asked: ParsedRequest, model: ServedModel) -> bool:
+def gives_tools_as_text(parsed: ParsedRequest, model: ServedModel) -> bool:
     """Return whether tools, calls or results stand in the prompt as text, as the chat template would omit them."""
-    return model.names.as_text and bool(_unshown_tools(asked, model))
+    return model.names.as_text and bool(_unshown_tools(parsed, model))
 
 
-def _render(asked: ParsedRequest, model: ServedModel) -> str:
-    messages: Sequence[ChatMessage] = asked.messages
-    tools: Sequence[Mapping[str, Any]] = asked.tools.tools if asked.tools else ()
-    if gives_tools_as_text(asked, model):
+def _render(parsed: ParsedRequest, model: ServedModel) -> str:
+    messages: Sequence[ChatMessage] = parsed.messages
+    tools: Sequence[Mapping[str, Any]] = parsed.tools.tools if parsed.tools else ()
+    if gives_tools_as_text(parsed, model):
         native = model.tokenizer.takes("tools")
         messages = tool_text.as_text(
             messages, () if native else tools, shows_system=native or model.tokenizer.shows_system
@@ -287,38 +287,38 @@ def _render(asked: ParsedRequest, model: ServedModel) -> str:
         return model.tokenizer.render_chat(
             messages,
             tools=tools,
-            variables={**_efforts(asked, model), **asked.template_variables},
-            opens_answer=asked.opens_answer,
-            continues=asked.continues,
+            variables={**_efforts(parsed, model), **parsed.template_variables},
+            opens_answer=parsed.opens_answer,
+            continues=parsed.continues,
         )
     except InvalidRequest as error:
-        if error.param == "messages" and asked.chat_field:
-            raise InvalidRequest(error.message, param=asked.chat_field) from None
+        if error.param == "messages" and parsed.chat_field:
+            raise InvalidRequest(error.message, param=parsed.chat_field) from None
         raise
 
 
-def _efforts(asked: ParsedRequest, model: ServedModel) -> dict[str, Any]:
+def _efforts(parsed: ParsedRequest, model: ServedModel) -> dict[str, Any]:
     """Return the template variables for thinking and its effort: by name, or as a switch."""
-    asks = asked.effort
-    if asks is None and asked.thinking is False:
+    asks = parsed.effort
+    if asks is None and parsed.thinking is False:
         asks = "none"
     if asks is None:
-        found: dict[str, Any] = {} if asked.thinking is None else dict.fromkeys(_SWITCHES, True)
+        found: dict[str, Any] = {} if parsed.thinking is None else dict.fromkeys(_SWITCHES, True)
     else:
         effort = _HARMONY_EFFORTS.get(asks, asks) if model.format.harmony else asks
         found = {"reasoning_effort": effort, **dict.fromkeys(_SWITCHES, asks != "none")}
     return {name: value for name, value in found.items() if model.tokenizer.takes(name)}
 
 
-def _chars(asked: ParsedRequest) -> int:
+def _chars(parsed: ParsedRequest) -> int:
     """Return the number of characters to render and encode."""
-    chat = sum(MESSAGE_CHARS + _content_chars(message) + len(message.get("name", "")) for message in asked.messages)
-    for message in asked.messages:
+    chat = sum(MESSAGE_CHARS + _content_chars(message) + len(message.get("name", "")) for message in parsed.messages)
+    for message in parsed.messages:
         if message["role"] == "assistant":
             chat += len(message.get("reasoning_content", "")) + len(message.get("reasoning", ""))
             chat += sum(len(str(call["function"]["arguments"])) for call in message.get("tool_calls", ()))
-    tools = asked.tools.chars if asked.tools else 0
-    return chat + tools + sum(len(prompt) for prompt in asked.prompts if isinstance(prompt, str))
+    tools = parsed.tools.chars if parsed.tools else 0
+    return chat + tools + sum(len(prompt) for prompt in parsed.prompts if isinstance(prompt, str))
 
 
 def _content_chars(message: ChatMessage) -> int:
@@ -326,23 +326,23 @@ def _content_chars(message: ChatMessage) -> int:
     return sum(len(part["text"]) for part in content) if isinstance(content, list) else len(content or "")
 
 
-def _encode(asked: ParsedRequest, model: ServedModel, most_tokens: int | None) -> list[list[int]]:
-    if asked.messages:
+def _encode(parsed: ParsedRequest, model: ServedModel, most_tokens: int | None) -> list[list[int]]:
+    if parsed.messages:
         # The template has put the special tokens where they belong.
-        return [_encode_text(_render(asked, model), asked, model, most_tokens, add_special_tokens=False)]
-    add = not asked.raw
+        return [_encode_text(_render(parsed, model), parsed, model, most_tokens, add_special_tokens=False)]
+    add = not parsed.raw
     return [
-        _encode_text(each, asked, model, most_tokens, add_special_tokens=add) if isinstance(each, str) else each
-        for each in asked.prompts
+        _encode_text(each, parsed, model, most_tokens, add_special_tokens=add) if isinstance(each, str) else each
+        for each in parsed.prompts
     ]
 
 
 def _encode_text(
-    text: str, asked: ParsedRequest, model: ServedModel, most_tokens: int | None, *, add_special_tokens: bool
+    text: str, parsed: ParsedRequest, model: ServedModel, most_tokens: int | None, *, add_special_tokens: bool
 ) -> list[int]:
     if most_tokens is not None and model.tokenizer.has_more(text, most_tokens - 1):
         reason = f"the prompt's {len(text)} characters leave no room in a context of {most_tokens} tokens"
-        raise ContextTooLong(reason, param=asked.prompt_field)
+        raise ContextTooLong(reason, param=parsed.prompt_field)
     return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
@@ -414,29 +414,29 @@ class PrefixHints:
         kinds = self._kinds(model)
         if not kinds:
             return found
-        asked = _PrefixLookup(model, prompt, salt, adapter)
+        lookup = _PrefixLookup(model, prompt, salt, adapter)
         if len(prompt) <= INLINE_TOKENS:
-            task = self._join(_prompts(kinds, asked, found))
+            task = self._join(_prompts(kinds, lookup, found))
         else:
-            task = self._tasks.spawn("hash prompt", self._hash_and_join(kinds, asked, found))
+            task = self._tasks.spawn("hash prompt", self._hash_and_join(kinds, lookup, found))
         # A client that leaves must not take the others' look-up with it: `wait` cancels nothing.
         _, late = await asyncio.wait({task}, timeout=self._max_hold_s)
         self.late += len(late)
         return found
 
     async def _hash_and_join(
-        self, kinds: Mapping[_Kind, list[str]], asked: _PrefixLookup, found: dict[str, int]
+        self, kinds: Mapping[_Kind, list[str]], lookup: _PrefixLookup, found: dict[str, int]
     ) -> None:
         loop = asyncio.get_running_loop()
-        await self._join(await loop.run_in_executor(self._threads, _prompts, kinds, asked, found))
+        await self._join(await loop.run_in_executor(self._threads, _prompts, kinds, lookup, found))
 
     def _join(self, prompts: list[_PromptQuery]) -> "asyncio.Task[None]":
         self._pending += prompts
         if self._look_up is None:
-            self._look_up = self._tasks.spawn("prefix look-up", self._ask())
+            self._look_up = self._tasks.spawn("prefix look-up", self._look_up_pending())
         return self._look_up
 
-    async def _ask(self) -> None:
+    async def _look_up_pending(self) -> None:
         """Look up all prompts of this loop turn in one round trip."""
         await asyncio.sleep(0)
         prompts, self._pending, self._look_up = self._pending, [], None
@@ -468,17 +468,19 @@ class PrefixHints:
         return kinds if prompts > 1 or decodes > 1 else {}
 
 
-def _prompts(kinds: Mapping[_Kind, list[str]], asked: _PrefixLookup, found: dict[str, int]) -> list[_PromptQuery]:
+def _prompts(kinds: Mapping[_Kind, list[str]], lookup: _PrefixLookup, found: dict[str, int]) -> list[_PromptQuery]:
     """Return the prompt as each kind of worker hashes it."""
     prompts: list[_PromptQuery] = []
     for kind, workers in kinds.items():
         root = chain_root(
             model_revision=kind.model_revision,
             kv_layout=kind.kv_layout,
-            adapter=asked.adapter,
-            tenant_salt=asked.salt,
+            adapter=lookup.adapter,
+            tenant_salt=lookup.salt,
         )
-        hashes = block_hashes(root, asked.prompt, kind.block_size_tokens)
+        hashes = block_hashes(root, lookup.prompt, kind.block_size_tokens)
         depths = probes(len(hashes), MAX_PROBES)
-        prompts.append(_PromptQuery(kind, asked.model, workers, depths, [hashes[depth - 1] for depth in depths], found))
+        prompts.append(
+            _PromptQuery(kind, lookup.model, workers, depths, [hashes[depth - 1] for depth in depths], found)
+        )
     return prompts

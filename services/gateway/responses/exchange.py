@@ -15,7 +15,7 @@ from libs.dispatch.generation import ApiFinishReason
 from services.gateway.answers.parts import PartKind
 from services.gateway.request.choice import AnswerRun, Choice, Piece, TokenLogprob
 from services.gateway.request.endpoint import Answer
-from services.gateway.request.exchange import News, sse_event
+from services.gateway.request.exchange import OutputSignal, sse_event
 from services.gateway.request.formats import ChatFormat, ChatTokenLogprob, notes, usage
 from services.gateway.request.intake import Arrival
 from services.gateway.request.one_choice import OneChoiceExchange
@@ -169,13 +169,13 @@ class ResponseExchange(OneChoiceExchange):
         choice: Choice,
         shown: Response,
         output: ResponseOutput,
-        news: News,
+        signal: OutputSignal,
         *,
         keep: Callable[[Response], Awaitable[bool]] | None,
         headers: Mapping[str, str],
     ) -> None:
         """`keep` stores the response and returns whether it could; None does not store it."""
-        super().__init__(choice, news, headers)
+        super().__init__(choice, signal, headers)
         self._shown = shown
         shown.x_fulcrum = notes(choice)
         shown.store = False  # until it is kept: a stream's first events must not promise what its last takes back
@@ -253,11 +253,11 @@ class ResponseReader:
         earlier = await self._kept.items(arrival.headers.tenant, previous) if previous else []
         # An id of ours, whatever the client's request is called: by its id a response is got again.
         found = response_asked(request, earlier, _new_id("resp_"), arrival.arrival_ns // 1_000_000_000)
-        return found.asked, partial(
+        return found.parsed, partial(
             self._answer,
             found.shown,
             items=found.items if found.store else None,
-            logprobs=found.asked.sampling.logprobs,
+            logprobs=found.parsed.sampling.logprobs,
         )
 
     def _answer(
@@ -269,13 +269,13 @@ class ResponseReader:
         *,
         items: Items | None,
         logprobs: bool,
-        news: News,
+        signal: OutputSignal,
         headers: Mapping[str, str],
     ) -> ResponseExchange:
         named = ChatFormat(model.tokenizer, logprobs=True).token if logprobs else None
         keep = None if items is None else partial(self._kept.keep, arrival.headers.tenant, items)
         output = ResponseOutput(_new_id, named)
-        return ResponseExchange(choices[0], shown, output, news, keep=keep, headers=headers)
+        return ResponseExchange(choices[0], shown, output, signal, keep=keep, headers=headers)
 
 
 def _new_id(prefix: str) -> str:

@@ -15,7 +15,7 @@ from libs.contracts.errors import InvalidRequest, ResponseNotFound, StoreUnavail
 from libs.keys.gate import caller_of
 from libs.stores.responses import ResponsesDown, ResponseStore
 from services.gateway.request.formats import Declared
-from services.gateway.request.parse import ParsedRequest, chat_asked, read_headers
+from services.gateway.request.parse import ParsedRequest, convert_chat, read_headers
 from services.gateway.request.schema import (
     MAX_CALLS,
     CalledFunction,
@@ -127,7 +127,7 @@ Items = list[dict[str, Any]]
 class ParsedResponseRequest:
     """A parsed response request with its chat."""
 
-    asked: ParsedRequest
+    parsed: ParsedRequest
     items: Items
     """The whole input, including that of earlier responses."""
     shown: Response
@@ -155,16 +155,16 @@ def response_asked(request: ResponseRequest, earlier: Items, response_id: str, c
         raise InvalidRequest("input is empty", param="input")
     if request.instructions:
         turns.insert(0, Message("system", request.instructions))
-    asked = replace(
-        chat_asked(_chat(request, turns)),
+    parsed = replace(
+        convert_chat(_chat(request, turns)),
         max_tokens_field="max_output_tokens",
         ordered=True,
         chat_field="input",
     )
     if request.structured_outputs is None:
-        asked = replace(asked, schema_field="text.format")
+        parsed = replace(parsed, schema_field="text.format")
     store = request.store is not False
-    return ParsedResponseRequest(asked, items, _shown(request, asked, response_id, created_s, store), store)
+    return ParsedResponseRequest(parsed, items, _shown(request, parsed, response_id, created_s, store), store)
 
 
 def _tidy(body: dict[str, Any]) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _format(wanted: TextFormat) -> ResponseFormat:
     return ResponseFormat("json_schema", JsonSchema(wanted.name, wanted.schema, wanted.description, wanted.strict))
 
 
-def _shown(request: ResponseRequest, asked: ParsedRequest, response_id: str, created_s: int, store: bool) -> Response:
+def _shown(request: ResponseRequest, parsed: ParsedRequest, response_id: str, created_s: int, store: bool) -> Response:
     """Return the empty response, which repeats the request's options as OpenAI's API does."""
     plain = msgspec.to_builtins
     choice, text, reasoning = request.tool_choice, request.text, request.reasoning
@@ -233,8 +233,8 @@ def _shown(request: ResponseRequest, asked: ParsedRequest, response_id: str, cre
         previous_response_id=request.previous_response_id,
         reasoning=ReasoningShown(reasoning.effort if reasoning else None),
         store=store,
-        temperature=asked.sampling.temperature,
-        top_p=asked.sampling.top_p,
+        temperature=parsed.sampling.temperature,
+        top_p=parsed.sampling.top_p,
         text=TextShown(plain(text.format) if text and text.format else {"type": "text"}),
         tool_choice=plain(choice) if choice else "auto",
         tools=[plain(tool) for tool in request.tools or ()],

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from libs.engine.config import EngineConfig
-from libs.engine.kv.shared_pool import PREFIX
+from libs.engine.kv_shared_pool import PREFIX
 from libs.engine.local import make_engine
 from libs.engine.port import EngineIdentity
 from libs.engine.vllm.engine import VllmEngine

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import KvLost, KvMismatch
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.kv.blocks import HandleBlocks
-from libs.engine.kv.transfer import MAX_CHUNK_BYTES, BlockExport, block_checksum
+from libs.engine.kv_blocks import Offer
 from libs.engine.kv_port import KvChunk, KvHandle
+from libs.engine.kv_transfer import MAX_CHUNK_BYTES, BlockExport, block_checksum
 from libs.engine.port import Capabilities
 from libs.runtime.net.access import Metadata
 from libs.runtime.net.ports import held_port
@@ -47,7 +47,7 @@ class Sender:
         self.readers: Counter[bytes] = Counter()
         self.taken: Counter[int] = Counter()
         """How often each pool block was read."""
-        self._held: dict[bytes, HandleBlocks] = {}
+        self._held: dict[bytes, Offer] = {}
         self._waiting: set[Callable[[], None]] = set()
 
     @property
@@ -58,9 +58,7 @@ class Sender:
         """All ready and whole unless `ready` says how many are."""
         opaque, first = name.encode(), sum(len(held.blocks) for held in self._held.values())
         numbers = list(range(first, first + blocks))
-        self._held[opaque] = HandleBlocks(
-            opaque, 0, numbers, blocks if ready is None else ready, 1 if ready is None else None
-        )
+        self._held[opaque] = Offer(opaque, 0, numbers, blocks if ready is None else ready, 1 if ready is None else None)
         return KvHandle("prefill-0", 1, self.address, opaque, 16 * blocks, blocks, LAYOUT)
 
     def ready(self, handle: KvHandle, blocks: int) -> None:
@@ -84,7 +82,7 @@ class Sender:
         self._find(opaque)
         self.readers[opaque] += 1
         return BlockExport(
-            cast(Any, self), self.capabilities, from_block, in_place=in_place, held=lambda: self._find(opaque),
+            cast(Any, self), self.capabilities, from_block, in_place=in_place, offer=lambda: self._find(opaque),
             waits=lambda: self._waiting.add(news), left=lambda: self.readers.subtract([opaque]),
         )  # fmt: skip
 
@@ -95,7 +93,7 @@ class Sender:
     def acknowledged(self, opaque: bytes) -> None:
         self.released[opaque] += 1
 
-    def _find(self, opaque: bytes) -> HandleBlocks:
+    def _find(self, opaque: bytes) -> Offer:
         if opaque not in self._held:
             raise KvLost("no such handle")
         return self._held[opaque]

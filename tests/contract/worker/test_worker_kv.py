@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.kv.shared_pool import HEADER_BYTES, PREFIX, file_name
-from libs.engine.kv.transfer import BlockExport
 from libs.engine.kv_port import KvChunk
+from libs.engine.kv_shared_pool import HEADER_BYTES, PREFIX, file_name
+from libs.engine.kv_transfer import BlockExport
 from libs.runtime.settings import CommonSettings
 from libs.testing.workers.hosts import GatewayProbe, LocalWorker, eventually, gateway_probe, local_worker, submit
 from libs.worker import kv_wire
@@ -289,7 +289,7 @@ def _serve(settings: dict[str, Any], pipe: Connection) -> None:
         await asyncio.Event().wait()
 
     async def serve() -> None:
-        pytest.MonkeyPatch().setattr("libs.engine.kv.transfer.BlockWriter.write", stuck)
+        pytest.MonkeyPatch().setattr("libs.engine.kv_transfer.BlockWriter.write", stuck)
         async with local_worker("decode-0", "decode", **settings) as worker:
             pipe.send(worker.address)
             await asyncio.Event().wait()

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from libs.engine.kv.blocks import BlockPool
+from libs.engine.kv_blocks import BlockPool
 from libs.testing.examples import examples
 
 BLOCKS = 12

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from libs.contracts.errors import InvalidRequest, KvLost, QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
-from libs.engine.kv.blocks import ReceivedTotals
+from libs.engine.kv_blocks import ReceivedTotals
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import FinishReason
@@ -164,7 +164,7 @@ class CoreMachine(RuleBasedStateMachine):
             self.proceed(worker, sequence)
             return
         try:
-            held = source.core.offers.held(handle.opaque, self.now)
+            held = source.core.offers.find(handle.opaque, self.now)
         except KvLost:
             worker.fetching.remove(sequence)
             worker.core.kv_failed(sequence, FinishReason.KV_LOST, "gone", self.now)

@@ -11,7 +11,7 @@ from hypothesis import event, given, settings
 from libs.contracts.errors import InvalidRequest
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
-from libs.engine.kv.blocks import ReceivedTotals
+from libs.engine.kv_blocks import ReceivedTotals
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest
 from libs.engine.port import SamplingParams as Sampling

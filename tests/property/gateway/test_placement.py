@@ -140,7 +140,7 @@ class PoolDecision(RuleBasedStateMachine):
         once = once and self.placement.streamed_blocks is None  # such blocks are never opened early
         self.output += 1
         blocks = Blocks(object(), attempt.worker[0], kind, once)
-        self.carry_out(self.placement.prefilled(blocks, self.cluster, self.output, whole=self.whole()))
+        self.carry_out(self.placement.prefilled(blocks, self.cluster, self.output, complete=self.whole()))
 
     @precondition(
         lambda self: self.alive and self.placement.decode_attempt is not None and not self.placement.prefilling
@@ -154,7 +154,7 @@ class PoolDecision(RuleBasedStateMachine):
             self.readers.pop(id(attempt), None)
             self.carry_out(self.placement.first_decoded())
         if self.whole():
-            self.carry_out(self.placement.finished(attempt, self.cluster, well=True, whole=True))
+            self.carry_out(self.placement.finished(attempt, self.cluster, well=True, complete=True))
 
     @precondition(lambda self: self.alive and self.open)
     @rule(data=st.data(), moved=FLAG)
@@ -167,7 +167,7 @@ class PoolDecision(RuleBasedStateMachine):
             self.carry_out(self.placement.place_found(attempt, elsewhere))
             if moved and attempt in self.open:
                 blocks = Blocks(object(), attempt.worker[0], data.draw(KIND), data.draw(FLAG))
-                effects = self.placement.handed_over(attempt, blocks, self.cluster, self.output, whole=self.whole())
+                effects = self.placement.handed_over(attempt, blocks, self.cluster, self.output, complete=self.whole())
                 self.carry_out(effects)
 
     @precondition(lambda self: self.alive)
@@ -184,21 +184,21 @@ class PoolDecision(RuleBasedStateMachine):
     def worker_ends_it(self, data: st.DataObject, well: bool) -> None:
         attempt = data.draw(st.sampled_from(self.open))
         self.readers.pop(id(attempt), None)
-        self.carry_out(self.placement.finished(attempt, self.cluster, well=well, whole=self.whole()))
+        self.carry_out(self.placement.finished(attempt, self.cluster, well=well, complete=self.whole()))
 
     @precondition(lambda self: self.alive and self.open)
     @rule(data=st.data(), why=st.sampled_from([*Refusal, None]))
     def worker_refuses_it(self, data: st.DataObject, why: Refusal | None) -> None:
         attempt = data.draw(st.sampled_from(self.open))
         self.readers.pop(id(attempt), None)
-        self.carry_out(self.placement.refused(attempt, why, "", self.cluster, whole=self.whole()))
+        self.carry_out(self.placement.refused(attempt, why, "", self.cluster, complete=self.whole()))
 
     @precondition(lambda self: self.alive and self.open)
     @rule(data=st.data(), blocks_lost=FLAG)
     def worker_fails_it(self, data: st.DataObject, blocks_lost: bool) -> None:
         attempt = data.draw(st.sampled_from(self.open))
         self.readers.pop(id(attempt), None)
-        effects = self.placement.failed(attempt, "", self.cluster, blocks_lost=blocks_lost, whole=self.whole())
+        effects = self.placement.failed(attempt, "", self.cluster, blocks_lost=blocks_lost, complete=self.whole())
         self.carry_out(effects)
 
     @precondition(lambda self: self.alive)
@@ -210,7 +210,7 @@ class PoolDecision(RuleBasedStateMachine):
             self.placement.reservation_lost()
         for attempt in [attempt for attempt in self.open if attempt.worker == worker]:
             if attempt in self.open:
-                self.carry_out(self.placement.lost(attempt, self.cluster, silent=silent, whole=self.whole()))
+                self.carry_out(self.placement.lost(attempt, self.cluster, silent=silent, complete=self.whole()))
 
     @precondition(lambda self: self.alive and self.output)
     @rule()
@@ -260,7 +260,7 @@ def test_a_sequence_that_moves_there_and_back_has_another_id_each_time() -> None
         assert placement.hands_over(attempt, next(ids))
         placement.place_found(attempt, WORKERS[number % 2])
         left = Blocks(object(), attempt.worker[0], "k", once=False)
-        placement.handed_over(attempt, left, cluster, number, whole=False)
+        placement.handed_over(attempt, left, cluster, number, complete=False)
         placement.first_decoded()
     assert len(set(found)) == len(found)
     assert placement.hand_overs == 5
@@ -271,9 +271,9 @@ def test_blocks_that_a_lost_worker_may_still_read_are_neither_freed_nor_read_by_
     placement.queued(1)
     placement.bound(WORKERS[0], WORKERS[2], 0)
     source = placement.prompt_attempt
-    placement.prefilled(Blocks(object(), "a", "k", once=True), cluster, 1, whole=False)
+    placement.prefilled(Blocks(object(), "a", "k", once=True), cluster, 1, complete=False)
     reader = placement.decode_attempt
     assert source is not None and reader is not None
-    effects = placement.lost(reader, cluster, silent=False, whole=False)
+    effects = placement.lost(reader, cluster, silent=False, complete=False)
     assert Forget(source, abort=False) in effects
     assert placement.blocks is None

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.engine.kv.blocks import KvWait
+from libs.engine.kv_blocks import KvWait
 
 changes = st.lists(
     st.tuples(st.integers(0, 50), st.sampled_from(["awaiting", "stepping"]), st.booleans(), st.booleans()), max_size=30

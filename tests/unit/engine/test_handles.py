@@ -2,7 +2,7 @@
 
 from random import Random
 
-from libs.engine.kv.blocks import HANDLE_BYTES, HandleTable
+from libs.engine.kv_blocks import HANDLE_BYTES, HandleTable
 
 
 def opaques(table: HandleTable, count: int) -> list[bytes]:

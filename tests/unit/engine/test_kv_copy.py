@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.transfer import COPY_THREADS, INLINE_BYTES, SLICE_BYTES, BlockCopies, block_checksum
 from libs.engine.kv_port import KvChunk
+from libs.engine.kv_transfer import COPY_THREADS, INLINE_BYTES, SLICE_BYTES, BlockCopies, block_checksum
 from libs.testing.wait import until
 
 BLOCK_BYTES = SLICE_BYTES

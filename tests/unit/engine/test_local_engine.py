@@ -11,10 +11,17 @@ import pytest
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.events import MAX_UNREAD_STEPS, EventQueue
 from libs.engine.local import LocalEngine, PoolFault, make_engine
 from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
-from libs.engine.reports import BlockEvents, EngineEvent, FinishReason, SequenceOutput, StepReport
+from libs.engine.reports import (
+    MAX_UNREAD_STEPS,
+    BlockEvents,
+    EngineEvent,
+    EventQueue,
+    FinishReason,
+    SequenceOutput,
+    StepReport,
+)
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sim import SimRunner
 from libs.runtime.clock import SystemClock

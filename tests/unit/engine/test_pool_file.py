@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.shared_pool import (
+from libs.engine.kv_shared_pool import (
     HEADER_BYTES,
     MAX_MAPS,
     PREFIX,
@@ -25,7 +25,7 @@ NAME = file_name("worker-0", 7)
 OWNER = """
 import sys
 from pathlib import Path
-from libs.engine.kv.shared_pool import PoolFile, file_name
+from libs.engine.kv_shared_pool import PoolFile, file_name
 file = PoolFile(Path(sys.argv[1]), file_name("killed", 1), blocks=4, block_bytes=4096)
 file.memory[-4096:] = b"k" * 4096
 print("ready", flush=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from libs.engine.kv.blocks import ReceivedTotals
+from libs.engine.kv_blocks import ReceivedTotals
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import EnginePhase, EngineRequest, SamplingParams
 from libs.engine.sequence import Sequence

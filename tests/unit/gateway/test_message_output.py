@@ -83,7 +83,7 @@ def sent(
     text.take = take
     generation: Any = SimpleNamespace(prompt_tokens=10, cached_tokens=4, output=[1, 2, 3])
     choice = Choice(0, generation, text)  # type: ignore[arg-type]
-    exchange = MessageExchange(choice, "m", "r1", news=SimpleNamespace(wait=wait), headers={})  # type: ignore[arg-type]
+    exchange = MessageExchange(choice, "m", "r1", signal=SimpleNamespace(wait=wait), headers={})  # type: ignore[arg-type]
     wire = Wire()
     asyncio.run((exchange.stream if streamed else exchange.whole)(wire))  # type: ignore[arg-type]
     return wire

@@ -50,7 +50,7 @@ class Rig:
 async def test_a_request_waits_for_as_long_as_its_model_is_expected_to_take() -> None:
     rig = Rig()
     await rig.knows(ModelOutlook("disk", wait_s=4.5))
-    with rig.desk.asked("a") as wait_s:
+    with rig.desk.requested("a") as wait_s:
         assert wait_s == 4.5
         assert rig.desk.ends("a", 5.0) is None
         assert isinstance(rig.desk.ends("a", 6.0), NoWorkers)
@@ -61,7 +61,7 @@ async def test_a_request_waits_for_as_long_as_its_model_is_expected_to_take() ->
     assert isinstance(rig.desk.ends("a", 11.0, begun=True), NoWorkers)
     await rig.knows(ModelOutlook("loading", ready_unix_ms=NOW_MS + 2_000))
     rig.served.add("a")
-    with rig.desk.asked("a") as wait_s:
+    with rig.desk.requested("a") as wait_s:
         assert wait_s == 0.0
     assert rig.desk.state("a") == ("serving", 0.0)
 
@@ -70,7 +70,7 @@ async def test_a_request_waits_for_as_long_as_its_model_is_expected_to_take() ->
 async def test_a_longer_wait_is_503_with_a_retry_after_that_is_spread_and_promised(draw: float) -> None:
     rig = Rig(draw)
     await rig.knows(ModelOutlook("disk", wait_s=30.0))
-    with pytest.raises(NoWorkers, match="expected to be in 30 s") as refused, rig.desk.asked("a"):
+    with pytest.raises(NoWorkers, match="expected to be in 30 s") as refused, rig.desk.requested("a"):
         pass
     back_s = refused.value.retry_after_s
     assert back_s is not None and 30 * MARGIN <= back_s <= 30 * SPREAD + 1
@@ -90,7 +90,7 @@ async def test_where_no_planner_says_anything_it_goes_by_what_loading_took_or_by
 async def test_a_model_that_cannot_be_loaded_is_503_with_the_reason_for_whoever_comes_or_waits() -> None:
     rig = Rig()
     await rig.knows(ModelOutlook("failed", error="no such folder"))
-    with pytest.raises(NoWorkers, match="cannot be loaded: no such folder"), rig.desk.asked("a"):
+    with pytest.raises(NoWorkers, match="cannot be loaded: no such folder"), rig.desk.requested("a"):
         pass
     assert isinstance(rig.desk.ends("a", 0.1), NoWorkers)
 
@@ -126,7 +126,7 @@ async def test_answers_that_a_leaving_worker_ends_are_not_reported_as_waiting() 
     rig = Rig()
     await rig.knows(ModelOutlook("serving"))
     rig.served.add("a")
-    with rig.desk.asked("a"):
+    with rig.desk.requested("a"):
         rig.served.clear()
         use = rig.desk.uses()["a"]
         assert (use.waiting, use.in_flight) == (0, 1)
@@ -158,7 +158,7 @@ async def test_use_is_reported_at_once_for_a_cold_model_and_again_when_it_change
             while not holds((await rig.store.uses()).get("g", {}).get("a")):
                 await asyncio.sleep(0.01)
 
-    with rig.desk.asked("a"):
+    with rig.desk.requested("a"):
         await told(lambda use: use is not None and (use.waiting, use.in_flight, use.arrivals) == (1, 1, 1))
     await told(lambda use: use.in_flight == 0)
     reporting.cancel()
@@ -172,7 +172,7 @@ async def test_lines_of_batch_jobs_are_reported_apart_and_wait_only_from_when_th
         assert (use.waiting, use.lines_waiting, use.in_flight, use.lines_in_flight) == (1, 1, 1, 1)
         assert use.waiting_since_unix_ms == NOW_MS
         rig.clock.advance_ms(5_000)
-        with rig.desk.asked("a"):
+        with rig.desk.requested("a"):
             rig.waiting["a"] = 1
             use = rig.desk.uses()["a"]
             assert (use.waiting, use.lines_waiting, use.in_flight, use.lines_in_flight) == (2, 1, 2, 1)
@@ -196,7 +196,7 @@ async def test_an_adapter_is_counted_apart_from_its_model_whose_requests_include
         rig.catalog.get("lost")
     rig.served.add("a")
     assert rig.desk.state("sql") == ("serving", 0.0)
-    with rig.desk.asked("a"), rig.desk.asked("a", "sql"), rig.desk.line("a", "sql"):
+    with rig.desk.requested("a"), rig.desk.requested("a", "sql"), rig.desk.line("a", "sql"):
         uses = rig.desk.uses()
         assert {name: use.in_flight for name, use in uses.items()} == {"a": 3, "sql": 2}
     assert {name: (use.arrivals, use.in_flight) for name, use in rig.desk.uses().items()} == {

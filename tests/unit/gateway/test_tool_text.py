@@ -49,7 +49,7 @@ def chat(*messages: dict[str, Any], **fields: Any) -> ParsedRequest:
 
 
 def response(**fields: Any) -> ParsedRequest:
-    return response_asked(parse_response(json.dumps({"model": "sim", **fields}).encode()), [], "resp_a", 0).asked
+    return response_asked(parse_response(json.dumps({"model": "sim", **fields}).encode()), [], "resp_a", 0).parsed
 
 
 def message(**fields: Any) -> ParsedRequest:

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from libs.contracts.errors import StartupError, StoreUnavailable
-from libs.engine.kv.shared_pool import PoolFile
+from libs.engine.kv_shared_pool import PoolFile
 from libs.filestore.local import LocalFiles
 from libs.keys.store import FileKeys
 from libs.launch.processes.local import ProcessLauncher

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from libs.contracts.errors import KvLost, KvMismatch, StartupError  # noqa: E402
 from libs.engine.config import EngineConfig  # noqa: E402
-from libs.engine.kv.transfer import block_checksum  # noqa: E402
+from libs.engine.kv_transfer import block_checksum  # noqa: E402
 from libs.engine.port import EngineIdentity, SamplingParams  # noqa: E402
 from libs.engine.runner import Batch, Chunk  # noqa: E402
 from libs.engine.torch.model import FewRowsHead  # noqa: E402

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from libs.engine.config import EngineConfig
-from libs.engine.kv.transfer import block_checksum
+from libs.engine.kv_transfer import block_checksum
 from libs.engine.port import EngineIdentity, SamplingParams
 from libs.engine.runner import Batch, Chunk
 from libs.engine.torch.device import cpu_name

@@ -8,8 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from libs.engine.events import merge
-from libs.engine.reports import EngineEvent
+from libs.engine.reports import EngineEvent, merge
 from libs.engine.vllm.step_reports import NOWHEN, RING, DummySteps, count_in
 
 

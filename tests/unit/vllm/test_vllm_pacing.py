@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.engine.kv.blocks import KvWait
+from libs.engine.kv_blocks import KvWait
 from libs.engine.vllm.pacing import PacedRequest, PacedStep, Queues, TrialStep, begins_ns, plan_step, trial_tokens
 from libs.engine.vllm.step_reports import NOBODY, Board, Running, Steps
 from libs.policy.step_time import StepTimeModel, StepWork

@@ -9,7 +9,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import ApiFinishReason
-from libs.dispatch.ports import SequenceFinished, read_news
+from libs.dispatch.ports import SequenceFinished, read_update
 from libs.engine.port import Capabilities, EnginePhase, Pooling
 from libs.engine.reports import FinishReason, SequenceOutput
 from libs.engine.sequence import Sequence, check_request
@@ -55,7 +55,7 @@ def test_a_vector_arrives_as_it_was_sent() -> None:
     vector = np.array([0.5, -2.0], "<f4").tobytes()
     event = sequence_event(SequenceOutput(7, finish=FinishReason.STOP, pooled=vector, cached_tokens=16))
     assert event is not None
-    (read,) = read_news(pb.WorkerFrame(events=[event]), "k", kv_once=False).happened
+    (read,) = read_update(pb.WorkerFrame(events=[event]), "k", kv_once=False).events
     assert read == SequenceFinished(7, ApiFinishReason.STOP, 16, vector)
 
 

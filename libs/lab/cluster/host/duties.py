@@ -51,7 +51,7 @@ class LabOutbox:
     def restart(self) -> None:
         """Reset to the full report of a new process."""
         self.tokens: list[int] = []
-        self.happened: list[AttemptEvent] = []
+        self.events: list[AttemptEvent] = []
         self.load = False
         self.assignment = True
         self.speed = True
@@ -59,17 +59,17 @@ class LabOutbox:
     @property
     def due(self) -> bool:
         """Return whether there is anything beyond a new speed, which can wait for the next frame."""
-        return bool(self.tokens or self.happened or self.load or self.assignment)
+        return bool(self.tokens or self.events or self.load or self.assignment)
 
     def sent(self) -> None:
         """Clear everything that a frame has carried."""
-        self.tokens, self.happened = [], []
+        self.tokens, self.events = [], []
         self.load = self.assignment = self.speed = False
 
     def add(self, output: SequenceOutput) -> None:
         self.tokens.extend(output.sequence_id for _ in output.token_ids)
-        if not output.only_tokens and (happened := self._event(output)) is not None:
-            self.happened.append(happened)
+        if not output.only_tokens and (event := self._event(output)) is not None:
+            self.events.append(event)
 
     def _event(self, output: SequenceOutput) -> AttemptEvent | None:
         sequence_id, finish = output.sequence_id, output.finish
@@ -213,7 +213,7 @@ class Duties:
         kv_bytes = -(-hosted.tokens // self._shape.block_tokens) * self._shape.kv_block_bytes
         staying = replace(self._staying, tpot_s=self._device.recent.mean_s())
         if sooner_handed_over(hosted.most_tokens_left, kv_bytes, staying, self._hand_over_time):
-            self._outbox.happened.append(HandOverWanted(hosted.request.sequence_id))
+            self._outbox.events.append(HandOverWanted(hosted.request.sequence_id))
 
     # ------------------------------------------------------------ credits
 
@@ -256,7 +256,7 @@ class Duties:
         if refused is not None:
             if has_credit and self._shape.credits:
                 pool.free()
-            self._outbox.happened.append(refused)
+            self._outbox.events.append(refused)
             return
         self.hosted[request.sequence_id] = LabSequence(request, self._role_budget)
         if request.phase is EnginePhase.PREFILL:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.blocks import HandleBlocks, ReceivedTotals
+from libs.engine.kv_blocks import Offer, ReceivedTotals
 from libs.engine.reports import FinishReason
 from libs.lab.cluster.core import LabCore
 from libs.lab.cluster.host.device import Device, Rest
@@ -28,7 +28,7 @@ class Stream:
     """The transfer of one sequence's blocks to one receiver."""
 
     sequence: CountedSequence
-    held: HandleBlocks
+    held: Offer
     at: int
     """The number of blocks that have arrived or are on the link."""
     asked_ns: int

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from libs.contracts.errors import KvLost
-from libs.engine.kv.blocks import HandleBlocks, ReceivedTotals
+from libs.engine.kv_blocks import Offer, ReceivedTotals
 from libs.engine.kv_port import KvChunk, KvFetcher, KvHandle
 from libs.engine.port import Capabilities
 from libs.engine.runner import Runner
@@ -121,11 +121,11 @@ class BlockExport:
         from_block: int,
         *,
         in_place: bool,
-        held: Callable[[], HandleBlocks],
+        offer: Callable[[], Offer],
         waits: Callable[[], None],
         left: Callable[[], None],
     ) -> None:
-        """Read from `from_block` on. `held` is called for each chunk, and raises KvLost if the handle is gone.
+        """Read from `from_block` on. `offer` is called for each chunk, and raises KvLost if the handle is gone.
 
         `waits` is called whenever no block is ready, and `left` once at the end.
         """
@@ -135,21 +135,21 @@ class BlockExport:
         self._next = from_block
         self._in_place = in_place
         self._chunk_bytes = FIRST_IN_PLACE_BYTES if in_place else MAX_CHUNK_BYTES
-        self._held = held
+        self._offer = offer
         self._waits = waits
         self._left = left
         self._closed = False
 
     def take(self) -> KvChunk | None:
         """Return the next blocks that are ready; None while there are none."""
-        handle = self._held()
+        offer = self._offer()
         first = self._next
-        end = min(first + max(self._chunk_bytes // self._block_bytes, 1), handle.ready)
+        end = min(first + max(self._chunk_bytes // self._block_bytes, 1), offer.ready)
         if self._in_place:
-            end = max(end, handle.unsummed(first))
-        part = handle.blocks[first:end]
+            end = max(end, offer.unsummed(first))
+        part = offer.blocks[first:end]
         self._next += len(part)
-        self.done = handle.whole and self._next >= len(handle.blocks)
+        self.done = offer.whole and self._next >= len(offer.blocks)
         if not part:
             if not self.done:
                 self._waits()
@@ -162,15 +162,15 @@ class BlockExport:
             blocks=len(part),
             data=data,
             data_bytes=len(part) * self._block_bytes,
-            checksums=_handle_checksums(handle, first, data),
+            checksums=_offer_checksums(offer, first, data),
             pool_blocks=tuple(part),
-            ready_blocks=handle.ready,
+            ready_blocks=offer.ready,
         )
 
     @property
     def ready_blocks(self) -> int:
         """Number of leading blocks that are ready; 0 if all of them were taken. Raises KvLost as `take` does."""
-        ready = self._held().ready
+        ready = self._offer().ready
         return ready if ready > self._next else 0
 
     def close(self) -> None:
@@ -223,9 +223,9 @@ async def receive_blocks(
     return received
 
 
-def _handle_checksums(handle: HandleBlocks, first: int, data: tuple[memoryview, ...]) -> tuple[int, ...]:
+def _offer_checksums(offer: Offer, first: int, data: tuple[memoryview, ...]) -> tuple[int, ...]:
     """Return the checksums of blocks from `first` on, computing those that are unknown."""
     for at, view in enumerate(data, first):
-        if handle.checksums[at] is None:
-            handle.checksums[at] = block_checksum(view)
-    return tuple(found for found in handle.checksums[first : first + len(data)] if found is not None)
+        if offer.checksums[at] is None:
+            offer.checksums[at] = block_checksum(view)
+    return tuple(found for found in offer.checksums[first : first + len(data)] if found is not None)

@@ -155,8 +155,8 @@ RandomBytes = Callable[[int], bytes]
 
 
 @dataclass(slots=True)
-class HandleBlocks:
-    """The blocks behind one handle, with the state of their transfer."""
+class Offer:
+    """Blocks that other workers can pull by a handle, with the state of their transfer."""
 
     opaque: bytes
     sequence_id: int
@@ -203,67 +203,67 @@ class HandleTable:
         self._random_bytes = random_bytes
         self._lease_ns = lease_ns
         self._left_lease_ns = min(left_lease_ns, lease_ns)
-        self._open: dict[bytes, HandleBlocks] = {}
-        self._held: OrderedDict[bytes, HandleBlocks] = OrderedDict()
-        self._left: OrderedDict[bytes, HandleBlocks] = OrderedDict()
+        self._open: dict[bytes, Offer] = {}
+        self._sealed: OrderedDict[bytes, Offer] = OrderedDict()
+        self._left: OrderedDict[bytes, Offer] = OrderedDict()
         self._by_id: dict[int, bytes] = {}
 
     def __len__(self) -> int:
-        return len(self._open) + len(self._held) + len(self._left)
+        return len(self._open) + len(self._sealed) + len(self._left)
 
     @property
     def next_expiry_ns(self) -> int | None:
         """Time at which the first lease ends; None without leases."""
-        firsts = (next(iter(leased.values())) for leased in (self._held, self._left) if leased)
+        firsts = (next(iter(leased.values())) for leased in (self._sealed, self._left) if leased)
         return min((first.expires_ns for first in firsts if first.expires_ns is not None), default=None)
 
-    def open(self, sequence_id: int, blocks: list[int]) -> HandleBlocks:
+    def open(self, sequence_id: int, blocks: list[int]) -> Offer:
         """Create a handle without a lease, for blocks that are being filled."""
         opaque = self._random_bytes(HANDLE_BYTES)
-        held = self._open[opaque] = HandleBlocks(opaque, sequence_id, blocks, ready=0)
+        offer = self._open[opaque] = Offer(opaque, sequence_id, blocks, ready=0)
         self._by_id[sequence_id] = opaque
-        return held
+        return offer
 
-    def seal(self, held: HandleBlocks, now_ns: int) -> None:
+    def seal(self, offer: Offer, now_ns: int) -> None:
         """Start the lease of an open handle, all of whose blocks are now ready."""
-        held.ready = len(held.blocks)
-        held.expires_ns = now_ns + self._lease_ns
-        self._held[held.opaque] = self._open.pop(held.opaque)
+        offer.ready = len(offer.blocks)
+        offer.expires_ns = now_ns + self._lease_ns
+        self._sealed[offer.opaque] = self._open.pop(offer.opaque)
 
-    def use(self, opaque: bytes, now_ns: int) -> HandleBlocks | None:
+    def use(self, opaque: bytes, now_ns: int) -> Offer | None:
         """Return a live handle and renew its lease, which so ends a fixed time after the last block was read."""
-        held = self._open.get(opaque)
-        if held is not None:
-            return held
-        held = self._held.get(opaque) or self._left.get(opaque)
-        if held is None or held.expires_ns is None or held.expires_ns <= now_ns:
+        offer = self._open.get(opaque)
+        if offer is not None:
+            return offer
+        offer = self._sealed.get(opaque) or self._left.get(opaque)
+        if offer is None or offer.expires_ns is None or offer.expires_ns <= now_ns:
             return None
-        held.expires_ns = now_ns + self._lease_ns
+        offer.expires_ns = now_ns + self._lease_ns
         self._left.pop(opaque, None)
-        self._held[opaque] = held
-        self._held.move_to_end(opaque)
-        return held
+        self._sealed[opaque] = offer
+        self._sealed.move_to_end(opaque)
+        return offer
 
-    def leave(self, held: HandleBlocks, now_ns: int) -> None:
+    def leave(self, offer: Offer, now_ns: int) -> None:
         """Record that a receiver stopped reading. After the last one, a handle has the shorter lease."""
-        held.pulls -= 1
-        if not held.pulls and held.opaque in self._held:
-            self._leave(held, now_ns)
+        offer.pulls -= 1
+        if not offer.pulls and offer.opaque in self._sealed:
+            self._leave(offer, now_ns)
 
-    def drop(self, opaque: bytes) -> HandleBlocks | None:
+    def drop(self, opaque: bytes) -> Offer | None:
         """End a lease and return its handle; None if there is no such handle."""
-        held = self._open.pop(opaque, None) or self._held.pop(opaque, None) or self._left.pop(opaque, None)
-        if held is not None and self._by_id.get(held.sequence_id) == opaque:
-            del self._by_id[held.sequence_id]
-        return held
+        offer = self._open.pop(opaque, None) or self._sealed.pop(opaque, None) or self._left.pop(opaque, None)
+        if offer is not None and self._by_id.get(offer.sequence_id) == opaque:
+            del self._by_id[offer.sequence_id]
+        return offer
 
     def leave_unread(self, opaque: bytes, now_ns: int) -> None:
         """Shorten the lease of blocks that have no reader."""
-        held = self._held.get(opaque)
-        if held is not None and not held.pulls:
-            self._leave(held, now_ns)
+        offer = self._sealed.get(opaque)
+        if offer is not None and not offer.pulls:
+            self._leave(offer, now_ns)
 
-    def drop_sequence(self, sequence_id: int) -> HandleBlocks | None:
+    def drop_sequence(self, sequence_id: int) -> Offer | None:
         """End the lease of the sequence that had this id."""
         opaque = self._by_id.get(sequence_id)
         return self.drop(opaque) if opaque is not None else None
@@ -274,13 +274,13 @@ class HandleTable:
 
     def blocks(self) -> Iterator[int]:
         """Iterate over the blocks behind all handles, one handle after the other."""
-        for held in chain(self._open.values(), self._held.values(), self._left.values()):
-            yield from held.blocks
+        for offer in chain(self._open.values(), self._sealed.values(), self._left.values()):
+            yield from offer.blocks
 
-    def expire(self, now_ns: int) -> list[HandleBlocks]:
+    def expire(self, now_ns: int) -> list[Offer]:
         """End the leases that are over, and return their handles."""
-        over: list[HandleBlocks] = []
-        for leased in (self._held, self._left):
+        over: list[Offer] = []
+        for leased in (self._sealed, self._left):
             while leased:
                 first = next(iter(leased.values()))
                 if first.expires_ns is None or first.expires_ns > now_ns:
@@ -289,18 +289,18 @@ class HandleTable:
                 over.append(first)
         return over
 
-    def drop_all(self) -> list[HandleBlocks]:
+    def drop_all(self) -> list[Offer]:
         """End every lease, and return all handles."""
-        held = [*self._open.values(), *self._held.values(), *self._left.values()]
-        for table in (self._open, self._held, self._left):
+        offers = [*self._open.values(), *self._sealed.values(), *self._left.values()]
+        for table in (self._open, self._sealed, self._left):
             table.clear()
         self._by_id.clear()
-        return held
+        return offers
 
-    def _leave(self, held: HandleBlocks, now_ns: int) -> None:
-        del self._held[held.opaque]
-        held.expires_ns = now_ns + self._left_lease_ns
-        self._left[held.opaque] = held
+    def _leave(self, offer: Offer, now_ns: int) -> None:
+        del self._sealed[offer.opaque]
+        offer.expires_ns = now_ns + self._left_lease_ns
+        self._left[offer.opaque] = offer
 
 
 class _Spans:
