@@ -1,6 +1,7 @@
 """The names of vLLM that our source itself shows: imports, and what is done with imported and annotated names."""
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 # What a worker and a server with the plug-in run, and what their tests put in place of a part of vLLM.
 SOURCES: Final = ("libs/engine/vllm", "deploy/vllm-plugin", "libs/testing/engines")
 LIBRARY: Final = "vllm"
+VARIABLE: Final = re.compile(r"VLLM_[A-Z0-9_]+")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Names = dict[str, str]
 
@@ -25,7 +27,7 @@ def derive() -> list[Touched]:
     for path in our_files():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for each in _Reader(str(path.relative_to(ROOT))).read(tree):
-            key = (each.name, each.kind, str(each.arguments), each.where.partition(":")[0])
+            key = (each.name, each.kind, str(each.arguments), each.text, each.where.partition(":")[0])
             found.setdefault(key, each)
     return list(found.values())
 
@@ -82,6 +84,9 @@ class _Reader:
     def read(self, tree: ast.Module) -> Iterator[Touched]:
         self._classes = _classes(tree)
         yield from self._statements(tree.body, {})
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and VARIABLE.fullmatch(node.value):
+                yield Touched("vllm.envs", Kind.TEXT, f"{self._file}:{node.lineno}", text=node.value)
 
     def _statements(self, body: list[ast.stmt], outer: Names) -> Iterator[Touched]:
         names = outer | imported(body)
@@ -105,9 +110,10 @@ class _Reader:
                         names |= given
 
     def _branches(self, node: ast.stmt | ast.ExceptHandler, names: Names) -> Iterator[Touched]:
-        for _, part in ast.iter_fields(node):
+        for field, part in ast.iter_fields(node):
             items = part if isinstance(part, list) else [part]
-            yield from self._statements([each for each in items if isinstance(each, ast.stmt)], names)
+            inside = _narrowed(node.test, names) if isinstance(node, ast.If) and field == "body" else names
+            yield from self._statements([each for each in items if isinstance(each, ast.stmt)], inside)
             for each in items:
                 if isinstance(each, ast.ExceptHandler):
                     yield from self._branches(each, names)
@@ -164,6 +170,16 @@ class _Reader:
             case ast.Attribute() if (name := _dotted(node, names)) is not None:
                 yield self._touched(name, Kind.NAME, node)
                 return
+            case ast.IfExp(test, then, otherwise):
+                yield from self._uses(test, names)
+                yield from self._uses(then, _narrowed(test, names))
+                yield from self._uses(otherwise, names)
+                return
+            case ast.BoolOp(ast.And(), values):
+                for each in values:
+                    yield from self._uses(each, names)
+                    names = _narrowed(each, names)
+                return
             case ast.comprehension() | ast.GeneratorExp() | ast.ListComp() | ast.SetComp() | ast.DictComp():
                 generators = [node] if isinstance(node, ast.comprehension) else node.generators
                 for part in generators:
@@ -188,6 +204,17 @@ def _dotted(node: ast.expr, names: Names) -> str | None:
     if node.id == "self" and (not parts or f"self.{parts[-1]}" in names):
         return None
     return ".".join([names[node.id], *reversed(parts)])
+
+
+def _narrowed(test: ast.expr, names: Names) -> Names:
+    """Return the names where a test holds, with the classes that it checks by `isinstance`."""
+    tests = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+    found = dict(names)
+    for each in tests:
+        match each:
+            case ast.Call(ast.Name("isinstance"), [ast.Name(name), kind]) if name in names:
+                found[name] = _dotted(kind, names) or names[name]
+    return found
 
 
 def _without(names: Names, target: ast.expr) -> Names:

@@ -38,8 +38,12 @@ class Module:
         self._path = path
 
     @cached_property
+    def text(self) -> str:
+        return self._path.read_text(encoding="utf-8")
+
+    @cached_property
     def tree(self) -> ast.Module:
-        return ast.parse(self._path.read_text(encoding="utf-8"))
+        return ast.parse(self.text)
 
     @cached_property
     def bindings(self) -> dict[str, ast.AST]:
@@ -189,12 +193,6 @@ class Sources:
             waiting = [base for base in inner if base is not None] + waiting
         return order
 
-    def has_foreign_base(self, found: Found) -> bool:
-        """Return whether a class has a base class elsewhere than in vLLM, which could have any attribute."""
-        known = self.bases(found)
-        named = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for each in known for base in _base_nodes(each)}
-        return bool(named - {each.node.name for each in known if isinstance(each.node, ast.ClassDef)} - HARMLESS)
-
     def member(self, found: Found, name: str) -> Found | None:
         """Return the attribute of a class or of its instances, inherited ones included."""
         for each in self.bases(found):
@@ -280,9 +278,6 @@ class Signature:
         return f"({', '.join((*self.positional, *['*'] * bool(named), *named))})"
 
 
-HARMLESS: Final = frozenset({"ABC", "object", "Generic", "Protocol", "Enum", "IntEnum", "str", "int", "Struct"})
-
-
 def is_bound(found: Found) -> bool:
     """Return whether the first argument of a function is given by attribute access."""
     if found.owner is None or not isinstance(found.node, Function):
@@ -292,11 +287,6 @@ def is_bound(found: Found) -> bool:
 
 def _is_property(node: Function) -> bool:
     return any("property" in ast.unparse(each) for each in node.decorator_list)
-
-
-def _base_nodes(found: Found) -> list[ast.expr]:
-    assert isinstance(found.node, ast.ClassDef)
-    return found.node.bases
 
 
 def _bound(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:

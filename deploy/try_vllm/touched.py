@@ -15,6 +15,10 @@ class Kind(Enum):
     """A method that a subclass here replaces, with the same arguments, and that vLLM itself calls."""
     TEXT = "text"
     """A string that occurs as a constant in a module, or in any of a package."""
+    METRIC = "metric"
+    """A metric that vLLM defines; its library adds `_total` to the name of a counter."""
+    STAND_IN = "stand-in"
+    """An object of ours that vLLM keeps under an attribute: it has all that vLLM asks of that attribute."""
     FILE = "file"
     """A file of the wheel, compiled modules among them, by the beginning of its path."""
 
@@ -43,10 +47,10 @@ class Touched:
     """Our file, and its line where it is known."""
     arguments: Arguments | None = None
     text: str = ""
-    """The string of a TEXT; for an OVERRIDE our class."""
+    """The string of a TEXT or METRIC, our class of an OVERRIDE, the attribute of a STAND_IN."""
     optional: bool = False
     """Whether our code does without it."""
 
     def __str__(self) -> str:
-        what = f"{self.name}: {self.text!r}" if self.kind is Kind.TEXT else self.name
+        what = self.name if self.kind in {Kind.NAME, Kind.CALL, Kind.OVERRIDE, Kind.FILE} else f"{self.name}: {self.text}"
         return f"{self.kind.value:8}  {what}{self.arguments or ''}{' (optional)' * self.optional}  {self.where}"
