@@ -1,6 +1,8 @@
 """The check of touched names against one version's source."""
 
 import ast
+import copy
+import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from deploy.try_vllm.wheel import FILE_LIST
 # Packages in which vLLM's engine calls what we replace.
 CALLERS: Final = ("vllm.v1", "vllm.distributed")
 MOST_HINTS: Final = 3
+CODE: Final = frozenset({Kind.NAME, Kind.CALL, Kind.OVERRIDE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,22 @@ class Check:
     def absent(self, touched: list[Touched]) -> list[Touched]:
         """Return the optional names that are not there."""
         return [each for each in touched if each.optional and list(self._reasons(each))]
+
+    def changed(self, touched: list[Touched], before: "Check") -> list[tuple[str, int]]:
+        """Return the touched classes and functions whose code differs from another version's, with changed lines.
+
+        Comments, docstrings and layout count for nothing. A method is named, and not also its class, where it is
+        touched by its own name.
+        """
+        found: dict[str, int] = {}
+        for name in dict.fromkeys(each.name for each in touched if each.kind in CODE):
+            new, old = self._sources.find(name), before._sources.find(name)
+            if new is None or old is None or not isinstance(new.node, (ast.ClassDef, Function)) or old.node is None:
+                continue
+            owner = f"{new.owner.name}." if new.owner else ""
+            if lines := changed_lines(old.node, new.node):
+                found[f"{new.module.name}.{owner}{new.node.name}"] = lines
+        return sorted(found.items(), key=lambda each: -each[1])
 
     def _reasons(self, each: Touched) -> Iterator[str]:
         match each.kind:
@@ -151,6 +170,22 @@ class Check:
             for name in dict.fromkeys(pattern.findall(module.text)):
                 found.setdefault(name, []).append(module.name)
         return found
+
+
+def changed_lines(old: ast.AST, new: ast.AST) -> int:
+    """Return how many lines of code two definitions do not have in common."""
+    texts = [ast.unparse(_without_docstrings(node)).splitlines() for node in (old, new)]
+    return sum(line[0] in "+-" for line in difflib.ndiff(*texts)) if texts[0] != texts[1] else 0
+
+
+def _without_docstrings(node: ast.AST) -> ast.AST:
+    node = copy.deepcopy(node)
+    for each in ast.walk(node):
+        body = getattr(each, "body", None)
+        if isinstance(body, list):
+            texts = [line for line in body if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)]
+            each.body = [line for line in body if line not in texts] or [ast.Pass()]  # type: ignore[attr-defined]
+    return node
 
 
 def _follows_no_further(found: Found, name: str) -> bool:

@@ -113,7 +113,7 @@ def _after(compiled: "Future[GuidanceGrammar]", request_id: str, tokens: list[in
     return grammar
 
 
-SUPPORTED = "0.32."
+SUPPORTED = ("0.32.", "0.33.")
 # Interval between reports while nothing happens except that the engine polls for KV.
 QUIET_NS = 20_000_000
 # Name in vLLM's additional configuration. That is part of the key of vLLM's compile cache, so it may hold nothing
