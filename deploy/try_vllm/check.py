@@ -12,7 +12,7 @@ from typing import Final
 
 from deploy.try_vllm.derived import our_method, subclasses
 from deploy.try_vllm.source import Found, Function, Signature, Sources, is_bound
-from deploy.try_vllm.touched import Arguments, Kind, Touched
+from deploy.try_vllm.touched import WITH_TEXT, Arguments, Kind, Touched
 from deploy.try_vllm.wheel import FILE_LIST
 
 # Packages in which vLLM's engine calls what we replace.
@@ -30,7 +30,7 @@ class Problem:
 
     def __str__(self) -> str:
         what = self.touched
-        name = f"{what.name} ({what.text})" if what.kind in {Kind.TEXT, Kind.METRIC, Kind.STAND_IN} else what.name
+        name = f"{what.name} ({what.text})" if what.kind in WITH_TEXT else what.name
         return f"{what.kind.value:8}  {name}{what.arguments or ''}\n          {self.reason}; {what.where}"
 
 

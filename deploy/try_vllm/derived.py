@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,7 @@ def derive() -> list[Touched]:
     return list(found.values())
 
 
+@cache
 def subclasses() -> dict[str, tuple[str, frozenset[str]]]:
     """Return our subclasses of vLLM's classes by FILE:CLASS, with vLLM's class and all that they define.
 

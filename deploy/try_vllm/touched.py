@@ -23,6 +23,9 @@ class Kind(Enum):
     """A file of the wheel, compiled modules among them, by the beginning of its path."""
 
 
+WITH_TEXT = frozenset({Kind.TEXT, Kind.METRIC, Kind.STAND_IN})
+
+
 @dataclass(frozen=True, slots=True)
 class Arguments:
     """The arguments of a call."""
@@ -52,5 +55,7 @@ class Touched:
     """Whether our code does without it."""
 
     def __str__(self) -> str:
-        what = self.name if self.kind in {Kind.NAME, Kind.CALL, Kind.OVERRIDE, Kind.FILE} else f"{self.name}: {self.text}"
+        what = (
+            self.name if self.kind in {Kind.NAME, Kind.CALL, Kind.OVERRIDE, Kind.FILE} else f"{self.name}: {self.text}"
+        )
         return f"{self.kind.value:8}  {what}{self.arguments or ''}{' (optional)' * self.optional}  {self.where}"

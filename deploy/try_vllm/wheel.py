@@ -66,7 +66,9 @@ def wheel_url(version: str) -> str:
 
 def _extract(url: str, folder: Path, tell: Callable[[str], None]) -> None:
     remote = RemoteFile(url)
-    tell(f"reading the sources in {url.rpartition('/')[2]} ({remote.size / 1e6:.0f} MB, of which only these are fetched)")
+    tell(
+        f"reading the sources in {url.rpartition('/')[2]} ({remote.size / 1e6:.0f} MB, of which only these are fetched)"
+    )
     last_s = time.monotonic()
     with zipfile.ZipFile(io.BufferedReader(remote, BLOCK_BYTES)) as wheel:
         wanted = [each for each in wheel.infolist() if each.filename.endswith((".py", f"dist-info/{METADATA_FILE}"))]

@@ -82,7 +82,7 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> Iterator[tuple[
     """
     if not vllm.__version__.startswith(SUPPORTED):
         written_for = " and ".join(f"{each}x" for each in SUPPORTED)
-        raise StartupError(f"vllm {vllm.__version__} is installed, this engine is written for {written_for}: install one")
+        raise StartupError(f"vllm {vllm.__version__} is installed, this engine is written for {written_for}")
     check_plugins(os.environ)
     connector = connector_of(config)
     _check_device(config)
