@@ -174,8 +174,8 @@ class Check:
 
 def changed_lines(old: ast.AST, new: ast.AST) -> int:
     """Return how many lines of code two definitions do not have in common."""
-    texts = [ast.unparse(_without_docstrings(node)).splitlines() for node in (old, new)]
-    return sum(line[0] in "+-" for line in difflib.ndiff(*texts)) if texts[0] != texts[1] else 0
+    before, after = (ast.unparse(_without_docstrings(node)).splitlines() for node in (old, new))
+    return sum(line[0] in "+-" for line in difflib.ndiff(before, after)) if before != after else 0
 
 
 def _without_docstrings(node: ast.AST) -> ast.AST:

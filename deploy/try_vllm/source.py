@@ -328,15 +328,15 @@ def _assigned_to_self(method: Function) -> Iterator[tuple[str, ast.AST]]:
             for target in targets:
                 for each in ast.walk(target) if target is not None else ():
                     match each:
-                        case ast.Attribute(ast.Name("self"), name, ast.Store()):
-                            yield name, _with_annotation(node, each, arguments)
+                        case ast.Attribute(ast.Name("self"), name, ast.Store()) as place:
+                            yield name, _with_annotation(node, place, arguments)
 
 
-def _with_annotation(node: ast.AST, target: ast.expr, arguments: dict[str, ast.expr | None]) -> ast.AST:
+def _with_annotation(node: ast.AST, target: ast.Attribute, arguments: dict[str, ast.expr | None]) -> ast.AST:
     """Return an assignment of an argument as one that is annotated as the argument is."""
     match node:
         case ast.Assign(value=ast.Name(name)) if (annotation := arguments.get(name)) is not None:
-            return ast.AnnAssign(target, annotation, node.value, simple=0)
+            return ast.AnnAssign(target, annotation, ast.Name(name), simple=0)
     return node
 
 
