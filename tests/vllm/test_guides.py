@@ -29,8 +29,13 @@ def test_vllm_compiles_a_guide_that_no_server_of_its_own_has_checked() -> None:
     tokens = np.array([1, 2, 3], np.int32)
     asked = core_request(
         EngineRequest(1, "one", EnginePhase.BOTH, tokens, len(tokens), 8, sampling),
-        "one", None, max_tokens=8, eos_token_ids=frozenset(), handing=ConnectorSession(connector, "engine"), adapters={},
-    )  # fmt: skip
+        "one",
+        None,
+        max_tokens=8,
+        eos_token_ids=frozenset(),
+        handing=ConnectorSession(connector, "engine"),
+        adapters={},
+    )
     arrived = MsgpackDecoder(EngineCoreRequest).decode(MsgpackEncoder().encode(asked))
     request = Request.from_engine_core_request(arrived, None)
     manager.grammar_init(request)

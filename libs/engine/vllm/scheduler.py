@@ -1,7 +1,7 @@
 """vLLM's scheduler with a prompt budget, and with a report of each step. Runs in the EngineCore process.
 
-It is written against the versions of vLLM in `SUPPORTED`. The scheduler is no public interface of vLLM, so another version is
-refused at the start rather than misread. The overrides, and nothing else, are between the two rules below.
+It is written against the versions of vLLM in `SUPPORTED`. The scheduler is no public interface of vLLM, so another
+version is refused at the start rather than misread. The overrides, and nothing else, are between the two rules below.
 
 A step lasts from the scheduler's decision until its output is there. With async scheduling the next step is decided
 while one runs. A step therefore begins no earlier than the one before has ended, and steps never overlap.
