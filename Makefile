@@ -93,6 +93,11 @@ VLLM_LOOP = -o asyncio_default_test_loop_scope=session -o asyncio_default_fixtur
 test-vllm: setup-vllm ## the vllm engine: contract suite, exactness over NIXL, killed workers, a whole suite
 	.venv-vllm/bin/python -m pytest -m vllm --timeout 300 $(VLLM_LOOP) tests/contract/engine tests/vllm $(ARGS)
 
+# Reads the version's source and imports nothing, e.g. make try-vllm VERSION=0.33.0
+VERSION ?=
+try-vllm: setup-dev ## what a version of vLLM lacks or changes of all that is used here, e.g. VERSION=0.33.0 (minutes, 21 MB)
+	@$(BIN)/python -m deploy.try_vllm $(VERSION) $(ARGS)
+
 # Tests in which something is given the number of a port: suites, stores that are killed and started again, services away.
 PORT_TESTS = tests/unit/runtime/test_ports.py tests/unit/vllm/test_vllm_follow.py tests/unit/runtime/test_healthcheck.py \
 	tests/unit/cli/test_top.py::test_a_service_that_is_away_is_told_and_followed_again_whenever_it_is_back \

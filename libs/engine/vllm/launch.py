@@ -81,9 +81,8 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> Iterator[tuple[
     The connector's ports are held while the context is open. Its processes listen there once they have loaded.
     """
     if not vllm.__version__.startswith(SUPPORTED):
-        raise StartupError(
-            f"vllm {vllm.__version__} is installed, this engine is written for {SUPPORTED}x: install that"
-        )
+        written_for = " and ".join(f"{each}x" for each in SUPPORTED)
+        raise StartupError(f"vllm {vllm.__version__} is installed, this engine is written for {written_for}")
     check_plugins(os.environ)
     connector = connector_of(config)
     _check_device(config)

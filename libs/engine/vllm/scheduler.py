@@ -1,7 +1,7 @@
 """vLLM's scheduler with a prompt budget, and with a report of each step. Runs in the EngineCore process.
 
-It is written against vLLM 0.32 (`SUPPORTED`). The scheduler is no public interface of vLLM, so another version is
-refused at the start rather than misread. The overrides, and nothing else, are between the two rules below.
+It is written against the versions of vLLM in `SUPPORTED`. The scheduler is no public interface of vLLM, so another
+version is refused at the start rather than misread. The overrides, and nothing else, are between the two rules below.
 
 A step lasts from the scheduler's decision until its output is there. With async scheduling the next step is decided
 while one runs. A step therefore begins no earlier than the one before has ended, and steps never overlap.
@@ -113,7 +113,7 @@ def _after(compiled: "Future[GuidanceGrammar]", request_id: str, tokens: list[in
     return grammar
 
 
-SUPPORTED = "0.32."
+SUPPORTED = ("0.32.", "0.33.")
 # Interval between reports while nothing happens except that the engine polls for KV.
 QUIET_NS = 20_000_000
 # Name in vLLM's additional configuration. That is part of the key of vLLM's compile cache, so it may hold nothing

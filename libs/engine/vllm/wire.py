@@ -201,8 +201,15 @@ def _sampling(
         stop_token_ids=sorted(stops),
         max_tokens=max_tokens,
         min_tokens=min(max(wanted.min_tokens - generated, 0), max_tokens),
-        structured_outputs=StructuredOutputsParams(grammar=wanted.guide) if wanted.guide else None,
+        structured_outputs=_guided_by(wanted.guide) if wanted.guide else None,
         detokenize=False,
         watermarking=False,
         extra_args={"kv_transfer_params": dict(kv.parameters)} if kv and not kv.stored else None,
     )
+
+
+def _guided_by(guide: str) -> StructuredOutputsParams:
+    parameters = StructuredOutputsParams(grammar=guide)
+    # vLLM's server names the backend, and 0.33 refuses a request without one. Ours stands in its place (GuideBackend).
+    parameters._backend = "guidance"
+    return parameters

@@ -1,0 +1,73 @@
+"""`python -m deploy.try_vllm VERSION`: what of vLLM's names this project touches is missing or changed in a version.
+
+Only the Python sources of its wheel are fetched, and nothing is imported or installed. Exit code 1 if anything is
+missing. It says nothing of behaviour: docs/deploy-vllm.md lists what to read and run besides.
+"""
+
+import argparse
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from deploy.try_vllm.check import Check
+from deploy.try_vllm.derived import ROOT
+from deploy.try_vllm.names import touched
+from deploy.try_vllm.wheel import METADATA_FILE, FetchError, sources_of, to_stderr
+
+LOCK = ROOT / "locks" / "vllm.txt"
+# Packages whose versions decide about images and locks.
+SHOWN = ("torch", "transformers", "flashinfer-python", "nixl", "nixl-cu13", "llguidance")
+
+
+def locked() -> str:
+    """Return the version of vLLM in the lock of images."""
+    found = re.search(r"^vllm==(\S+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def requirements(folder: Path) -> Iterator[str]:
+    """Yield the packages that decide about images and locks, with their versions."""
+    for line in (folder / METADATA_FILE).read_text(encoding="utf-8").splitlines():
+        field, _, value = line.partition(": ")
+        name = re.match(r"[\w.-]+", value)
+        if field == "Requires-Dist" and name and name[0] in SHOWN and "extra ==" not in value:
+            yield value.partition(";")[0]
+
+
+def main(words: list[str]) -> int:
+    """Print what a version lacks, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.try_vllm", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("version", nargs="?", help="a version on the package index, e.g. 0.33.0")
+    parser.add_argument("--list", action="store_true", help="print every touched name with its place here, and end")
+    parser.add_argument("--since", default=locked(), help="the version to compare code with (%(default)s, as locked)")
+    chosen = parser.parse_args(words)
+    names = touched()
+    if chosen.list:
+        print(*names, sep="\n")
+        return 0
+    if not chosen.version:
+        parser.error("name a version, e.g. 0.33.0")
+    try:
+        folder, before = (sources_of(version, to_stderr) for version in (chosen.version, chosen.since))
+    except FetchError as error:
+        print(error, file=sys.stderr)
+        return 2
+    check = Check(folder)
+    problems = check.problems(names)
+    print(*problems, sep="\n")
+    absent = {each.text or each.name for each in check.absent(names)}
+    if absent:
+        print(f"not there, and not needed: {', '.join(sorted(absent))}")
+    for line in sorted({*requirements(folder)} - {*requirements(before)}):
+        print(f"requires {line}, unlike {chosen.since}")
+    for name, lines in check.changed(names, Check(before)):
+        print(f"{lines:5} lines differ from {chosen.since}  {name}")
+    kinds = ", ".join(f"{count} of kind {kind}" for kind, count in Counter(each.kind.value for each in names).items())
+    print(f"vllm {chosen.version}: {len(names)} names ({kinds}), {len(problems) or 'none'} missing or changed")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
