@@ -111,8 +111,8 @@ async def open_metrics(
     transport = transport or guarded_transport(settings, registry)
     sharing, observed = _sharing(settings, bus, began_ns), ports.observed
     state = MetricsState(prefill_shares, RequestMetrics(registry), sharing, observes=observed is not None)
-    gaps: Gaps[Partition] = Gaps()
-    hub, desk = Hub(), AlertEvaluator(state, settings.alert_limits(), lag_ns=live_lag_ns)
+    gaps, hub = Gaps[Partition](), Hub()
+    desk = AlertEvaluator(state, settings.alert_limits(), lag_ns=live_lag_ns)
     verdicts = _verdicts(settings, state, desk, observed)
     refill = Refill(state, gaps, prefill_shares, clock, ports.thread_s)
     alerts = open_alerts(
@@ -153,10 +153,8 @@ async def open_metrics(
         own = (alerts.router, *demand.routers(), _planner_routes(settings, ports), *access.routers(), audit.router())
         more = (*own, *_start_observing(observed, settings, access, tasks))
         make_app = partial(make_api, lag_ns=lag_ns, live_lag_ns=live_lag_ns, verdicts=verdicts, recorder=recorder)
-        served = make_app(state, hub, desk.book, clock, registry, more=more)
-        async with transport.http(
-            access.before(served, audit.publish, registry), sock, tasks=tasks, drain_s=CLOSE_S
-        ) as url:
+        served = access.before(make_app(state, hub, desk.book, clock, registry, more=more), audit.publish, registry)
+        async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url:
             alerts.start(settings.public_url or reachable(url), tasks)
             yield RunningMetrics(url, state, desk, gaps, hub, verdicts)
             hub.close()  # open readers would delay the end of serving
