@@ -176,6 +176,9 @@ BY_HAND: Final[tuple[Touched, ...]] = (
     *_name("vllm.v1.outputs.KVConnectorOutput.finished_sending", SCHEDULER),
     *_call(LOOP + ".execute_dummy_batch", REPORTS),
     # Requests
+    *_name(f"{REQUEST}.lora_request", SCHEDULER),
+    *_name("vllm.lora.request.LoRARequest.lora_int_id", SCHEDULER),
+    *_name("vllm.config.LoRAConfig.max_loras", SCHEDULER),
     *_name(f"{REQUEST}.num_tokens", SCHEDULER, PACING, OBSERVER),
     *_name(f"{REQUEST}.num_tokens_with_spec", PACING),
     *_name(f"{REQUEST}.num_computed_tokens", PACING, OBSERVER),

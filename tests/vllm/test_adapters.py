@@ -2,7 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
+from libs.engine.vllm.scheduler import StepScheduler
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.adapters import merged_tokens, write_adapter
 from libs.testing.engines.engine import EventReader
@@ -67,3 +71,26 @@ async def test_sequences_of_several_adapters_are_computed_beside_each_other_and_
     truth = {name: merged_tokens(model, folders.get(name), PROMPT, TOKENS) for name in set(names)}
     assert found == [truth[name] for name in names]
     assert len({tuple(each) for each in truth.values()}) == 3, "adapters that change nothing show nothing"
+
+
+@dataclass(eq=False)
+class Adapter:
+    lora_int_id: int
+
+
+@dataclass(eq=False)
+class Asked:
+    lora_request: Adapter | None
+
+
+def test_a_request_waits_while_adapters_of_hidden_requests_take_all_slots() -> None:
+    """vLLM counts only adapters that it sees, and its engine fails once more run than there are slots."""
+    hidden, other, plain, same = Asked(Adapter(1)), Asked(Adapter(2)), Asked(None), Asked(Adapter(1))
+    scheduler: Any = SimpleNamespace(
+        lora_config=SimpleNamespace(max_loras=1), running=[hidden], waiting=[other, plain, same], kv_holding_waiting=[]
+    )
+    without_slot: Any = StepScheduler._without_slot
+    assert without_slot(scheduler, {hidden}) == {other}
+    assert without_slot(scheduler, set()) == set(), "vLLM sees all that run"
+    scheduler.lora_config.max_loras = 2
+    assert without_slot(scheduler, {hidden}) == set()

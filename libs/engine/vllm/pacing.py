@@ -1,5 +1,6 @@
 """Composition of vLLM's next step by the rules of our own core (libs/policy/worker/pace.py). Pure, without vLLM."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
@@ -207,6 +208,15 @@ def _that_yield(queues: Queues, block_size_tokens: int) -> list[PacedRequest]:
 def _blocks(request: PacedRequest, block_size_tokens: int) -> int:
     """Return how many blocks it needs beyond those that it has."""
     return -(-(request.length - request.computed) // block_size_tokens)
+
+
+def beyond_slots(running: Iterable[int], waiting: Iterable[int], most: int) -> set[int]:
+    """Return the adapters of waiting requests for which none of `most` slots is left beside running ones; 0 is none."""
+    taken, beyond = set(running) - {0}, set[int]()
+    for adapter in waiting:
+        if adapter and adapter not in taken:
+            (taken if len(taken) < most else beyond).add(adapter)
+    return beyond
 
 
 def begins_ns(model: StepTimeModel | None, in_flight: Items[tuple[StepWork, int]], ended_ns: int, now_ns: int) -> int:

@@ -29,7 +29,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputBackend
 from libs.engine.guides import GuideFailed, load_vocabulary
 from libs.engine.kv_blocks import KvWait
 from libs.engine.vllm.kv_groups import Rehasher, whole_context_group, write_kv_facts
-from libs.engine.vllm.pacing import PacedRequest, Queues, TrialStep, begins_ns, plan_step
+from libs.engine.vllm.pacing import PacedRequest, Queues, TrialStep, begins_ns, beyond_slots, plan_step
 from libs.engine.vllm.plugin import BOARD_FILE, DUMMIES_FILE, FOLDER_VARIABLE, KV_FILE
 from libs.engine.vllm.step_reports import (
     COMMAND_KEY,
@@ -193,7 +193,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         now_ns = time.time_ns()
         measures = self._trial.due
         aside = self._measure(now_ns) if measures else self._limit(now_ns)
-        with self._aside(aside):
+        with self._aside(aside | self._without_slot(aside)):
             output = super().schedule(throttle_prefills)
         self._stalled = bool(aside) and not output.total_num_scheduled_tokens
         if output.total_num_scheduled_tokens:
@@ -385,6 +385,17 @@ class _Reporting(Scheduler):  # type: ignore[misc]
                 for request in held:
                     queue.add_request(request)
 
+    def _without_slot(self, aside: set[Request]) -> set[Request]:
+        """Return the waiting requests whose adapter has no slot on the device beside those of all that run.
+
+        vLLM counts the adapters of the requests that it sees, and fails once too many run.
+        """
+        if self.lora_config is None or not any(_adapter(each) for each in self.running if each in aside):
+            return set()
+        waiting = [*self.kv_holding_waiting, *self.waiting]
+        beyond = beyond_slots(map(_adapter, self.running), map(_adapter, waiting), self.lora_config.max_loras)
+        return {each for each in waiting if _adapter(each) in beyond}
+
     @property
     def _waiting_queues(self) -> tuple[Any, Any]:
         return self.waiting, self.kv_holding_waiting
@@ -444,6 +455,11 @@ class StepScheduler(_Reporting):
 
 class AsyncStepScheduler(_Reporting, AsyncScheduler):  # type: ignore[misc]
     """A scheduler that decides a step while the one before runs."""
+
+
+def _adapter(request: Request) -> int:
+    """Return the number of a request's adapter; 0 for none."""
+    return request.lora_request.lora_int_id if request.lora_request is not None else 0
 
 
 def _transfers(request: Request) -> bool:

@@ -5,11 +5,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from libs.engine.kv_blocks import KvWait
-from libs.engine.vllm.pacing import PacedRequest, PacedStep, Queues, TrialStep, begins_ns, plan_step, trial_tokens
+from libs.engine.vllm.pacing import (
+    PacedRequest,
+    PacedStep,
+    Queues,
+    TrialStep,
+    begins_ns,
+    beyond_slots,
+    plan_step,
+    trial_tokens,
+)
 from libs.engine.vllm.step_reports import NOBODY, Board, Running, Steps
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.pace import MAX_HOLD_NS, Pace
@@ -215,3 +224,13 @@ def test_a_step_tells_the_kv_wait_that_it_has_ended_until_a_report_has(tmp_path:
     wait.awaiting(True, 10)
     steps.decided(StepWork(decode_sequences=1), 30)
     assert board.read() == Running(1, 30, 10, StepWork(decode_sequences=1))
+
+
+@given(st.lists(st.integers(0, 6), max_size=8), st.lists(st.integers(0, 6), max_size=8), st.integers(1, 4))
+def test_adapters_that_are_not_beyond_their_slots_fit_beside_all_that_run(running, waiting, most):
+    assume(len(set(running) - {0}) <= most)
+    beyond = beyond_slots(running, waiting, most)
+    admitted = {each for each in waiting if each not in beyond}
+    assert len((set(running) | admitted) - {0}) <= most
+    assert not beyond or len((set(running) | admitted) - {0}) == most, "a slot is left"
+    assert not beyond & ({0} | set(running))
