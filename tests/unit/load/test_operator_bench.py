@@ -3,11 +3,11 @@
 from load.verdict.bench_operator import CHANGE_S, Look, _role_changes
 
 
-def looks(*roles: tuple[float, str]) -> list[Look]:
+def looks(*roles: tuple[float, str], life: str = "running") -> list[Look]:
     return [
         Look(
             at_s=at_s, code="", sentence="", command="", pressures=None, planned=None, recommended=frozenset(),
-            advised=frozenset(), lives=(), planner_lives=(), alerts=(), roles=(("w", role),), unsaid="",
+            advised=frozenset(), lives=(("w", life),), planner_lives=(), alerts=(), roles=(("w", role),), unsaid="",
         )
         for at_s, role in roles
     ]  # fmt: skip
@@ -24,3 +24,8 @@ def test_a_worker_that_comes_back_within_ten_seconds_goes_back_and_forth() -> No
 
 def test_a_worker_that_is_not_there_for_a_while_has_not_changed_its_role() -> None:
     assert _role_changes(looks((0, "decode"), (1, ""), (2, "prefill"))) == (0, 0)
+
+
+def test_the_role_in_which_a_killed_worker_starts_again_is_no_change() -> None:
+    before, after = looks((1, "mixed"), life="silent"), looks((2, "decode"), (3, "mixed"))
+    assert _role_changes([*looks((0, "mixed")), *before, *after]) == (1, 0)
