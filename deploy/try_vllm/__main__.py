@@ -1,7 +1,7 @@
 """`python -m deploy.try_vllm VERSION`: what of vLLM's names this project touches is missing or changed in a version.
 
 Only the Python sources of its wheel are fetched, and nothing is imported or installed. Exit code 1 if anything is
-missing. It says nothing of behaviour: docs/deploy-vllm.md lists what to read and run besides.
+missing. It says nothing of behaviour: docs/vllm-design.md lists what to read and run besides.
 """
 
 import argparse
