@@ -44,6 +44,7 @@ def register():
     EngineCore.step = timed
 """
 REQUESTS = 12
+MOST_REQUESTS = 150
 SECOND_NS = 10**9
 MEAN_POINTS, WORST_POINTS = 1.0, 3.0
 
@@ -131,8 +132,11 @@ MODEL = "SmolLM2-135M-Instruct"
 async def test_a_plain_server_is_estimated_and_one_with_the_plugin_is_exact(fleet: Fleet) -> None:
     with fleet.serve():
         for seed in range(REQUESTS):
-            complete(fleet.plain, MODEL, seed)
             complete(fleet.plugged, MODEL, seed)
+        for seed in range(MOST_REQUESTS):  # on cores that are short it takes more to learn its times
+            if fleet.states()["plain"] == "observed":
+                break
+            complete(fleet.plain, MODEL, seed)
         await until(lambda: fleet.states() == {"plugged": "exact", "plain": "observed"}, timeout_s=60)
         estimates = {each["id"]: each["estimate"] is not None for each in fleet.status()["workers"]}
         assert estimates == {"plugged": False, "b": True}
