@@ -47,7 +47,7 @@ class Module:
 
     @cached_property
     def bindings(self) -> dict[str, ast.AST]:
-        """What each name at the top of the module is bound to. A class or function is preferred to an assignment."""
+        """The binding of each name at the top of the module: a class or function rather than an assignment."""
         found: dict[str, ast.AST] = {}
         for name, node in _bound(self.tree.body):
             if not isinstance(found.get(name), (ast.ClassDef, Function)) or isinstance(node, (ast.ClassDef, Function)):
@@ -222,9 +222,9 @@ class Signature:
     required: frozenset[str]
     named_only: frozenset[str] = frozenset()
     more: bool = False
-    """Whether it takes any further positional arguments."""
+    """True if it takes any further positional arguments."""
     any_name: bool = False
-    """Whether it takes arguments of any name."""
+    """True if it takes arguments of any name."""
 
     @classmethod
     def of(cls, node: Function, *, bound: bool) -> "Signature":

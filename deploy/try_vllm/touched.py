@@ -33,7 +33,7 @@ class Arguments:
     positional: int = 0
     names: tuple[str, ...] = ()
     partly: bool = False
-    """Whether there are more, from * or **."""
+    """True if there are more, from * or **."""
 
     def __str__(self) -> str:
         return f"({', '.join(['_'] * self.positional + [f'{each}=' for each in self.names] + ['...'] * self.partly)})"
@@ -52,7 +52,7 @@ class Touched:
     text: str = ""
     """The string of a TEXT or METRIC, our class of an OVERRIDE, the attribute of a STAND_IN."""
     optional: bool = False
-    """Whether our code does without it."""
+    """True if our code does without it."""
 
     def __str__(self) -> str:
         what = (

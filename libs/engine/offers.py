@@ -73,7 +73,7 @@ class Offers:
         return offer
 
     def pull(self, opaque: bytes, now_ns: int) -> Offer:
-        """As `find`, for a receiver that stays until `leave`."""
+        """Find an offer for a receiver that stays until `leave`; raise as `find` does."""
         offer = self.find(opaque, now_ns)
         offer.pulls += 1
         return offer

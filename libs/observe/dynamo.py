@@ -1,4 +1,4 @@
-"""What Dynamo's workers publish: forward-pass metrics, channels and model cards of a discovery folder. Pure."""
+"""The messages and files of Dynamo's workers: forward-pass metrics, channels and model cards. Pure."""
 
 from contextlib import suppress
 from typing import Annotated, Final, Literal

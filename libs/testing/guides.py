@@ -26,4 +26,4 @@ GUIDES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Pages of docs with the arguments of the `fulcrum up` that their blocks are typed against; none need no suite."""
 NOT_TYPED: Final = "<!-- not typed:"
-"""What follows a block that a test cannot type, with the reason."""
+"""The start of the comment after a block that a test cannot type; the reason follows it."""

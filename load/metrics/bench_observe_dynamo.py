@@ -10,10 +10,8 @@ at the end of each step by the mocker's own clock. (Lines of prefill do not tell
 import argparse
 import asyncio
 import json
-import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +26,7 @@ from urllib.request import urlopen
 import httpx
 
 from libs.testing.engines.real_model import real_model_folder
+from libs.testing.suites.observe import observe_page
 from load.measure import show, titled_table
 from load.peers.dynamo_suite import LOOPBACK, RunningDynamo, running_dynamo
 
@@ -90,15 +89,11 @@ class Compared:
 @contextmanager
 def observing(discovery: Path) -> Iterator[str]:
     """Yield the address of a page over the fleet."""
-    command = [sys.executable, "-m", "libs.cli.main", "observe", "--page", "--port", "0", "--json", "--dynamo"]
-    with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "FULCRUM_KEYS": f"{folder}/keys", "XDG_CACHE_HOME": folder}
-        with subprocess.Popen([*command, str(discovery)], env=env, stdout=subprocess.PIPE, text=True) as run:
-            try:
-                assert run.stdout is not None
-                yield json.loads(run.stdout.readline())["page"]
-            finally:
-                run.terminate()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        observe_page(Path(folder), "--dynamo", str(discovery)) as page,
+    ):
+        yield page.answer["page"]
 
 
 async def answer(client: httpx.AsyncClient, shape: Shape, chance: random.Random) -> None:

@@ -26,6 +26,7 @@ from playwright.async_api import Page, ViewportSize
 from libs.testing.suites.browser import PROGRAMS, browser, listen_for_errors
 from libs.testing.suites.suite import RunningSuite, running_suite
 from load.lab.fidelity import BYTES
+from load.metrics.screenshots import running_clients
 
 # A large model on slow GPUs has long steps and few requests a second, so that suite and browser get by with two cores.
 SPEEDUP: Final = "0.4"
@@ -54,16 +55,17 @@ FLOOD: Final = Clients(10, 7_000, 8)
 EVERY_S: Final = 1.0
 SHOWN_MS: Final = 400
 LAST_SHOWN_MS: Final = 3_000
-"""How long the last frame stands before the picture begins again."""
+"""The time for which the last frame stands before the picture begins again."""
 WARM_S, FLOOD_AT_S, COMMAND_AT_S, CALM_AT_S, END_S = 30.0, 3.0, 7.0, 16.0, 26.0
-"""How long the quiet load runs before the first frame, and seconds after it."""
+"""The duration of the quiet load before the first frame, and moments after it."""
 
 
 @asynccontextmanager
 async def load(url: str, clients: Clients) -> AsyncIterator[None]:
     """Run clients while the context is open."""
 
-    async def client(http: httpx.AsyncClient, chance: Random) -> None:
+    async def client(http: httpx.AsyncClient, number: int) -> None:
+        chance = Random(number)
         while True:
             # Token ids cost the gateway no tokenising, and random ones are never found cached.
             prompt = [chance.randrange(BYTES) for _ in range(clients.prompt_tokens)]
@@ -72,14 +74,8 @@ async def load(url: str, clients: Clients) -> AsyncIterator[None]:
             if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
                 await asyncio.sleep(float(answer.headers["retry-after"]))
 
-    async with httpx.AsyncClient(timeout=120) as http:
-        running = [asyncio.create_task(client(http, Random(seed))) for seed in range(clients.count)]
-        try:
-            yield
-        finally:
-            for each in running:
-                each.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+    async with running_clients(clients.count, client):
+        yield
 
 
 async def frames_of(page: Page, until_s: float) -> list[bytes]:

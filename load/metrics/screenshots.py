@@ -11,7 +11,7 @@ import io
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -59,24 +59,33 @@ SETTLED_MS: Final = 3_000.0
 
 
 @asynccontextmanager
-async def waves(url: str) -> AsyncIterator[None]:
-    """Run clients whose prompts grow and shrink by the seconds, while the context is open."""
-
-    async def client(http: httpx.AsyncClient) -> None:
-        while True:
-            words = 100 + int(900 * abs(math.sin(time.monotonic() / 7)))
-            body = {"model": "sim", "prompt": "word " * words, "max_tokens": 60, "ignore_eos": True}
-            body["prompt"] = f"{time.monotonic_ns()} {body['prompt']}"  # nothing is found cached
-            await http.post(f"{url}/v1/completions", json=body)
-
-    async with httpx.AsyncClient(timeout=60) as http:
-        clients = [asyncio.create_task(client(http)) for _ in range(CLIENTS)]
+async def running_clients(
+    count: int, client: Callable[[httpx.AsyncClient, int], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Run numbered clients, which ask without end, while the context is open."""
+    async with httpx.AsyncClient(timeout=120) as http:
+        clients = [asyncio.ensure_future(client(http, number)) for number in range(count)]
         try:
             yield
         finally:
             for each in clients:
                 each.cancel()
             await asyncio.gather(*clients, return_exceptions=True)
+
+
+@asynccontextmanager
+async def waves(url: str) -> AsyncIterator[None]:
+    """Run clients whose prompts grow and shrink by the seconds, while the context is open."""
+
+    async def client(http: httpx.AsyncClient, _number: int) -> None:
+        while True:
+            words = 100 + int(900 * abs(math.sin(time.monotonic() / 7)))
+            body = {"model": "sim", "prompt": "word " * words, "max_tokens": 60, "ignore_eos": True}
+            body["prompt"] = f"{time.monotonic_ns()} {body['prompt']}"  # nothing is found cached
+            await http.post(f"{url}/v1/completions", json=body)
+
+    async with running_clients(CLIENTS, client):
+        yield
 
 
 async def take(running: Browser, url: str, folder: Path, pictures: Sequence[Picture]) -> None:

@@ -64,7 +64,7 @@ class RunningDynamo:
     """The pid of each worker that prefills."""
     decode: list[int]
     step_logs: list[Path]
-    """What Dynamo's own recorders write; empty unless they were asked for."""
+    """The files that Dynamo's own recorders write; empty unless they were asked for."""
     decode_logs: list[Path]
     """The log of each worker that decodes, with a line at the end of each of its steps if `record` was asked for."""
 

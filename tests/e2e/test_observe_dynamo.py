@@ -17,10 +17,11 @@ import pytest
 import zmq
 
 from libs.testing.engines.real_model import real_model_folder
+from libs.testing.suites.observe import OBSERVE
 from load.metrics.bench_observe_dynamo import MODEL, Shape, put_under, until_it_answers
 from load.peers.dynamo_suite import python, running_dynamo
 from tests.dynamo_rig import card, channel, join, message, record
-from tests.e2e.test_observe_page import COMMAND, get, observing, states, until
+from tests.e2e.test_observe_page import get, observing, states, until
 
 pytestmark = pytest.mark.suite
 
@@ -107,7 +108,7 @@ def test_the_page_shows_measured_steps_and_who_is_away(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_fleet_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    command = [*COMMAND, "--dynamo", str(tmp_path)]
+    command = [*OBSERVE, "--port", "0", "--json", "--dynamo", str(tmp_path)]
     run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert run.returncode != 0
     assert "DYN_DISCOVERY_BACKEND=file" in run.stderr

@@ -1,8 +1,6 @@
 """`fulcrum observe --page` beside servers that are not ours: page, status, verdict and a changing list."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,27 +15,24 @@ from urllib.request import urlopen
 import pytest
 
 from libs.runtime.net.ports import held_port
+from libs.testing.suites.observe import observe_page
 from tests.observe_rig import FakeVllm, Load, serving
 
 pytestmark = pytest.mark.suite
 
 PATIENCE_S = 60.0
-COMMAND = [sys.executable, "-m", "libs.cli.main", "observe", "--page", "--port", "0", "--json"]
 
 
 @contextmanager
 def observing(folder: Path, *arguments: str, **env: str) -> Iterator[dict[str, Any]]:
-    """What the command says once it serves."""
-    own = {"FULCRUM_KEYS": str(folder / "keys"), "XDG_CACHE_HOME": str(folder), **env}
-    with subprocess.Popen([*COMMAND, *arguments], env={**os.environ, **own}, stdout=subprocess.PIPE, text=True) as run:
+    """Yield what the command says once it serves."""
+    with observe_page(folder, *arguments, **env) as page:
         try:
-            assert run.stdout is not None
-            told = json.loads(run.stdout.readline())
-            yield told
+            yield page.answer
         finally:
-            run.send_signal(signal.SIGTERM)
-            assert run.wait(PATIENCE_S) == 0
-    assert not Path(told["ready"]).exists()
+            page.process.terminate()
+            assert page.process.wait(PATIENCE_S) == 0
+    assert not Path(page.answer["ready"]).exists()
 
 
 def get(url: str) -> Any:
@@ -74,14 +69,11 @@ def table(url: str, name: str, role: str, more: str = "") -> str:
 
 
 def test_the_service_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
-    own = {**os.environ, "FULCRUM_KEYS": str(tmp_path / "keys"), "XDG_CACHE_HOME": str(tmp_path)}
     with held_port() as port:
-        command = [*COMMAND, "--vllm", f"http://127.0.0.1:{port}"]
-        with subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True) as run:
-            assert run.stdout is not None
-            page = json.loads(run.stdout.readline())["page"]
+        with observe_page(tmp_path, "--vllm", f"http://127.0.0.1:{port}") as running:
+            page = running.answer["page"]
             assert get(f"{page}/healthz") is not None
-            run.kill()
+            running.process.kill()
         last_s = time.monotonic() + PATIENCE_S
         while not refuses(f"{page}/healthz"):
             assert time.monotonic() < last_s

@@ -1,7 +1,5 @@
 """`fulcrum observe` beside real `vllm serve` processes: one with the plugin and one without it."""
 
-import json
-import os
 import random
 import shutil
 import subprocess
@@ -18,6 +16,7 @@ import pytest
 
 from libs.runtime.net.ports import held_port
 from libs.testing.engines.real_model import real_model_folder
+from libs.testing.suites.observe import observe_page
 from libs.testing.wait import until
 from load.engine.bench_vllm_serve import vllm_server
 
@@ -77,18 +76,13 @@ def complete(url: str, model: str, seed: int, tokens: int = 8) -> None:
 @contextmanager
 def observing(folder: Path, port: int, *options: str) -> Iterator[psutil.Process]:
     """Run the command, and yield the process of its metrics service."""
-    command = [sys.executable, "-m", "libs.cli.main", "observe", "--page", "--port", str(port), "--json"]
-    env = os.environ | {"FULCRUM_KEYS": str(folder / "keys"), "XDG_CACHE_HOME": str(folder)}
-    service: psutil.Process | None = None
-    with subprocess.Popen([*command, *options], env=env, stdout=subprocess.PIPE, text=True) as run:
+    with observe_page(folder, *options, port=port) as page:
+        (service,) = psutil.Process(page.process.pid).children()
         try:
-            assert run.stdout is not None and json.loads(run.stdout.readline())["page"]
-            (service,) = psutil.Process(run.pid).children()
             yield service
         finally:
-            if service is not None and service.is_running():
+            if service.is_running():
                 service.resume()
-            run.terminate()
 
 
 def installed(folder: Path) -> dict[str, str]:

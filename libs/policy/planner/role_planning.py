@@ -218,7 +218,7 @@ def assign(
     better = None if rests else _better_split(now, rated, by_limits=by_limits)
     trades = better is not None and not by_limits and _trades(now, better, lately=lately)
     trades_since_ns = (memory.trades_since_ns or now_ns) if trades else 0
-    waits = better is None or (trades and now_ns - trades_since_ns < BURST_NS)
+    waits = trades and now_ns - trades_since_ns < BURST_NS
     wanted = 0 if better is None or waits else better.mixed - now.mixed
     if apart and wanted < 0:  # the present decodes still need room
         wanted = min(max(wanted, _fewest_mixed(engine, work) - len(pool.mixed)), 0)
