@@ -4,11 +4,15 @@ The model is linear once two regimes are known: which prompt chunks are small en
 hide entirely in a decode step. The fit therefore alternates. From the last coefficients it derives regimes, fits
 new coefficients by robust least squares of relative errors, then fits the interference. Mixed steps inform both
 parts, so pure ones are not needed.
+
+A model that was learned on the same device before holds for sizes of steps that have not been seen since. Otherwise
+a few short prompts on a busy host would say how long the longest one takes.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -55,6 +59,10 @@ class Rows:
         """Three masks, [steps] bool each: pure prefill, pure decode, and mixed steps."""
         prefill, decode = self.has_prefill, self.has_decode
         return prefill & ~decode, decode & ~prefill, prefill & decode
+
+    def plus(self, other: "Rows") -> "Rows":
+        """Return these rows followed by the others."""
+        return Rows(*(np.concatenate([getattr(self, each), getattr(other, each)]) for each in self.__slots__))
 
     def pick(self, chosen: NDArray[np.bool_]) -> "Rows":
         return Rows(
@@ -194,6 +202,14 @@ MAX_FACTOR: Final = 1e4
 # Upper bound of a relative error, so that outliers do not decide between two models.
 LOSS_CAP: Final = 1.0
 
+# Sizes of the steps by which an earlier model is remembered.
+REMEMBERED_TOKENS: Final = tuple(2**power for power in range(4, 15))
+REMEMBERED_BATCHES: Final = (1, 4, 16, 64, 256)
+REMEMBERED_CONTEXTS: Final = (128, 1_024, 8_192)
+REMEMBERED_WEIGHT: Final = 0.25
+# A fit holds for sizes up to this many times beyond those seen, so nothing is remembered of these.
+REACH: Final = 2.0
+
 _NAMES = (
     "prefill_floor_ns",
     "prefill_fixed_ns",
@@ -224,14 +240,49 @@ def loss(model: StepTimeModel, rows: Rows) -> float:
     return float(np.average(error, weights=rows.weight))
 
 
-def fit_steps(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
-    """Return a model fitted to these steps, or the prior if they are too few or it predicts unseen ones better."""
-    for own, other in ((rows.has_prefill, rows.has_decode), (rows.has_decode, rows.has_prefill)):
+def remembered_steps(model: StepTimeModel, *, prefill: bool, decode: bool) -> Rows:
+    """Return pure steps of many sizes as the model predicts them, for the phases that it has learned."""
+    tokens = np.array(REMEMBERED_TOKENS if prefill else (), dtype=np.float64)
+    sizes = [(batch, batch * each) for batch in REMEMBERED_BATCHES for each in REMEMBERED_CONTEXTS] if decode else []
+    batch, kv_tokens = np.array(sizes, dtype=np.float64).reshape(-1, 2).T
+    none = [np.zeros(len(tokens)), np.zeros(len(batch))]
+    table = [tokens, none[1]], [tokens**2, none[1]], [none[0], batch], [none[0], kv_tokens]
+    columns = list(map(np.concatenate, table))
+    weight = np.full(len(columns[0]), REMEMBERED_WEIGHT)
+    return Rows(*columns, predict(model, Rows(*columns, weight, weight)), weight)
+
+
+NOTHING: Final = Rows(*(np.zeros(0) for _ in range(6)))
+
+
+def fit_steps(prior: StepTimeModel, rows: Rows, remembered: Rows = NOTHING) -> StepTimeModel:
+    """Return a model fitted to these steps, or the prior if they are too few or it predicts unseen ones better.
+
+    `remembered` are the `remembered_steps` of a prior that was learned on the same device. They count where no step
+    of such a size was measured. A prior without them is a guess, and a few steps say how far it is off at any size.
+    """
+    for own, other, known in (
+        (rows.has_prefill, rows.has_decode, remembered.has_prefill),
+        (rows.has_decode, rows.has_prefill, remembered.has_decode),
+    ):
         pure = own & ~other
-        if own.sum() < MIN_STEPS and pure.sum() >= MIN_SCALED:
+        if own.sum() < MIN_STEPS and pure.sum() >= MIN_SCALED and not known.any():
             scaled = _if_better(_scaled, prior, rows.pick(pure))
             prior = scaled if loss(scaled, rows) <= loss(prior, rows) else prior
-    return _if_better(_fit, prior, _enough(rows))
+    rows = _enough(rows)
+    return _if_better(partial(_fit, remembered=_unseen(remembered, rows)), prior, rows)
+
+
+def _unseen(remembered: Rows, rows: Rows) -> Rows:
+    """Return the remembered steps of sizes that the rows do not reach."""
+    seen = np.ones(len(remembered), dtype=bool)
+    for has, sizes in (("has_prefill", ("prefill_tokens", "squared")), ("has_decode", ("batch", "kv_tokens"))):
+        own, known = getattr(rows, has), getattr(remembered, has)
+        for size in sizes if own.any() else ():
+            reach = REACH**2 if size == "squared" else REACH
+            measured, asked = getattr(rows, size)[own], getattr(remembered, size)
+            seen &= ~known | ((asked >= measured.min() / reach) & (asked <= measured.max() * reach))
+    return remembered.pick(~seen)
 
 
 def _if_better(fit: Callable[[StepTimeModel, Rows], StepTimeModel], prior: StepTimeModel, rows: Rows) -> StepTimeModel:
@@ -258,15 +309,16 @@ def _enough(rows: Rows) -> Rows:
     return rows.pick(keep)
 
 
-def _fit(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
+def _fit(prior: StepTimeModel, rows: Rows, remembered: Rows) -> StepTimeModel:
     """Return the best of the local optima from a few starts: where regimes change, there are several."""
-    scaled = _scaled(prior, rows)
+    scaled = _scaled(prior, rows, remembered)
     starts = [scaled]
     if (pure := rows.has_prefill & ~rows.has_decode).sum() >= MIN_STEPS:
         starts += [_from_below(prior, scaled, rows.pick(pure), quantile) for quantile in LINE_QUANTILES]
     if (rows.has_prefill & rows.has_decode).any():
         starts = [replace(start, interference=share) for start in starts for share in (0.2, 0.8)]
-    return min((_descend(start, rows) for start in starts), key=lambda model: loss(model, rows))
+    every = rows.plus(remembered)
+    return min((_descend(start, rows, remembered) for start in starts), key=lambda model: loss(model, every))
 
 
 def _from_below(prior: StepTimeModel, start: StepTimeModel, rows: Rows, line_quantile: float) -> StepTimeModel:
@@ -285,13 +337,14 @@ def _from_below(prior: StepTimeModel, start: StepTimeModel, rows: Rows, line_qua
     )
 
 
-def _descend(start: StepTimeModel, rows: Rows) -> StepTimeModel:
+def _descend(start: StepTimeModel, measured: Rows, remembered: Rows) -> StepTimeModel:
     first = _vector(start)
     vector, interference = first.copy(), start.interference
-    kinds = rows.kinds
+    rows, kinds = measured.plus(remembered), measured.kinds
     for _ in range(MAX_TURNS):
         design = _design(vector, interference, rows)
-        weight = rows.weight * robust_weights(design @ vector - 1, kinds)
+        weight = rows.weight.copy()  # what is remembered is no outlier, however far measured steps have moved
+        weight[: len(measured)] *= robust_weights((design @ vector - 1)[: len(measured)], kinds)
         found = np.minimum(with_prior(design, weight, first, PRIOR_ROWS), _bounds(rows))
         interference = _interference(found, rows, weight, start.interference)
         settled = np.allclose(found, vector, rtol=1e-3)
@@ -335,13 +388,17 @@ def _design(vector: Floats, interference: float, rows: Rows) -> Floats:
     return np.asarray(np.hstack([prefill, decode]) / rows.duration_ns[:, None])
 
 
-def _scaled(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
-    """Scale each phase of the prior to the speed of its pure steps, or of its mixed steps without pure ones."""
+def _scaled(prior: StepTimeModel, rows: Rows, remembered: Rows = NOTHING) -> StepTimeModel:
+    """Scale each phase that is not remembered to the speed of its pure steps, or of its mixed steps without pure
+    ones.
+    """
     vector = _vector(prior)
-    for part, own, other in (
-        (_PREFILL, rows.has_prefill, rows.has_decode),
-        (_DECODE, rows.has_decode, rows.has_prefill),
+    for part, own, other, known in (
+        (_PREFILL, rows.has_prefill, rows.has_decode, remembered.has_prefill),
+        (_DECODE, rows.has_decode, rows.has_prefill, remembered.has_decode),
     ):
+        if known.any():
+            continue
         chosen = rows.pick(own & ~other if (own & ~other).any() else own)
         expected = predict(prior, chosen)
         if (expected > 0).any():

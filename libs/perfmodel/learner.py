@@ -1,15 +1,17 @@
 """A step-time model that learns from every step, with the errors of its recent predictions. Pure."""
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.perfmodel.fit import Rows, StepSamples, fit_steps, predict
+from libs.perfmodel.fit import Rows, StepSamples, fit_steps, predict, remembered_steps
 from libs.policy.step_time import StepTimeModel, StepWork
 
 # Recent predictions of each kind of step from which errors are published.
@@ -96,8 +98,12 @@ class _Errors:
 class StepTimeLearner:
     """A learner that turns measured steps into a model. Until it has enough of them, the model is the prior."""
 
-    def __init__(self, prior: StepTimeModel) -> None:
+    def __init__(self, prior: StepTimeModel, known: Collection[StepKind] = ()) -> None:
+        """- known: the kinds of steps that the prior has learned on this device; for others it is a guess"""
         self._prior = prior
+        self._remembered = remembered_steps(
+            prior, prefill=StepKind.PREFILL in known, decode=StepKind.DECODE in known
+        )
         self._samples = StepSamples()
         self._errors = {kind: _Errors() for kind in StepKind}
         self._new_steps = 0
@@ -126,7 +132,7 @@ class StepTimeLearner:
 
     def fit(self, rows: Rows) -> StepTimeModel:
         """Return the model of these steps. This is slow and changes no state, so any thread may call it."""
-        return fit_steps(self._prior, rows)
+        return fit_steps(self._prior, rows, self._remembered)
 
     def take(self, model: StepTimeModel, rows: Rows) -> bool:
         """Use a model for predictions from now on. Return whether it differs enough to publish it."""
@@ -146,14 +152,22 @@ TYPICAL_CONTEXT: Final = 1_000
 LEAST_NS: Final = 1.0
 
 
+# A worker that has run more steps of a kind weighs no more, so that one busy slow worker is not what is usual.
+ENOUGH_STEPS: Final = 64
+
+
 def usual_model(reported: Sequence[FittedModel], chunk_tokens: int) -> StepTimeModel | None:
-    """Combine each part from the median worker among those that have run such steps. None without a valid model."""
+    """Combine each part from the median worker, weighed by the steps of such a kind that it has run.
+
+    None without a valid model.
+    """
     if not reported:
         return None
 
     def middle(kind: StepKind, cost: Callable[[StepTimeModel], float]) -> FittedModel | None:
         ran = sorted((each for each in reported if each.of(kind).steps), key=lambda each: cost(each.model))
-        return ran[(len(ran) - 1) // 2] if ran else None
+        weights = list(accumulate(min(each.of(kind).steps, ENOUGH_STEPS) for each in ran))
+        return ran[bisect_left(weights, weights[-1] / 2)] if ran else None
 
     found = {
         StepKind.PREFILL: middle(StepKind.PREFILL, lambda each: each.chunks_ns(chunk_tokens, chunk_tokens**2)),

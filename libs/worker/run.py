@@ -220,7 +220,7 @@ async def _step_times(ports: WorkerPorts, gpus: int) -> StepTimes:
     engine = ports.engine
     key = step_time_key(engine, ports.model)
     prior = prior_step_time(engine.name, engine.device, engine.capabilities.compute, gpus)
-    step_times = StepTimes(ports.step_times, key, prior)
+    step_times = StepTimes(ports.step_times, key, prior, exact=engine.name == "sim")
     await step_times.restore()
     step_times.on_change(engine.set_step_time)
     return step_times

@@ -43,10 +43,12 @@ SAVE_S: Final = 30.0
 class StepTimes:
     """Learns from every step, refits periodically, stores the fits, and notifies observers of changes."""
 
-    def __init__(self, store: StepTimeStore, key: StepTimeKey, prior: StepTimeModel) -> None:
+    def __init__(self, store: StepTimeStore, key: StepTimeKey, prior: StepTimeModel, *, exact: bool = False) -> None:
+        """- exact: True if the prior is the device's own formula, as that of a simulated one is"""
         self._store = store
         self._key = key
-        self._learner = StepTimeLearner(prior)
+        self._exact = frozenset(StepKind) if exact else frozenset[StepKind]()
+        self._learner = StepTimeLearner(prior, self._exact)
         self._observers: list[Callable[[StepTimeModel], None]] = []
         self.fitted: FittedModel = self._learner.fitted()
         self.known: frozenset[StepKind] = frozenset()
@@ -67,7 +69,7 @@ class StepTimes:
         found = await self._store.load(self._key)
         if found:
             self.known = frozenset(found)
-            self._learner = StepTimeLearner(combine(self._learner.model, found))
+            self._learner = StepTimeLearner(combine(self._learner.model, found), self._exact | self.known)
             self.fitted = self._learner.fitted()
             log.info("step times restored", kinds=sorted(kind.value for kind in found))
 

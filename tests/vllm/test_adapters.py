@@ -16,7 +16,6 @@ from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
-from libs.engine.vllm.scheduler import StepScheduler
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.adapters import merged_tokens, write_adapter
 from libs.testing.engines.engine import EventReader
@@ -85,6 +84,8 @@ class Asked:
 
 def test_a_request_waits_while_adapters_of_hidden_requests_take_all_slots() -> None:
     """vLLM counts only adapters that it sees, and its engine fails once more run than there are slots."""
+    from libs.engine.vllm.scheduler import StepScheduler
+
     hidden, other, plain, same = Asked(Adapter(1)), Asked(Adapter(2)), Asked(None), Asked(Adapter(1))
     scheduler: Any = SimpleNamespace(
         lora_config=SimpleNamespace(max_loras=1), running=[hidden], waiting=[other, plain, same], kv_holding_waiting=[]

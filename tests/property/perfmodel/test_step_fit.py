@@ -19,6 +19,7 @@ from libs.perfmodel.fit import (
     fit_steps,
     loss,
     nonnegative,
+    remembered_steps,
     robust_weights,
 )
 from libs.perfmodel.learner import FittedModel, KindFit, StepKind, StepTimeLearner, combine
@@ -190,6 +191,37 @@ def test_equal_steps_spoil_nothing_that_a_good_prior_knows(
     found = fit_steps(truth, samples.rows())
     assert np.max(errors(found, truth, DECODE)) < 0.1
     assert errors(found, truth, PREFILL) == [0.0] * 200
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    st.sampled_from([GPU, CPU]), st.sampled_from([PREFILL, DECODE]), st.integers(MIN_SCALED, 200),
+    st.tuples(st.floats(0, 0.3), st.floats(0, 0.9), st.floats(0.1, 5)), st.integers(0, 99),
+)  # fmt: skip
+def test_short_steps_on_a_busy_host_leave_what_was_learned_of_long_ones(
+    truth: StepTimeModel, kind: str, steps: int, busy: tuple[float, float, float], seed: int
+) -> None:
+    noise, late, late_by = busy
+    random, samples = np.random.default_rng(seed), StepSamples()
+    for _ in range(steps):
+        short = StepWork(decode_sequences=1, decode_kv_tokens=100)
+        if kind == PREFILL:
+            end = int(random.integers(7, 60))
+            short = chunks_work([(0, end)])
+        delayed = random.exponential(late_by) if random.random() < late else 0.0
+        samples.add(short, round(truth.step_ns(short) * (1 + abs(random.normal(0, noise)) + delayed)))
+    found = fit_steps(truth, samples.rows(), remembered_steps(truth, prefill=True, decode=True))
+    long = chunks_work([(0, 4096)]) if kind == PREFILL else StepWork(decode_sequences=64, decode_kv_tokens=200_000)
+    assert found.step_ns(long) == pytest.approx(truth.step_ns(long), rel=0.25)
+
+
+@pytest.mark.parametrize("truth", [GPU, CPU])
+@pytest.mark.parametrize("factor", [0.6, 1.7])
+def test_a_device_that_is_not_as_remembered_is_followed(truth: StepTimeModel, factor: float) -> None:
+    samples = measured(truth.scaled(factor), PREFILL + DECODE + MIXED, 400)
+    found = fit_steps(truth, samples.rows(), remembered_steps(truth, prefill=True, decode=True))
+    for kind in (PREFILL, DECODE):
+        assert np.median(errors(found, truth.scaled(factor), kind)) < 0.05
 
 
 def test_a_device_that_changes_is_followed() -> None:

@@ -241,6 +241,12 @@ def test_one_slow_worker_does_not_change_what_is_usual():
     assert usual_model([], 512) is None
 
 
+def test_a_few_steps_say_less_of_what_is_usual_than_many():
+    many, few = KindFit(steps=200), KindFit(steps=3)
+    told_models = [FittedModel(MODEL, many, many, many), *[FittedModel(MODEL.scaled(0.25), few, few, few)] * 4]
+    assert usual_model(told_models, 512) == MODEL
+
+
 def test_the_planners_mode_and_the_last_move_are_known_until_it_is_silent():
     news = PlannerNews()
     assert (news.status(S).heard, news.status(S).mode) == (False, None)
