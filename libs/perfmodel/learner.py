@@ -101,9 +101,7 @@ class StepTimeLearner:
     def __init__(self, prior: StepTimeModel, known: Collection[StepKind] = ()) -> None:
         """- known: the kinds of steps that the prior has learned on this device; for others it is a guess"""
         self._prior = prior
-        self._remembered = remembered_steps(
-            prior, prefill=StepKind.PREFILL in known, decode=StepKind.DECODE in known
-        )
+        self._remembered = remembered_steps(prior, prefill=StepKind.PREFILL in known, decode=StepKind.DECODE in known)
         self._samples = StepSamples()
         self._errors = {kind: _Errors() for kind in StepKind}
         self._new_steps = 0
