@@ -5,8 +5,10 @@ It uses plain `http.client`: importing httpx takes 0.2 s, for which people would
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -155,11 +157,20 @@ def _answer(base_url: str, method: str, path: str, headers: dict[str, str], body
     except (OSError, HTTPException):
         raise no_suite(base_url) from None
     if answer.status not in OK:
-        raise StartupError(f"{base_url}{path} refused: {_message(answer.status, content)}")
+        raise StartupError(
+            f"{base_url}{path} refused: {_message(answer.status, content)}{_no_key(answer.status, sent)}"
+        )
     try:
         return json.loads(content)
     except ValueError:
         raise StartupError(f"{base_url}{path} answers something that is not JSON: is it a suite?") from None
+
+
+def _no_key(status: int, sent: Mapping[str, str]) -> str:
+    """Return what a caller without a key can do about a refusal; empty for other refusals."""
+    if status not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) or "authorization" in sent:
+        return ""
+    return f". Set {KEY_VARIABLE}, or wait until `fulcrum up` says that its suite serves: then its token is used"
 
 
 def checked(answer: "httpx.Response") -> dict[str, Any]:

@@ -3,16 +3,18 @@
 import json
 import os
 import stat
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from libs.cli.find import key_headers, remember
+from libs.cli.find import key_headers, put_json, remember
 from libs.cli.keys.book import span_s
 from libs.cli.main import app
-from libs.contracts.errors import FulcrumError, InvalidRequest, KeyNotFound
+from libs.contracts.errors import FulcrumError, InvalidRequest, KeyNotFound, StartupError
 from libs.keys.book import PREFIX
 from libs.launch.ready import Ready, write_ready
 
@@ -143,3 +145,21 @@ def test_the_secret_of_salts_is_kept_with_the_keys_and_drawn_again_on_request(ke
     assert json.loads(keys_file.read_text())["cache_secret"] == before
     assert value("rotate-salt") == {"rotated": True}
     assert json.loads(keys_file.read_text())["cache_secret"] != before
+
+
+class _Refuses(BaseHTTPRequestHandler):
+    def do_PUT(self) -> None:
+        self.send_error(403)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.system
+def test_a_command_without_a_key_says_that_the_suite_may_still_be_starting() -> None:
+    with HTTPServer(("127.0.0.1", 0), _Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(StartupError, match="wait until `fulcrum up` says that its suite serves"):
+            put_json(f"http://127.0.0.1:{server.server_port}", "/v1/mode", {}, token="")
+        with pytest.raises(StartupError, match="403$"):
+            put_json(f"http://127.0.0.1:{server.server_port}", "/v1/mode", {}, token="x")
+        server.shutdown()
