@@ -160,6 +160,6 @@ def test_a_command_without_a_key_says_that_the_suite_may_still_be_starting() -> 
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(StartupError, match="wait until `fulcrum up` says that its suite serves"):
             put_json(f"http://127.0.0.1:{server.server_port}", "/v1/mode", {}, token="")
-        with pytest.raises(StartupError, match="403$"):
+        with pytest.raises(StartupError, match=r"403$"):
             put_json(f"http://127.0.0.1:{server.server_port}", "/v1/mode", {}, token="x")
         server.shutdown()
