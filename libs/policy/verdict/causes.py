@@ -68,6 +68,8 @@ class Cause:
     """Sort key of causes; the smallest comes first."""
     missing_workers: int = 0
     """The number of workers to add to a cluster that is too small; 0 if no number considered suffices."""
+    is_slight: bool = False
+    """True if a shortage is so near its threshold that a burst by chance reaches it, and passes again."""
 
     def seen(self, since_ns: int) -> "Cause":
         """Return the cause with the time since which it has held."""
@@ -185,7 +187,8 @@ def _shortage(state: ModelState, limits: VerdictLimits, named: Cause | None) -> 
     code, grade = found
     healthy = shortage_of(state.healthy, state.backlog_s, limits)
     explained = healthy is None or healthy[1] is not Grade.FIRE
-    cause = Cause(code, state.model, "", grade=grade, rank=2 if explained else 0)
+    slight = max(state.pressures.prefill, state.pressures.decode) < CLEAR_PRESSURE
+    cause = Cause(code, state.model, "", grade=grade, rank=2 if explained else 0, is_slight=slight)
     same = named if named is not None and named.code is code else None
     standing = None if named is None else named.action
     action = advice(state, standing) if grade is Grade.FIRE else None if standing is None else stands(state, standing)

@@ -144,13 +144,18 @@ class VerdictWatch:
             self._switch(track, cause, now_ns)
             return
         track.cause, track.clear_ns, track.held_ns = cause, 0, now_ns
-        lasting_ns = self.limits.slow_for_ns if cause.code in _SEEN_TO_LAST else self.limits.for_ns
-        track.named = track.named or now_ns - track.pending_ns >= lasting_ns
+        track.named = track.named or now_ns - track.pending_ns >= self._lasting_ns(cause)
+
+    def _lasting_ns(self, cause: Cause) -> int:
+        """Return the time for which a cause must have lasted before it is named."""
+        if cause.is_slight:
+            return self.limits.slight_for_ns
+        return self.limits.slow_for_ns if cause.code in _SEEN_TO_LAST else self.limits.for_ns
 
     def _switch(self, track: _CauseTrack, cause: Cause, now_ns: int) -> None:
         """Switch to another code once that has held for as long as a new cause must."""
         track.clear_ns = track.clear_ns or now_ns
-        if now_ns - track.clear_ns >= self.limits.for_ns:
+        if now_ns - track.clear_ns >= self._lasting_ns(cause):
             track.cause, track.pending_ns, track.clear_ns, track.held_ns = cause, track.clear_ns, 0, now_ns
 
     def _clear(self, key: tuple[str, str], now_ns: int) -> None:

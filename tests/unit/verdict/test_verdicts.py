@@ -228,6 +228,16 @@ def test_a_moment_of_shortage_is_not_named():
         assert watch.look([short if at_s % 2 else calm], at_s * S // 2).code is CauseCode.BALANCED
 
 
+def test_a_slight_shortage_must_last_longer():
+    watch = VerdictWatch(LIMITS)
+    slight, clear = state(prompts=3.5, decodes=20), state(prompts=4.5, decodes=20)
+    assert watched(watch, [slight] * 15).code is CauseCode.BALANCED
+    assert watched(watch, [slight] * 6, from_ms=1_500).code is CauseCode.PREFILL_BOUND
+    watch = VerdictWatch(LIMITS)
+    assert watched(watch, [slight] * 10).code is CauseCode.BALANCED
+    assert watched(watch, [clear], from_ms=1_000).code is CauseCode.PREFILL_BOUND
+
+
 def test_pressure_that_has_not_lasted_is_not_called_balanced_now():
     watch, short = VerdictWatch(LIMITS), state(prompts=5.0, decodes=20)
     sentence = watch.look([short], S).sentence
@@ -337,7 +347,7 @@ def test_a_command_stands_while_demand_varies_and_its_figures_follow():
 
 def test_a_command_gives_way_to_one_that_leaves_clearly_less_and_names_what_it_replaces():
     watch = VerdictWatch(LIMITS)
-    first = watched(watch, [state(prompts=3.5, decodes=20)] * 20).causes[0].action
+    first = watched(watch, [state(prompts=4.0, decodes=20)] * 20).causes[0].action
     more = watched(watch, [state(prompts=6.0, decodes=20)] * 5, from_ms=2_000).causes[0].action
     assert len(more.workers) > len(first.workers)
     assert (more.replaces, more.id != first.id, more.since_ns) == (first.command, True, 2_000 * MS)
