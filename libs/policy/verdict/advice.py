@@ -93,17 +93,19 @@ _Tried = tuple[Sequence[WorkerState], Split]
 """Workers to move, and the split that results."""
 
 
-def advice(state: ModelState, standing: Action | None = None) -> Action | None:
+def advice(state: ModelState, standing: Action | None = None, *, is_new: bool = False) -> Action | None:
     """Return the change of roles to make now, or None if nothing helps.
 
     `standing` is the one advised so far. It stays, with the figures of now, unless another leaves clearly less: a
-    command that changes while somebody types it helps nobody.
+    command that changes while somebody types it helps nobody. One that is new stays as long as it helps at all.
     """
     if state.roles_fixed:
         return None
     best, still = _best(state), None if standing is None else stands(state, standing)
     if still is None:
         return best
+    if is_new:
+        return still
     beaten = best is not None and still.pressure_then > 1 and best.pressure_then < still.pressure_then * (1 - GAIN)
     return best if beaten else still
 

@@ -132,14 +132,17 @@ LEAST_KEPT: Final = 0.7
 FEWER: Final = 0.7
 
 
-def causes(state: ModelState, limits: VerdictLimits, named: Cause | None = None) -> list[Cause]:
+def causes(
+    state: ModelState, limits: VerdictLimits, named: Cause | None = None, *, is_new: bool = False
+) -> list[Cause]:
     """Return the causes that hold, and those between their thresholds, which keep a named cause alive.
 
     `named` is the model's shortage that is named now. Its action and its number of missing workers stand as long as
-    they are true, and a cluster named too small stays so until some roles would leave room.
+    they are true, and a cluster named too small stays so until some roles would leave room. `is_new` says that its
+    action was advised only lately.
     """
     found = [*_links(state, limits), *_slow(state, limits)]
-    shortage = _shortage(state, limits, named)
+    shortage = _shortage(state, limits, named, is_new=is_new)
     if shortage is not None:
         found.append(shortage)
     found.extend(_short_of_cpu(state, limits, pressed=shortage is not None))
@@ -179,7 +182,7 @@ def _prompts_grade(pressure: float, waits_s: float, limits: VerdictLimits) -> Gr
     return grade
 
 
-def _shortage(state: ModelState, limits: VerdictLimits, named: Cause | None) -> Cause | None:
+def _shortage(state: ModelState, limits: VerdictLimits, named: Cause | None, *, is_new: bool) -> Cause | None:
     small = named is not None and named.code is CauseCode.TOO_SMALL
     found = shortage_of(state.pressures, state.backlog_s, limits, small=small)
     if found is None:
@@ -191,7 +194,10 @@ def _shortage(state: ModelState, limits: VerdictLimits, named: Cause | None) -> 
     cause = Cause(code, state.model, "", grade=grade, rank=2 if explained else 0, is_slight=slight)
     same = named if named is not None and named.code is code else None
     standing = None if named is None else named.action
-    action = advice(state, standing) if grade is Grade.FIRE else None if standing is None else stands(state, standing)
+    if grade is Grade.FIRE:
+        action = advice(state, standing, is_new=is_new)
+    else:
+        action = None if standing is None else stands(state, standing)
     return _with_figures(cause, state, action, same)
 
 

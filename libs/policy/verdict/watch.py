@@ -10,6 +10,8 @@ from libs.policy.verdict.state import Grade, ModelState, UnknownState, VerdictLi
 
 # A cause may flicker about its threshold, so its advice stands for this long after it held last.
 ADVISED_NS = 1_000_000_000
+COMMAND_NS = 10_000_000_000
+"""The time for which a new command stands as long as it helps, so that people can type it."""
 _SHORTAGE = "shortage"
 # These have lasted before they are a cause at all.
 _SEEN_TO_LAST = frozenset((CauseCode.SLOW_WORKER, CauseCode.SILENT_WORKER))
@@ -75,7 +77,9 @@ class VerdictWatch:
         known = [each for each in models if isinstance(each, ModelState)]
         found = {_key(cause): cause for state in models for cause in silences(state)}
         for state in known:
-            for cause in causes(state, self.limits, self._named(state.model)):
+            before = self._named(state.model)
+            is_new = before is not None and before.action is not None and now_ns - before.action.since_ns < COMMAND_NS
+            for cause in causes(state, self.limits, before, is_new=is_new):
                 found[_key(cause)] = cause
         explained = {each.model for each in found.values()}
         found |= {_key(each): each for each in others if each.code is not CauseCode.LATE or each.model not in explained}

@@ -345,12 +345,15 @@ def test_a_command_stands_while_demand_varies_and_its_figures_follow():
     assert len({each.pressure_then for each in found}) == 7
 
 
-def test_a_command_gives_way_to_one_that_leaves_clearly_less_and_names_what_it_replaces():
+def test_a_command_gives_way_after_ten_seconds_to_one_that_leaves_clearly_less_and_names_what_it_replaces():
     watch = VerdictWatch(LIMITS)
     first = watched(watch, [state(prompts=4.0, decodes=20)] * 20).causes[0].action
-    more = watched(watch, [state(prompts=6.0, decodes=20)] * 5, from_ms=2_000).causes[0].action
+    grown = [state(prompts=6.0, decodes=20)]
+    still = watched(watch, grown * 80, from_ms=2_000).causes[0].action
+    assert (still.id, still.command) == (first.id, first.command)
+    more = watched(watch, grown * 20, from_ms=10_000).causes[0].action
     assert len(more.workers) > len(first.workers)
-    assert (more.replaces, more.id != first.id, more.since_ns) == (first.command, True, 2_000 * MS)
+    assert (more.replaces, more.id != first.id, more.since_ns) == (first.command, True, first.since_ns + 10_000 * MS)
 
 
 def test_a_command_ends_once_its_workers_have_moved():
