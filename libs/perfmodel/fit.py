@@ -245,11 +245,17 @@ def remembered_steps(model: StepTimeModel, *, prefill: bool, decode: bool) -> Ro
     tokens = np.array(REMEMBERED_TOKENS if prefill else (), dtype=np.float64)
     sizes = [(batch, batch * each) for batch in REMEMBERED_BATCHES for each in REMEMBERED_CONTEXTS] if decode else []
     batch, kv_tokens = np.array(sizes, dtype=np.float64).reshape(-1, 2).T
-    none = [np.zeros(len(tokens)), np.zeros(len(batch))]
-    table = [tokens, none[1]], [tokens**2, none[1]], [none[0], batch], [none[0], kv_tokens]
-    columns = list(map(np.concatenate, table))
-    weight = np.full(len(columns[0]), REMEMBERED_WEIGHT)
-    return Rows(*columns, predict(model, Rows(*columns, weight, weight)), weight)
+    none, nothing = np.zeros(len(batch)), np.zeros(len(tokens))
+    weight = np.full(len(tokens) + len(batch), REMEMBERED_WEIGHT)
+    rows = Rows(
+        prefill_tokens=np.concatenate([tokens, none]),
+        squared=np.concatenate([tokens**2, none]),
+        batch=np.concatenate([nothing, batch]),
+        kv_tokens=np.concatenate([nothing, kv_tokens]),
+        duration_ns=np.zeros(len(weight)),
+        weight=weight,
+    )
+    return replace(rows, duration_ns=predict(model, rows))
 
 
 NOTHING: Final = Rows(*(np.zeros(0) for _ in range(6)))

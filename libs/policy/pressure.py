@@ -113,16 +113,25 @@ class WorkerProfile:
     kv_tokens: int
     """KV room in tokens; 0 if there is no bound."""
     chunk_speed: float = field(init=False, repr=False)
-    """Prompt tokens a nanosecond in steps of prompts alone."""
+    """Prompt tokens a nanosecond in steps of one prompt's first chunk."""
     _key: tuple[StepTimeModel, int, int, int] = field(init=False, repr=False)
     _hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         chunk = self.chunk_tokens
-        object.__setattr__(self, "chunk_speed", chunk / max(self.step_time.chunks_ns(chunk, chunk * chunk), 1.0))
+        object.__setattr__(self, "chunk_speed", self.speed_at(chunk))
         key = (self.step_time, chunk, self.max_sequences, self.kv_tokens)
         object.__setattr__(self, "_key", key)
         object.__setattr__(self, "_hash", hash(key))  # needed for every split that is compared
+
+    def speed_at(self, prompt_tokens: float) -> float:
+        """Return the prompt tokens a nanosecond in full steps of prompts of this length; 0 stands for one chunk.
+
+        The later tokens of a long prompt attend to more and take longer. Where lengths differ, it is their mean by
+        tokens, in which a long prompt counts more.
+        """
+        chunk = self.chunk_tokens
+        return chunk / max(self.step_time.chunks_ns(chunk, chunk * (prompt_tokens or chunk)), 1.0)
 
     # Written by hand, as mypyc rejects a __hash__ beside the __eq__ that a dataclass generates.
     def __eq__(self, other: object) -> bool:

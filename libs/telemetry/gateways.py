@@ -54,6 +54,11 @@ class ModelBacklog(NamedTuple):
     def prompt_tokens(self) -> int:
         return self.prefill_tokens + self.decode_prompt_tokens
 
+    @property
+    def mean_prompt_tokens(self) -> float:
+        """The mean length of the waiting prompts; 0 if none wait."""
+        return self.prompt_tokens / max(self.prefill_requests + self.decode_requests, 1)
+
     def plus(self, queue: ModelQueue) -> "ModelBacklog":
         """Return the sum of this backlog and one gateway's queue."""
         tokens = queue.hopeful_tokens if queue.HasField("hopeful_tokens") else MAX_TOKENS

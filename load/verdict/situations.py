@@ -39,7 +39,7 @@ class Device:
 
     def prompt_s(self, tokens: float) -> float:
         """Return the seconds that one prompt takes one worker."""
-        return tokens / self.engine.chunk_speed / 1e9
+        return tokens / self.engine.speed_at(tokens) / 1e9
 
     def step_s(self, batch: float, context: float) -> float:
         """Return the seconds of one decode step."""

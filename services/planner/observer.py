@@ -257,6 +257,7 @@ def _work(
         held=at_gateways.decode_requests,
         held_prompt_tokens=at_gateways.decode_prompt_tokens,
         tpot_ns=tpot_ns,
+        prompt_tokens=at_gateways.mean_prompt_tokens,
     )
 
 

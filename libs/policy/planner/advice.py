@@ -60,6 +60,7 @@ def workload(
     held: int,
     held_prompt_tokens: int,
     tpot_ns: int,
+    prompt_tokens: float = 0.0,
 ) -> Workload:
     """Return the work of a model's workers.
 
@@ -67,11 +68,13 @@ def workload(
     - waiting_tokens: tokens of waiting prompts
     - decodes, kv_tokens: sequences that decode or soon will, and their KV
     - held, held_prompt_tokens: requests waiting for a place to decode
+    - prompt_tokens: the length of the waiting prompts; 0 if it is unknown
 
     Gateways do not report how much of the held requests is already computed, so each is assumed to hold as much KV
     as the other sequences.
     """
-    waiting_ns = waiting_tokens / engine.chunk_speed
+    speed = engine.speed_at(prompt_tokens)
+    waiting_ns = waiting_tokens / speed
     alike = kv_tokens // decodes if decodes else 0
     return Workload(
         prompts_wanted(served, waiting_ns),
@@ -81,7 +84,7 @@ def workload(
         waiting_ns,
         held=held,
         held_kv_tokens=max(held_prompt_tokens, held * alike),
-        held_prompts=prompts_wanted(0.0, held_prompt_tokens / engine.chunk_speed),
+        held_prompts=prompts_wanted(0.0, held_prompt_tokens / speed),
     )
 
 

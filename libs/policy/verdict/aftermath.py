@@ -61,7 +61,7 @@ def decodes_to_come(state: ModelState, work: Workload, counts: RoleCounts) -> Wo
     """
     if not (state.prompt_tokens and state.output_tokens and counts.mixed):
         return work
-    engine, prompt_s = state.engine, state.prompt_tokens / state.engine.chunk_speed / 1e9
+    engine, prompt_s = state.engine, state.prompt_tokens / (state.prompt_speed or state.engine.chunk_speed) / 1e9
     speed = prompt_speed(engine, work, counts.prefill, counts.mixed, counts.lending)
     rate, context = min(state.arrival_rate, speed), state.prompt_tokens + state.output_tokens / 2
     drains_s = work.waiting_ns / 1e9 / (speed - rate) if speed > rate else MAX_NS / 1e9
@@ -125,7 +125,7 @@ def _alone_share(state: ModelState) -> float:
     Without a queue a step has one prompt, which does not fill it but takes its fixed time all the same.
     """
     tokens = state.prompt_tokens or float(state.engine.chunk_tokens)
-    return min(tokens / _prompt_ns(state) / state.engine.chunk_speed, 1.0)
+    return min(tokens / _prompt_ns(state) / state.engine.speed_at(tokens), 1.0)
 
 
 def _error(state: ModelState) -> float:

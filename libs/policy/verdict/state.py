@@ -372,6 +372,8 @@ class ModelState:
     """Prompt work that arrives, as the number of workers it keeps busy."""
     arrival_error: float = 0.0
     """The standard error of `arrival_rate`, as a share of it."""
+    prompt_speed: float = 0.0
+    """The prompt tokens a nanosecond of one prefill worker, for prompts of such lengths; 0 if unknown."""
     prompt_tokens: float = 0.0
     """The mean length of recent prompts without their cached part; 0 if unknown."""
     output_tokens: float = 0.0

@@ -107,6 +107,10 @@ class ObservedTraffic:
         counts = self._sum([model], now_ns, SPAN_NS).counts
         return counts["computed"] / counts["first"] if counts["first"] else 0.0
 
+    def prompt_spread(self, model: str, now_ns: int) -> float:
+        """Return 1: servers report no lengths of single prompts."""
+        return 1.0
+
     def mean_output_tokens(self, model: str, now_ns: int) -> float:
         """Return generated tokens over answers that ended, near the mean length while as many begin as end."""
         counts = self._sum([model], now_ns, SPAN_NS).counts

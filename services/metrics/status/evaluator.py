@@ -402,9 +402,10 @@ class VerdictEvaluator:
     def _demand(self, model: str, waiting: ModelBacklog, now_ns: int) -> SeenDemand:
         limit_ns, tpot_ns = self._targets(model, now_ns)
         # Prompts refused at a full queue are assumed as long as those that wait in it.
-        each = waiting.prompt_tokens / max(waiting.prefill_requests + waiting.decode_requests, 1)
         refused_per_s = self.refusals.per_s(model, now_ns)
-        refused = max(self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS), refused_per_s * each)
+        refused = max(
+            self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS), refused_per_s * waiting.mean_prompt_tokens
+        )
         rate = self._arrivals.rate(model, now_ns)
         return SeenDemand(
             waiting=waiting,
@@ -415,6 +416,7 @@ class VerdictEvaluator:
             tpot_ns=tpot_ns,
             mean_prompt_tokens=self.traffic.mean_prompt_tokens(model, now_ns),
             mean_output_tokens=self.traffic.mean_output_tokens(model, now_ns),
+            prompt_spread=self.traffic.prompt_spread(model, now_ns),
         )
 
     def _shares(self, worker_ids: Sequence[str], now_ns: int) -> "dict[str, _Shares]":

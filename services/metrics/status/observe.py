@@ -61,6 +61,8 @@ class SeenDemand:
     """The mean prompt length of recent requests, cached parts included; 0 if there were none."""
     mean_output_tokens: float = 0.0
     """The mean length of recent answers; 0 if there were none."""
+    prompt_spread: float = 1.0
+    """The mean prompt length by tokens over that by requests."""
 
 
 def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
@@ -105,7 +107,9 @@ def _state(
     waiting, fresh = demand.waiting, 1 - demand.cache_hit
     at_workers = sum(each.prompt_tokens for each in states)
     people_tokens = max(waiting.prompt_tokens - waiting.batch_tokens, 0) * fresh + at_workers
-    speed = engine.chunk_speed
+    # What waits says more of what comes than requests that have ended. A computed token attends to cached ones too.
+    mean_tokens = waiting.mean_prompt_tokens or demand.mean_prompt_tokens
+    speed = engine.speed_at(mean_tokens * demand.prompt_spread * (1 + demand.cache_hit))
     needed, horizon_ns = workers_needed(
         Prompts(
             # Prompts that are late already press like all others: whoever sent them still waits, and a backlog of more
@@ -159,6 +163,7 @@ def _state(
         arrival_error=demand.tokens_error / demand.tokens_per_s if demand.tokens_per_s else 0.0,
         prompt_tokens=demand.mean_prompt_tokens * fresh,
         output_tokens=demand.mean_output_tokens,
+        prompt_speed=speed,
     )
 
 

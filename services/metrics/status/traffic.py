@@ -207,6 +207,13 @@ class TrafficLog:
         own = [each.prompt_tokens for each in self._requests if each.model == model and not each.batch]
         return sum(own) / len(own) if own else 0.0
 
+    def prompt_spread(self, model: str, now_ns: int) -> float:
+        """Return the mean prompt length by tokens over that by requests: 1 if all are alike, more if they differ."""
+        self._forget(now_ns)
+        own = [each.prompt_tokens for each in self._requests if each.model == model and not each.batch]
+        total = sum(own)
+        return sum(each * each for each in own) * len(own) / (total * total) if total else 1.0
+
     def mean_output_tokens(self, model: str, now_ns: int) -> float:
         """Return the mean answer length of a model's requests without batch jobs; 0 if there were none."""
         self._forget(now_ns)

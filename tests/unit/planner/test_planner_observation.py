@@ -110,7 +110,9 @@ def test_prompts_wanted_are_those_computed_and_what_waits_at_workers_and_gateway
             hopeful_tokens=2 * a_second,
         ),
     )
-    assert busy.work.prompts == pytest.approx(4.0, rel=1e-3)
+    of_such_length = rest.engine.speed_at(2 * a_second / 4)
+    assert busy.work.prompts == pytest.approx(1.0 + 3 * a_second / (of_such_length * 1e9), rel=1e-3)
+    assert of_such_length < rest.engine.chunk_speed
 
 
 def test_late_prompts_press_where_nothing_is_served_and_no_one_else() -> None:

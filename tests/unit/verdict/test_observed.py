@@ -17,13 +17,17 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     GatewayQueues,
     ModelQueue,
     RequestEvent,
+    StepBatch,
 )
 from libs.engine.sim import LOOK_S, SimFaults
 from libs.perfmodel.learner import FittedModel, KindFit, expected_ns, usual_model
-from libs.policy.step_time import StepTimeModel, StepWork
-from libs.telemetry.gateways import SPAN_NS, ArrivalRates, RefusalCounts
+from libs.policy.pressure import WorkerProfile
+from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
+from libs.policy.verdict.state import ModelState
+from libs.telemetry.gateways import SPAN_NS, ArrivalRates, ModelBacklog, RefusalCounts
 from libs.telemetry.steps import FinishedSteps
 from services.metrics.status.evaluator import StepPace, beside_peers, pace
+from services.metrics.status.observe import ObservedStatus, SeenDemand, observe
 from services.metrics.status.traffic import HEARD_NS, PlannerNews, TrafficLog
 from services.metrics.status.traffic import SPAN_NS as TRAFFIC_NS
 
@@ -285,3 +289,24 @@ def test_a_worker_whose_last_two_steps_were_slow_is_slow_however_fast_it_was_and
     fast, slow = round(each), round(3 * each)
     assert of(fast, fast, fast, fast, slow, slow) == pytest.approx(3, rel=0.05)
     assert of(fast, fast, fast, fast, fast, slow) == pytest.approx(8 / 6, rel=0.05)
+
+
+@pytest.mark.parametrize("length", [2_048, 8_192, 32_768])
+def test_waiting_prompts_are_as_much_work_as_their_chunks_take(length):
+    engine = WorkerProfile(MODEL, 512, 32, 100_000)
+    batch = StepBatch(worker_id="w", max_sequences=32, chunk_tokens=512)
+    batch.assignment.role = 1
+    waiting = ModelBacklog(prefill_requests=3, prefill_tokens=3 * length, hopeful_tokens=3 * length)
+    demand = SeenDemand(waiting, 0.0, 0.0, 0.0, ttft_limit_ns=4 * S, tpot_ns=100 * MS)
+    found = observe("m", engine, [ObservedStatus(batch, None, 0, 0, 0, 0)], 0, demand)
+    assert isinstance(found, ModelState)
+    chunks = [chunks_work([(start, start + 512)]) for start in range(0, length, 512)]
+    assert found.work.waiting_ns == pytest.approx(3 * sum(MODEL.prefill_ns(each) for each in chunks))
+
+
+def test_a_few_long_prompts_among_short_ones_count_as_what_they_are():
+    log = TrafficLog()
+    for length in [100] * 9 + [10_000]:
+        log.take(RequestEvent(model="m", outcome=OUTCOME_OK, prompt_tokens=length, output_tokens=2, ttft_ns=MS), S)
+    assert log.prompt_spread("m", S) == pytest.approx((9 * 100**2 + 10_000**2) * 10 / (9 * 100 + 10_000) ** 2)
+    assert log.prompt_spread("other", S) == 1
