@@ -27,7 +27,7 @@ from rich.table import Table
 
 from libs.cli.console import plain_table
 from libs.forecast.backtest import HORIZONS_S, BacktestForecasts, inside, interval_score, make_plan, run, score
-from libs.forecast.baselines import heavy_baselines, light_baselines
+from libs.forecast.baselines import light_baselines
 from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import SERIES, DemandHistory, history_from_rates
 from libs.policy.forecast.model import DemandForecaster
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _accuracy(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    rivals = light_baselines() + (heavy_baselines(asked.heavy.split(",")) if asked.heavy else [])
+    rivals = light_baselines()
     records: list[dict[str, Any]] = []
     recovery: dict[str, float] = {}
     for each, history in suite(Path(os.environ.get("FULCRUM_DATA", "")), None if asked.half == "both" else asked.half):
@@ -291,7 +291,6 @@ def _arguments() -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--half", choices=("tuning", "reporting", "both", "none"), default="reporting")
     made.add_argument("--every", type=int, default=1, help="forecast from every n-th bin only")
-    made.add_argument("--heavy", default="", help="baselines from libraries too, e.g. mstl,auto-ets")
     made.add_argument("--series", type=int, default=500, help="refitted one after the other")
     made.add_argument("--days", default="14", help="lengths of history to time, with commas between; empty: none")
     made.add_argument("--seed", type=int, default=1)

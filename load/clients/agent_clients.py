@@ -1,6 +1,7 @@
 """Clients that agents are written with, unmodified: each streams, has a tool called and a schema filled.
 
     agent_clients.py CLIENT BASE_URL MODEL
+    agent_clients.py ask BASE_URL BODY       # OpenAI's client alone
 
 Runs in an environment of its own (locks/clients.txt) and prints one JSON object. Each client's packages are imported by
 its own function, so that one of them can be run where the others are missing.
@@ -44,6 +45,17 @@ def report(*, streamed: str, pieces: int, called: dict[str, Any], filled: City) 
         raise SystemExit(f"a stream of {pieces} pieces brought {streamed!r}")
     City.model_validate(called)
     print(json.dumps({"streamed": streamed, "pieces": pieces, "called": called, "filled": filled.model_dump()}))
+
+
+def ask(url: str, body: str) -> None:
+    """Request one whole answer and one stream with OpenAI's client; `body` is the request in JSON."""
+    import openai
+
+    client, asked = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0), json.loads(body)
+    whole = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert whole.usage.completion_tokens == chunks[-1].usage.completion_tokens == asked["max_tokens"]
+    print(whole.choices[0].message.model_dump_json())
 
 
 def with_openai(url: str, model: str) -> None:
@@ -287,6 +299,7 @@ def with_anthropic(url: str, model: str) -> None:
 
 
 CLIENTS = {
+    "ask": ask,
     "anthropic": with_anthropic,
     "openai": with_openai,
     "langchain": with_langchain,

@@ -72,7 +72,7 @@ def curl_http10(gateway: str, _folder: Path) -> Sequence[str]:
 
 def openai_python(gateway: str, _folder: Path) -> Sequence[str]:
     """OpenAI's own client, of the version that the suite's own tests use."""
-    return (sys.executable, str(HERE / "ask.py"), f"{gateway}/v1", BODY)
+    return (sys.executable, str(HERE / "agent_clients.py"), "ask", f"{gateway}/v1", BODY)
 
 
 def openai_node(gateway: str, _folder: Path) -> Sequence[str]:

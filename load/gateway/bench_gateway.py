@@ -62,20 +62,20 @@ class Target:
 
 
 @asynccontextmanager
-async def fulcrum(folder: Path, gateways: int = 1) -> AsyncIterator[Target]:
+async def fulcrum(folder: Path) -> AsyncIterator[Target]:
     """Start a whole suite on an engine that takes no time."""
-    arguments = ("--engine", "sim", "--gateways", str(gateways), "--prefill", "1", "--decode", "1")
+    arguments = ("--engine", "sim", "--prefill", "1", "--decode", "1")
     starting = running_suite(folder, *arguments, env={**_MAX_SPEED, "FULCRUM_CACHE": str(folder / "cache")})
     suite = await asyncio.to_thread(starting.__enter__)
     try:
-        urls = [urlsplit(url) for url in suite.ready["gateways"]]
+        url = urlsplit(suite.gateway)
         with Redis.from_url(suite.ready["redis"]) as redis:
             yield Target(
                 name="fulcrum",
                 model=suite.ready["model"],
-                addresses=[(str(url.hostname), int(url.port or 0)) for url in urls],
+                addresses=[(str(url.hostname), int(url.port or 0))],
                 kinds=processes_below(suite.process.pid, _SERVICES),
-                counters=lambda: {**_redis_counters(redis), **_grpc_counters(suite.ready["gateways"])},
+                counters=lambda: {**_redis_counters(redis), **_grpc_counters(suite.gateway)},
             )
     finally:
         await asyncio.to_thread(starting.__exit__, None, None, None)
@@ -88,14 +88,13 @@ def _redis_counters(redis: "Redis") -> dict[str, float]:
     return {"redis_trips": stats["total_reads_processed"], "redis_bytes": moved}
 
 
-def _grpc_counters(gateways: Sequence[str]) -> dict[str, float]:
-    """Return frames and bytes of the streams between gateways and workers."""
+def _grpc_counters(gateway: str) -> dict[str, float]:
+    """Return frames and bytes of the streams between gateway and workers."""
     found = {"grpc_frames": 0.0, "grpc_bytes": 0.0}
-    for url in gateways:
-        for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
-            for name, metric in (("grpc_frames", "frames"), ("grpc_bytes", "frame_bytes")):
-                if family.name == f"fulcrum_gateway_{metric}":
-                    found[name] += sum(s.value for s in family.samples if s.name.endswith("_total"))
+    for family in text_string_to_metric_families(httpx.get(f"{gateway}/metrics").text):
+        for name, metric in (("grpc_frames", "frames"), ("grpc_bytes", "frame_bytes")):
+            if family.name == f"fulcrum_gateway_{metric}":
+                found[name] += sum(s.value for s in family.samples if s.name.endswith("_total"))
     return found
 
 
@@ -241,27 +240,6 @@ async def bench(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-SCALE_SHAPE, SCALE_CONNECTIONS, SCALE_SECONDS = Shape(2, stream=False), 64, 8.0
-
-
-async def scale() -> tuple[list[Row], float]:
-    """Measure one gateway pinned to a core, then two with a core each; return the capacity of two over that of one.
-
-    Workers and load run on the same cores. Their time is taken out: a gateway's capacity is a core over the CPU
-    time that a request takes in it.
-    """
-    rows = []
-    for gateways in (1, 2):
-        with tempfile.TemporaryDirectory(prefix="fulcrum-bench-") as folder:
-            async with fulcrum(Path(folder), gateways) as target:
-                for core, process in enumerate(target.kinds[GATEWAY]):
-                    process.cpu_affinity([core])
-                rows.append(await measure(target, SCALE_CONNECTIONS, SCALE_SHAPE, SCALE_SECONDS))
-        print(line(rows[-1]), flush=True)
-    one, two = rows
-    return rows, 2 * one.cpu_us[GATEWAY] / two.cpu_us[GATEWAY]
-
-
 HEAD = (
     f"{'':<13}{'C':>4} {'answers':<17}{'req/s':>7}{'p50 ms':>8}{'p99 ms':>8}  "
     + "".join(f"{kind:>8}" for kind in KINDS)
@@ -294,17 +272,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.5, help="counted time of each case")
     parser.add_argument("--no-bare", action="store_true", help="without the bare endpoint")
     parser.add_argument("--peer", choices=["dynamo"], help="also a peer; `make peer-dynamo` installs it")
-    parser.add_argument("--scale", action="store_true", help="only one gateway against two, each pinned to a core")
     options = parser.parse_args()
     print("CPU µs per request by process; gRPC frames and bytes between gateway and workers, Redis round trips")
     print(HEAD)
-    if options.scale:
-        rows, ratio = uvloop.run(scale())
-        print(f"two gateways on two cores have {ratio:.2f} times the capacity of one on one")
-        print(
-            json.dumps({"bench": "gateway scale", "capacity_ratio": round(ratio, 3), "rows": list(map(asdict, rows))})
-        )
-        return
     rows = uvloop.run(bench(options))
     print(memory(rows))
     print(json.dumps({"bench": "gateway", "rows": [asdict(row) for row in rows]}))
