@@ -39,7 +39,6 @@ _MAX_SPEED = {
     "FULCRUM_WORKER_MAX_SEQUENCES": "256",  # as the peer's mocker
     "FULCRUM_LOG_LEVEL": "warning",
 }
-PEER_START_S = 60.0
 BARE_START_S = 20.0
 
 Counters = Callable[[], Mapping[str, float]]
@@ -137,24 +136,7 @@ async def dynamo(model: Path) -> AsyncIterator[Target]:
     with running_dynamo(model, "tiny") as started:
         pids = {GATEWAY: [started.frontend], PREFILL: started.prefill, DECODE: started.decode, OTHERS: []}
         kinds = {kind: [psutil.Process(pid) for pid in found] for kind, found in pids.items()}
-        target = Target("dynamo", "tiny", [(LOOPBACK, started.port)], kinds)
-        await _until_it_answers(target)
-        yield target
-
-
-async def _until_it_answers(target: Target) -> None:
-    _, _, body = Requests(target.model, Shape(2, stream=False)).next().partition(b"\r\n\r\n")
-    async with asyncio.timeout(PEER_START_S), httpx.AsyncClient() as client:
-        while True:
-            try:
-                response = await client.post(
-                    target.url + PATH, content=body, headers={"content-type": "application/json"}
-                )
-                if response.is_success:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.2)
+        yield Target("dynamo", "tiny", [(LOOPBACK, started.port)], kinds)
 
 
 SHAPES = tuple(Shape(tokens, stream) for tokens in (2, 64) for stream in (False, True))

@@ -25,8 +25,8 @@ from playwright.async_api import Page, ViewportSize
 
 from libs.testing.suites.browser import PROGRAMS, browser, listen_for_errors
 from libs.testing.suites.suite import RunningSuite, running_suite
+from load.gateway.http_load import running_clients
 from load.lab.fidelity import BYTES
-from load.metrics.screenshots import running_clients
 
 # A large model on slow GPUs has long steps and few requests a second, so that suite and browser get by with two cores.
 SPEEDUP: Final = "0.4"
