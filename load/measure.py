@@ -1,12 +1,15 @@
-"""Helpers that benches share: CPU time, core waits and memory of processes, percentiles, tables."""
+"""Helpers that benches share: processes with their CPU time, core waits and memory, percentiles, tables."""
 
 import os
 import statistics
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 from rich.console import Console
@@ -39,6 +42,22 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
         return None
     ordered = sorted(values)
     return {"p50": statistics.median(ordered), "p99": ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]}
+
+
+@contextmanager
+def spawned(work: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
+    """Run `work(*arguments, pipe)` in a process of its own while the context is open; yield this end of the pipe."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(*arguments, theirs))
+    process.start()
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        process.terminate()
+        process.join()
 
 
 OTHERS = "others"

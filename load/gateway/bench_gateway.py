@@ -29,7 +29,7 @@ from redis import Redis
 from libs.testing.engines.real_model import real_model_folder
 from libs.testing.suites.suite import running_suite
 from load.gateway.http_load import PATH, Requests, Shape, Tally, run_load
-from load.measure import LOAD, OTHERS, Kinds, processes_below, usage
+from load.measure import LOAD, OTHERS, Kinds, percentiles, processes_below, usage
 from load.peers.dynamo_suite import LOOPBACK, running_dynamo
 
 GATEWAY, PREFILL, DECODE = "gateway", "prefill", "decode"
@@ -173,17 +173,16 @@ async def measure(target: Target, connections: int, shape: Shape, seconds: float
         counters, before, start_s = target.counters(), usage(target.kinds), time.perf_counter()
         await asyncio.sleep(seconds)
         duration_s, after = time.perf_counter() - start_s, usage(target.kinds)
-        latencies_ms = sorted(latency_s * 1e3 for latency_s in tally.latencies_s)
-        answers = max(len(latencies_ms), 1)
+        answers, took = max(len(tally.latencies_s), 1), percentiles(tally.latencies_s) or {"p50": 0.0, "p99": 0.0}
         counted = {name: (value - counters[name]) / answers for name, value in target.counters().items()}
         rows.append(
             Row(
                 target=target.name,
                 connections=connections,
                 shape=shape.name,
-                per_s=round(len(latencies_ms) / duration_s, 1),
-                p50_ms=round(latencies_ms[answers // 2], 3) if latencies_ms else 0.0,
-                p99_ms=round(latencies_ms[answers * 99 // 100], 3) if latencies_ms else 0.0,
+                per_s=round(len(tally.latencies_s) / duration_s, 1),
+                p50_ms=round(took["p50"] * 1e3, 3),
+                p99_ms=round(took["p99"] * 1e3, 3),
                 cpu_us={kind: round((after[kind].cpu_s - before[kind].cpu_s) / answers * 1e6) for kind in after},
                 rss_mb={kind: round(after[kind].rss_mb) for kind in after},
                 counted={name: round(value, 3) for name, value in counted.items()},
