@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from libs.cli.console import plain_table
@@ -32,6 +31,7 @@ from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import SERIES, DemandHistory, history_from_rates
 from libs.policy.forecast.model import DemandForecaster
 from load.forecast_series import CHANGED, CHANGED_DAY, DAY, STEP_S, suite
+from load.measure import show, titled_table
 
 HORIZONS: Final = (1, 6, 18, 144)
 # How far ahead a history of some days is tried, in bins, and how far apart its beginnings lie.
@@ -48,20 +48,18 @@ AIM_COVERAGE, AIM_COVERAGE_OF_A_DAY = (0.87, 0.93), (0.84, 0.96)
 
 def main() -> None:
     asked = _arguments()
-    console = Console(file=sys.stdout, highlight=False, width=150)
     found: dict[str, Any] = {"bench": "forecast", "half": asked.half, "every": asked.every}
     if asked.half != "none":
         records, recovery = _accuracy(asked)
-        console.print(_table(records))
+        show(_table(records))
         summary = summarize(records)
-        for line in in_words(summary, recovery):
-            console.print(line)
+        print(*in_words(summary, recovery), sep="\n")
         short = _short_histories(asked)
-        console.print(_short_table(short))
+        show(_short_table(short))
         found |= {"records": records, "summary": summary, "recovery": recovery, "short": short}
     if asked.days:
         rows = [_measure(int(each), asked.series, asked.seed) for each in asked.days.split(",")]
-        console.print(_speeds(rows, asked.series))
+        show(_speeds(rows, asked.series))
         found |= {"series": asked.series, "horizons": HORIZONS, "rows": rows}
     print(json.dumps(found))
 
@@ -126,7 +124,8 @@ def _try_short(
 
 
 def _short_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = plain_table("days of history", *(f"{each * STEP_S / 3600:.0f} h" for each in FAR_AHEAD))
+    title = "90 % bands far ahead of short histories: share that held, p95 over p50"
+    table = titled_table(title, "days of history", *(f"{each * STEP_S / 3600:.0f} h" for each in FAR_AHEAD))
     for days in SHORT_DAYS:
         by_horizon = {each["horizon_s"]: each for each in rows if each["days"] == days}
         found = [by_horizon.get(each * STEP_S) for each in FAR_AHEAD]
@@ -134,7 +133,6 @@ def _short_table(rows: Sequence[dict[str, Any]]) -> Table:
             str(days),
             *("–" if each is None else f"{each['coverage90']:.2f}  x{exp(each['width']):.1f}" for each in found),
         )
-    table.title, table.title_justify = "90 % bands far ahead of short histories: share that held, p95 over p50", "left"
     return table
 
 

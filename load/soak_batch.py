@@ -21,13 +21,13 @@ from typing import Any
 
 import httpx
 import psutil
-from rich.console import Console
-from rich.table import Table
 
+from libs.cli.console import plain_table
 from libs.testing.batch.jobs import ENDED, answered, committed, done, retrieve, shown, submit, unanswered, write_lines
 from libs.testing.servers.stores import KafkaServer, real_kafka
 from libs.testing.suites.processes import kill, pid_of
 from libs.testing.suites.suite import RunningSuite, running_suite
+from load.measure import show
 
 GATEWAYS = ("gateway-1", "gateway-2")
 VICTIMS = (*GATEWAYS, "decode-1", "redis", "kafka")
@@ -80,12 +80,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    table = Table(box=None)
-    for name in rows[0] if rows else ():
-        table.add_column(name.replace("_", " "), justify="right")
+    table = plain_table(*(name.replace("_", " ") for name in (rows[0] if rows else ())))
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
-    Console(width=160).print(table)
+    show(table)
 
 
 def _text(value: object) -> str:

@@ -426,16 +426,19 @@ LIVE: Final[Mapping[str, Live]] = MappingProxyType(
 )
 
 
-def traces_of(text: str, count: int) -> list[Trace]:
-    """Return `count` traces of a kind, or a part of a file; none if the file is absent."""
+def is_there(text: str) -> bool:
+    """Return whether a trace is generated or its file is in FULCRUM_DATA."""
+    name, cut, _ = text.partition("@")
+    return not cut or (Path(os.environ.get("FULCRUM_DATA", "")) / name).is_file()
+
+
+def trace_of(text: str, *, seed: int = 1, later_s: float = 0.0) -> Trace:
+    """Return a generated trace, or NAME@START+SECONDS of a file in FULCRUM_DATA, begun `later_s` later."""
     name, cut, part = text.partition("@")
     if not cut:
-        return [generate(text, seed=seed) for seed in range(1, count + 1)]
-    path = Path(os.environ.get("FULCRUM_DATA", "")) / name
-    if not path.is_file():
-        return []
+        return generate(text, seed=seed)
     start_s, seconds = map(float, part.split("+"))
-    return [read_trace(path, seed=1, start_s=start_s, seconds=seconds)]
+    return read_trace(Path(os.environ["FULCRUM_DATA"]) / name, seed=seed, start_s=start_s + later_s, seconds=seconds)
 
 
 def live_trace(live: Live, seconds: float, seed: int) -> Trace:

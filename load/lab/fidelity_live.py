@@ -18,6 +18,7 @@ from libs.perfmodel.learner import StepKind, combine
 from libs.perfmodel.wire import fitted_model
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
+from load.gateway.http_load import WrongAnswer
 from load.lab.fidelity import LIVE, ClusterShape, Replay, Served, live_trace
 
 # Before the first request, to build everything that is sent.
@@ -27,10 +28,6 @@ READ_BYTES = 65_536
 REFUSED = b" 429 "
 # The status line of an answer begins in so many bytes.
 HEAD_BYTES = 32
-
-
-class WrongAnswer(Exception):
-    """An error, or another number of tokens than requested."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,11 @@ import httpx
 import numpy as np
 import psutil
 import uvloop
-from rich.console import Console
 
 from libs.testing.suites.processes import name_of
 from libs.testing.suites.suite import RunningSuite, running_suite
 from load.gateway.http_load import PacedLoad, Requests, Shape
-from load.measure import Reading, cpu_points, listener_on, machine_busy_s, read_named
+from load.measure import Reading, cpu_points, listener_on, machine_busy_s, read_named, show
 from load.metrics.first_hour_figures import (
     IDLE,
     LOADED,
@@ -335,12 +334,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main() -> int:
     options = parse(None)
     kafka, phases = broker(options.kafka), list[Phase]()
-    console = Console(width=120)
     with subprocess.Popen([sys.executable, "-c", CONTROL_PROGRAM]) as control:
         try:
             for shape in options.shapes:
                 for phase in run(shape, Beside(kafka, psutil.Process(control.pid)), options):
-                    console.print(process_table(phase))
+                    show(process_table(phase))
                     print(summary(phase), end="\n\n", flush=True)
                     phases.append(phase)
         finally:

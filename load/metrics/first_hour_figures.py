@@ -8,6 +8,8 @@ from typing import Any, Final
 import numpy as np
 from rich.table import Table
 
+from load.measure import titled_table
+
 IDLE, LOADED = "idle", "load"
 SUM: Final = "sum"
 CONTROL: Final = "(control)"
@@ -201,10 +203,8 @@ def progress(phase: str, number: int, of: int, minute: Minute) -> str:
 
 
 def process_table(phase: Phase) -> Table:
-    table = Table(title=f"{phase.shape} {phase.name}: % of a core, by process", box=None, title_justify="left")
-    table.add_column("process")
-    for head in ("minute 1", "last", "mean*", "growth* an hour", "±", "MB, minute 1", "MB, last"):
-        table.add_column(head, justify="right")
+    heads = ("minute 1", "last", "mean*", "growth* an hour", "±", "MB, minute 1", "MB, last")
+    table = titled_table(f"{phase.shape} {phase.name}: % of a core, by process", "process", *heads)
     for row in rows(phase):
         table.add_row(
             row.process,
