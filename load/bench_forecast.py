@@ -199,7 +199,6 @@ def _shown(value: float | None) -> str:
 
 
 def in_words(summary: dict[str, Any], recovery: dict[str, float]) -> list[str]:
-    """Return the aims and the figures, in words."""
     lines = [
         f"over the best baseline in hindsight: {_shown(summary['near'])} at 10 min (aim {AIM_NEAR}), "
         f"{_shown(summary['far'])} from 1 h on (aim {AIM_FAR}); "

@@ -163,6 +163,14 @@ def listener_on(port: int) -> psutil.Process | None:
     return None
 
 
+def resident_mib(pid: int | None) -> float:
+    """Return the resident memory of a process; 0 if there is none."""
+    try:
+        return psutil.Process(pid).memory_info().rss / 2**20 if pid else 0.0
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
 def machine_busy_s() -> float:
     """Return CPU seconds that all processes of this machine and its kernel have taken since it started."""
     times = psutil.cpu_times()

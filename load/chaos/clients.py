@@ -227,7 +227,6 @@ class _Exchange:
             self._net.loop.spawn(self._gateway, self._run(app))
 
     def leave(self) -> None:
-        """Note that the client has closed its end."""
         self._net.calls.pop(self, None)
         self.down.end(EOF)
         self._gone.set()

@@ -58,7 +58,7 @@ class Stores:
     """The stores that all nodes of a run share."""
 
     def __init__(self, loop: SimLoop, random: Random, *, retained_records: int = RETAINED_RECORDS) -> None:
-        """`retained_records` is how many a partition of a topic keeps."""
+        """Keep `retained_records` in each partition of a topic."""
         self._loop = loop
         self._random = random
         self.late_s = 0.0

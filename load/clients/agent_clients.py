@@ -59,7 +59,7 @@ def ask(url: str, body: str) -> None:
 
 
 def with_openai(url: str, model: str) -> None:
-    """OpenAI's client for Python: chat and responses."""
+    """Use both chat and responses."""
     import openai
 
     client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
@@ -92,7 +92,6 @@ def with_openai(url: str, model: str) -> None:
 
 
 def with_langchain(url: str, model: str) -> None:
-    """LangChain's ChatOpenAI."""
     from langchain_core.messages import HumanMessage, ToolMessage
     from langchain_openai import ChatOpenAI
 
@@ -111,7 +110,6 @@ def with_langchain(url: str, model: str) -> None:
 
 
 def with_llama_index(url: str, model: str) -> None:
-    """LlamaIndex's OpenAILike."""
     from llama_index.core.llms import ChatMessage
     from llama_index.core.tools import FunctionTool
     from llama_index.llms.openai_like import OpenAILike
@@ -138,7 +136,7 @@ def with_llama_index(url: str, model: str) -> None:
 
 
 def with_litellm(url: str, model: str) -> None:
-    """LiteLLM's completion, as its proxy calls it."""
+    """Call completion as LiteLLM's proxy does."""
     import litellm
 
     common = {
@@ -164,7 +162,7 @@ def with_litellm(url: str, model: str) -> None:
 
 
 async def with_pydantic_ai(url: str, name: str) -> None:
-    """pydantic-ai's Agent: a stream, a tool in its loop, an output that is a model."""
+    """Run agents with a stream, with a tool in their loop, and with a model as output."""
     from pydantic_ai import Agent, NativeOutput
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -191,7 +189,7 @@ async def with_pydantic_ai(url: str, name: str) -> None:
 
 
 def with_instructor(url: str, model: str) -> None:
-    """instructor over OpenAI's client, by tools and by JSON schema."""
+    """Fill the schema by tools and by JSON schema, over OpenAI's client."""
     import instructor
     import openai
 
@@ -211,7 +209,7 @@ def with_instructor(url: str, model: str) -> None:
 
 
 async def with_openai_agents(url: str, name: str) -> None:
-    """OpenAI's Agents SDK: its loop with a tool, over responses and over chat completions."""
+    """Run the SDK's loop with a tool, over responses and over chat completions."""
     import agents
     import openai
 
@@ -253,7 +251,7 @@ async def _run_agents(model: Any) -> tuple[str, int, dict[str, Any], City]:
 
 
 def with_anthropic(url: str, model: str) -> None:
-    """Anthropic's client for Python: a stream, a tool streamed and answered, a schema, a count of tokens."""
+    """Use a stream, a tool streamed and answered, a schema, and a count of tokens."""
     import anthropic
 
     client = anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key=KEY, max_retries=0)

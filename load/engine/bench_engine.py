@@ -53,7 +53,6 @@ class Case:
         return statistics.median(engine / plain for engine, plain in pairs)
 
     def median(self, side: str) -> float:
-        """Return the median tokens a second of one side."""
         return statistics.median(self.rates[side])
 
 
@@ -213,7 +212,6 @@ async def measure(all_cases: list[Case], rounds: int) -> list[Case]:
 
 
 def report(done: list[Case], device: str, options: argparse.Namespace) -> None:
-    """Print the table and the JSON object."""
     print(f"{'case':<50}{'engine tok/s':>14}{'plain tok/s':>14}{'ratio':>8}{'aim':>6}")
     for case in done:
         aim = f"{case.aim:.1f}" if case.aim else ""

@@ -89,8 +89,6 @@ class ClockedTorch(TorchRunner):
 
 
 class ClockedSim(SimRunner):
-    """The sim runner with its calls timed."""
-
     def __init__(self, config: EngineConfig, log: CallLog) -> None:
         super().__init__(config)
         self._log = log
@@ -150,7 +148,6 @@ GPU_KV_MEMORY_MB = 8192
 
 
 def shape_of(name: str, device: str) -> Shape:
-    """Return the load of an engine on a device."""
     return GPU_SHAPE if name == "torch" and device.startswith("cuda") else SHAPES[name]
 
 

@@ -50,7 +50,6 @@ class Floor:
 
     steps: int
     model_error: float
-    """Relative error of the model's predictions."""
     noise: float
     """Relative error of the median of equal steps: no model that sees only the work can do better."""
 

@@ -459,7 +459,6 @@ async def attacked(
 
 
 def main() -> None:
-    """Print a table, then one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--open", action="store_true", help="without keys and limits")
     parser.add_argument("--no-limits", action="store_true", help="with keys, and no limits of the attacker's")

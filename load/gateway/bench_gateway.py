@@ -55,7 +55,6 @@ class Target:
 
     @property
     def url(self) -> str:
-        """Return the URL of the first address."""
         host, port = self.addresses[0]
         return f"http://{host}:{port}"
 
@@ -196,7 +195,6 @@ async def measure(target: Target, connections: int, shape: Shape, seconds: float
 
 @asynccontextmanager
 async def opened(options: argparse.Namespace) -> AsyncIterator[list[Target]]:
-    """Start Fulcrum and the targets beside it."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fulcrum-bench-")))
         found = [await stack.enter_async_context(fulcrum(folder))]

@@ -76,7 +76,7 @@ while True:
 
 
 class Watcher:
-    """Follows a suite's stream all the while, and samples the age of the data that it shows."""
+    """A reader of a suite's stream, which samples the age of the data that it shows."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -287,7 +287,6 @@ async def observe(shape: str, suite: RunningSuite, beside: Beside, options: argp
 
 
 def run(shape: str, beside: Beside, options: argparse.Namespace) -> list[Phase]:
-    """Start a suite of the shape, observe it, stop it."""
     prefill, decode = shape.split("+")
     arguments = ["--engine", "sim", "--prefill", prefill, "--decode", decode]
     arguments += ["--kafka", options.kafka] if options.kafka else []

@@ -136,7 +136,6 @@ def observing(servers: int, port: int) -> Iterator[tuple[psutil.Process, str]]:
 
 
 def measure(process: psutil.Process, url: str, servers: int, stretch: str, seconds: float) -> Measured:
-    """Measure the service for some seconds."""
     before, failed = _counts(url)
     cpu, began_s = process.cpu_times(), time.monotonic()
     time.sleep(seconds)

@@ -75,7 +75,6 @@ class Minute:
 
     @property
     def sum_points(self) -> float:
-        """Return the points of the whole suite."""
         return sum(self.cpu_points.values())
 
 

@@ -218,8 +218,6 @@ def policies(workers: int) -> list[Policy]:
 
 @dataclass(slots=True)
 class Observations:
-    """Observations of a suite while it served."""
-
     start_unix_ns: int = 0
     decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
     changed_ns: dict[tuple[str, int], int] = field(default_factory=dict)

@@ -27,6 +27,7 @@ from libs.policy.planner.role_planning import LEAST_PAY_BACK_NS
 from libs.runtime.tasks import TaskOwner
 from libs.testing.suites.processes import kill, pid_of
 from libs.testing.suites.suite import RunningSuite, running_suite
+from load.measure import resident_mib
 
 PREFILL, DECODE, SPARE, GATEWAYS = 2, 2, 1, 2
 VICTIMS: Final = ("planner", "planner", "gateway-2", "redis", "kafka", "metrics", "prefill-2", "decode-2")
@@ -195,8 +196,7 @@ class Soak:
                 pass  # the process was killed or is frozen
             for name in ("planner", "metrics", "gateway-1"):
                 pid = pid_of(self.suite, name)
-                if pid is not None and psutil.pid_exists(pid):
-                    mib = psutil.Process(pid).memory_info().rss / 2**20
+                if pid is not None and (mib := resident_mib(pid)):
                     self.found.rss[name, pid].append((time.monotonic() - self.began_s, mib))
             await asyncio.sleep(WATCH_S)
 

@@ -71,7 +71,6 @@ class Look:
 
 
 def look(suite: VirtualSuite) -> Look:
-    """Read all voices at this moment."""
     now_ns = suite.cluster.clock.now_ns()
     answer = suite.status()
     verdict, models = answer["verdict"], [each for each in answer["models"] if each["known"]]
@@ -118,17 +117,16 @@ def _unsaid(answer: dict[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Judge:
-    """Counts, look by look, where voices differ and where green is not true."""
+    """A count, look by look, of where voices differ and where green is not true."""
 
     ttft_s: float
     differences: list[str] = field(default_factory=list)
     """Each with its time, once for as long as it lasts."""
     late_s: float = 0.0
-    """Seconds for which clients were late."""
     green_s: float = 0.0
     """Seconds for which the verdict was calm although clients were late for longer than `LATE_S`."""
     green: str = ""
-    """The first such moment."""
+    """The first moment that counts in `green_s`, with its sentence."""
     _recent: deque[Look] = field(default_factory=deque)
     _differing: dict[str, float] = field(default_factory=dict)
     """The time since which voices differ, by what differs; infinite once it was counted."""
@@ -253,7 +251,6 @@ class SceneResult:
 
     @property
     def faults(self) -> list[str]:
-        """Return what is wrong, in words."""
         found = []
         if not self.mended and (self.named_s is None or self.named_s > WITHIN_S):
             found.append("not named" if self.named_s is None else f"named after {self.named_s:.1f} s")
@@ -421,7 +418,6 @@ def _line(result: SceneResult) -> str:
 
 
 def main() -> None:
-    """Print one line for each scene, and one JSON line last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=1, help="devices that are drawn; each scene is played on each")
     parser.add_argument("--seed", type=int, default=1, help="the first of them")
@@ -441,7 +437,6 @@ def main() -> None:
 
 
 def summary(found: Sequence[SceneResult], took_s: float) -> dict[str, Any]:
-    """Return the figures over all scenes."""
     calm_h = sum(each.lasted_s for each in found if each.name in {one.name for one in SCENES if one.is_calm}) / 3600
     named = sorted(each.named_s for each in found if each.named_s is not None)
     return {

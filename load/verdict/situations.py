@@ -18,11 +18,11 @@ TTFT_S: Final = 4.0
 # An imbalance asks for no more than this share of what the whole cluster can do in its best roles.
 FIT: Final = 0.85
 MOST_DRAWS: Final = 2_000
+# Bounds on what two cores carry beside the suite.
 MOST_RATE: Final = 22.0
 MOST_AT_ONCE: Final = 140
 # Share of the TTFT limit that prompts arriving at once may take of prefill workers.
 MOST_PROMPTS: Final = 0.5
-"""What two cores carry beside the suite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class Outcome:
     left: float | None = None
     """The pressure measured after the advice was followed."""
     followed: list[FollowedFigure] = field(default_factory=list)
-    """What else the advice promised and what clients and status saw of it, as far as that came to be known."""
+    """Further promises of the advice, each with its outcome as clients and status saw it."""
 
     @property
     def off(self) -> float | None:
@@ -110,7 +110,7 @@ def is_there(device: Device, planted: Planted, asked: Iterable[ClientRequest]) -
 
 @dataclass(slots=True)
 class Reported:
-    """What `/v1/status` reported, change by change."""
+    """The answers of `/v1/status`, change by change."""
 
     changes: list[tuple[float, str, frozenset[str], str]] = field(default_factory=list)
     pressures: list[tuple[float, ...]] = field(default_factory=list)
