@@ -135,9 +135,8 @@ def _base(seed: int, bins: int = WEEKS, *, day: float = 0.6, noise: float = 0.12
     return _MadeSeries(rng, at_day, arrivals + burst, prompts + 0.5 * burst, outputs)
 
 
-def _shifted(made: _MadeSeries, arrivals: Floats | float = 0.0, *, prompts: Floats | float = 0.0,
-             outputs: Floats | float = 0.0) -> _MadeSeries:  # fmt: skip
-    return _MadeSeries(made.rng, made.at_day, made.arrivals + arrivals, made.prompts + prompts, made.outputs + outputs)
+def _shifted(made: _MadeSeries, arrivals: Floats, *, outputs: Floats | float = 0.0) -> _MadeSeries:
+    return _MadeSeries(made.rng, made.at_day, made.arrivals + arrivals, made.prompts, made.outputs + outputs)
 
 
 def _trend(_: Path) -> DemandHistory:

@@ -76,9 +76,9 @@ class SyntheticWorker:
         return batch.SerializeToString()
 
 
-def synthetic_fleet(gpus: int, seed: int = 1) -> list[SyntheticWorker]:
+def synthetic_fleet(gpus: int) -> list[SyntheticWorker]:
     """Return `gpus` workers, sorted by the phase at which they send."""
-    chance = random.Random(seed)
+    chance = random.Random(1)
     workers = [
         SyntheticWorker(
             number,

@@ -125,8 +125,8 @@ class Situations:
     def _lengths(self, osl: tuple[int, int] = (16, 48)) -> tuple[int, int]:
         return self._random.randint(80, 400), self._random.randint(*osl)
 
-    def _prefill_load(self, prefill: int, pressure: float, osl: tuple[int, int] = (12, 40)) -> Load:
-        isl, out = self._lengths(osl)
+    def _prefill_load(self, prefill: int, pressure: float) -> Load:
+        isl, out = self._lengths((12, 40))
         return Load(isl, out, pressure * prefill / self._device.prompt_s(isl))
 
     def _decode_load(self, decode: int, pressure: float, *, kv: bool, isl: tuple[int, int] = (60, 150)) -> Load:

@@ -70,11 +70,7 @@ class Outcome:
     sentence: str
     seen: list[tuple[float, str]] = field(default_factory=list)
     """Each change of the verdict: seconds, and the codes."""
-    pressures: list[tuple[float, ...]] = field(default_factory=list)
-    """(s, prefill, batch, KV, cluster; of decode workers: KV wait, starved, busy)"""
     alerts: list[str] = field(default_factory=list)
-    behind_s: float | None = None
-    """Seconds until all planted causes stood in the verdict; None if they never did."""
     predicted: float | None = None
     """The pressure that following the advice leaves, as the advice predicts it. None if there was no advice."""
     left: float | None = None
@@ -113,7 +109,8 @@ class Reported:
     """The answers of `/v1/status`, change by change."""
 
     changes: list[tuple[float, str, frozenset[str], str]] = field(default_factory=list)
-    pressures: list[tuple[float, ...]] = field(default_factory=list)
+    pressures: list[tuple[float, float]] = field(default_factory=list)
+    """Pairs of a time and the greatest pressure."""
     waits_s: list[tuple[float, float]] = field(default_factory=list)
     """Pairs of a time and the seconds of work that waited for each prefill worker."""
 
@@ -128,8 +125,7 @@ class Reported:
             if model["known"]:
                 decode = model["decode"]
                 found = (model["prefill"]["pressure"], decode["batch_pressure"], decode["kv_pressure"])
-                shares = (decode["kv_wait"] or 0.0, decode["starved"] or 0.0, decode["busy"] or 0.0)
-                self.pressures.append((at_s, *found, model["cluster_pressure"], *shares))
+                self.pressures.append((at_s, max(found)))
                 self.waits_s.append((at_s, model["prefill"]["waiting_s"] or 0.0))
 
 
@@ -140,9 +136,6 @@ def judged(planted: Planted, seed: int, reported: Reported, began_s: float, caus
     changes = [(at_s - began_s, code, causes, sentence) for at_s, code, causes, sentence in reported.changes]
     outcome = Outcome(planted.name, seed, sorted(planted.wanted), False, "", cause_s, None, "")
     outcome.seen = [(round(at_s, 2), " ".join([code, *sorted(causes - {code})])) for at_s, code, causes, _ in changes]
-    outcome.pressures = [
-        (round(at_s - began_s, 2), *(round(each, 2) for each in found)) for at_s, *found in reported.pressures
-    ]
     named = [each for each in changes if each[1] not in CALM]
     if not planted.wanted:
         outcome.right = not named
@@ -158,7 +151,6 @@ def judged(planted: Planted, seed: int, reported: Reported, began_s: float, caus
     whole = next((each for each in named if each[1] in planted.wanted and each[2] >= planted.behind), None)
     outcome.sentence = (first or (named or changes)[0])[3]
     outcome.named_s = None if first is None else round(first[0] - cause_s, 3)
-    outcome.behind_s = None if whole is None else whole[0] - cause_s
     if wrong:
         outcome.why = f"{wrong[0][1]} was named ({', '.join(sorted(wrong[0][2]))})"
     elif outcome.named_s is None:
@@ -382,7 +374,7 @@ class _Trial:
         await self._suite.set_roles(action["workers"], f"mixed:{action['budget_tokens']}" if role == "mixed" else role)
         moved_s = self._suite.now_s
         await asyncio.sleep(MOVED_S[1])
-        seen = [max(each[1:4]) for each in reported.pressures if each[0] >= moved_s + MOVED_S[0]]
+        seen = [most for at_s, most in reported.pressures if at_s >= moved_s + MOVED_S[0]]
         outcome.predicted = action["pressure_then"]
         outcome.left = statistics.median(seen) if seen else None
         if action["backlog_most_s"] is not None or action["ttft_p95_most_ms"] is not None:
