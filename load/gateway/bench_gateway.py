@@ -48,14 +48,14 @@ Counters = Callable[[], Mapping[str, float]]
 class Target:
     name: str
     model: str
-    addresses: Sequence[tuple[str, int]]
+    address: tuple[str, int]
     kinds: Kinds
     counters: Counters = dict
     """Counters of the target itself, which only rise."""
 
     @property
     def url(self) -> str:
-        host, port = self.addresses[0]
+        host, port = self.address
         return f"http://{host}:{port}"
 
 
@@ -71,7 +71,7 @@ async def fulcrum(folder: Path) -> AsyncIterator[Target]:
             yield Target(
                 name="fulcrum",
                 model=suite.ready["model"],
-                addresses=[(str(url.hostname), int(url.port or 0))],
+                address=(str(url.hostname), int(url.port or 0)),
                 kinds=processes_below(suite.process.pid, _SERVICES),
                 counters=lambda: {**_redis_counters(redis), **_grpc_counters(suite.gateway)},
             )
@@ -109,7 +109,7 @@ async def bare(folder: Path, recorded: Target, shapes: Sequence[Shape]) -> Async
         async with asyncio.timeout(BARE_START_S):
             line = json.loads(await asyncio.to_thread(process.stdout.readline))
         address = (LOOPBACK, int(urlsplit(line["http"]).port or 0))
-        yield Target("bare FastAPI", recorded.model, [address], {GATEWAY: [psutil.Process(process.pid)]})
+        yield Target("bare FastAPI", recorded.model, address, {GATEWAY: [psutil.Process(process.pid)]})
     finally:
         process.kill()
         process.wait()
@@ -135,7 +135,7 @@ async def dynamo(model: Path) -> AsyncIterator[Target]:
     with running_dynamo(model, "tiny") as started:
         pids = {GATEWAY: [started.frontend], PREFILL: started.prefill, DECODE: started.decode, OTHERS: []}
         kinds = {kind: [psutil.Process(pid) for pid in found] for kind, found in pids.items()}
-        yield Target("dynamo", "tiny", [(LOOPBACK, started.port)], kinds)
+        yield Target("dynamo", "tiny", (LOOPBACK, started.port), kinds)
 
 
 SHAPES = tuple(Shape(tokens, stream) for tokens in (2, 64) for stream in (False, True))
@@ -189,7 +189,7 @@ async def measure(target: Target, connections: int, shape: Shape, seconds: float
         )
 
     requests = Requests(target.model, shape, start=next(_NUMBERS))
-    await run_load(target.addresses, requests, tally, connections=connections, body=body)
+    await run_load(target.address, requests, tally, connections=connections, body=body)
     return rows[0]
 
 

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -138,21 +138,14 @@ def _whole_length(head: bytes, body_at: int) -> int:
 
 
 async def run_load(
-    addresses: Sequence[tuple[str, int]],
-    requests: Requests,
-    tally: Tally,
-    *,
-    connections: int,
-    body: Callable[[], Awaitable[None]],
+    address: tuple[str, int], requests: Requests, tally: Tally, *, connections: int, body: Callable[[], Awaitable[None]]
 ) -> None:
-    """Keep `connections` requests in flight, spread over `addresses`, until `body` returns. Raise WrongAnswer on a
-    wrong answer.
-    """
+    """Keep `connections` requests in flight until `body` returns. Raise WrongAnswer on a wrong answer."""
     loop = asyncio.get_running_loop()
     opened = [_Connection(requests, tally) for _ in range(connections)]
     try:
-        for place, connection in enumerate(opened):
-            await loop.create_connection(lambda connection=connection: connection, *addresses[place % len(addresses)])  # type: ignore[misc]
+        for connection in opened:
+            await loop.create_connection(lambda connection=connection: connection, *address)  # type: ignore[misc]
         await body()
     finally:
         for connection in opened:
