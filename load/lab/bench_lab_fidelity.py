@@ -37,6 +37,7 @@ from load.chaos.clients import ClientCall, send
 from load.chaos.cluster import Cluster, Stores
 from load.chaos.loop import Node, SimLoop, replayable
 from load.chaos.net import Log, Net
+from load.chaos.suite import GATEWAY, KV_LEASE_MS, SETTLE_S, TELEMETRY_MS
 from load.lab.fidelity import (
     LIVE,
     SIM_CASES,
@@ -62,14 +63,9 @@ from load.lab.fidelity import (
 )
 from load.lab.fidelity_live import LiveRun, learned_steps, live_replay, settings, sim_settings
 
-# Before the first request, for processes to find one another.
-SETTLE_S: Final = 3.0
 # After the last answer, for events to be published.
 TELL_S: Final = 2.0
-KV_LEASE_MS: Final = 30_000
 CONTEXT_TOKENS: Final = 131_072
-TELEMETRY_MS: Final = 100
-GATEWAY: Final = "g0"
 # Round trip: the mean of `load.chaos.cluster`.
 EVEN_STORE_MS: Final = 0.75
 # The mean of `load.chaos.net`: 0.1 ms, and 0.2 ms more in the mean.

@@ -90,12 +90,7 @@ def learned_steps(folder: Path, prior: StepTimeModel) -> StepTimeModel:
 
 def live_replay(url: str, model: str, place: ClusterShape, trace: Trace, prompts: Sequence[Sequence[int]]) -> Replay:
     """Send each request at its time; those refused for lack of room are left out. Raise WrongAnswer on others."""
-    gc.collect()
-    gc.disable()  # a pause of the client would be measured as the server's
-    try:
-        answers = asyncio.run(play(url, model, trace, prompts))
-    finally:
-        gc.enable()
+    answers = asyncio.run(play(url, model, trace, prompts))
     names = _names(place, [each.served for each in answers.values()])
     served = {
         number: Served(
@@ -128,6 +123,7 @@ async def play(
     """Send each request at its time. Failures are appended to `failed` if it is given; otherwise WrongAnswer is
     raised.
     """
+    gc.collect()
     where = urlsplit(url)
     host, port = str(where.hostname), int(where.port or 80)
     requests = [
@@ -161,7 +157,11 @@ async def play(
         found = _served(body, sent_ns - start_ns, each.output_tokens)
         answers[each.number] = Answer(found, first_ns - sent_ns, sent_ns - due_ns, place, start_ns)
 
-    await asyncio.gather(*(ask(place) for place in range(len(requests))))
+    gc.disable()  # a pause of the client would be measured as the server's
+    try:
+        await asyncio.gather(*(ask(place) for place in range(len(requests))))
+    finally:
+        gc.enable()
     return answers
 
 

@@ -9,7 +9,6 @@ time from a decision until the worker's own time of its change.
 
 import argparse
 import asyncio
-import gc
 import json
 import os
 import sys
@@ -345,12 +344,7 @@ def run(
         with running_suite(Path(folder), *asked, env=env) as suite:
             start_s = policy.dynamo_start_s
             dynamo = None if start_s is None else DynamoLive(suite, cluster, start_s)
-            gc.collect()
-            gc.disable()
-            try:
-                answers, failed, seen = asyncio.run(serve(suite, trace, prompts, dynamo))
-            finally:
-                gc.enable()
+            answers, failed, seen = asyncio.run(serve(suite, trace, prompts, dynamo))
     useful = None
     if policy.mode == "auto" and kind.simulated:
         useful = judged(

@@ -28,11 +28,10 @@ from libs.policy.alerts.rules import Name, make_rules
 from libs.policy.verdict.causes import CauseCode
 from libs.telemetry.lives import SERVING
 from load.chaos.invariants import METRICS, PLANNER
-from load.chaos.suite import ClientRequest, SuiteSpec, VirtualSuite, run_virtual
+from load.chaos.suite import ClientRequest, VirtualSuite, run_virtual
 from load.verdict.scenes import CALM, SCENES, Scene, Stage
 from load.verdict.situations import DrawnSuite, Situations, draw_suite
-from load.verdict.virtual import LINE, WaitingJob, is_there, warm
-from services.gateway.batch.run import BatchPorts
+from load.verdict.virtual import LINE, WaitingJob, is_there, suite_of, warm
 from services.metrics.settings import MetricsSettings
 from services.metrics.status.score import promise_score
 from services.planner.http.answers import planner_answer
@@ -274,15 +273,9 @@ def run_scene(name: str, mode: str, seed: int) -> SceneResult:
     scene = next(each for each in SCENES if each.name == name)
     drawn = draw_suite(seed, little_kv=False)
     planted = Situations(drawn.device, seed * 1_000 + SCENES.index(scene)).of(scene.load)
-    job: Any = WaitingJob(*LINE)
-    spec = SuiteSpec(
-        roles=["prefill"] * planted.prefill + ["decode"] * planted.decode,
-        worker=drawn.worker(),
-        gateway=drawn.targets(),
-        planner=drawn.planner() | {"mode": "auto" if mode == "auto" else "advisory"},
-        metrics=drawn.targets(),
-        batch=BatchPorts(job, job) if scene.name.startswith("batch") else None,
-    )
+    job = WaitingJob(*LINE)
+    waiting = job if scene.name.startswith("batch") else None
+    spec = suite_of(drawn, planted, mode="auto" if mode == "auto" else "advisory", job=waiting)
 
     async def play(suite: VirtualSuite) -> SceneResult:
         await warm(suite, drawn.device, planted.load.isl)

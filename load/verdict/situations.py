@@ -316,8 +316,7 @@ class DrawnSuite:
         }
 
     def planner(self) -> dict[str, Any]:
-        """Return settings of a planner that only advises, by the same target."""
-        return {"mode": "advisory", "tpot_target_ms": self.device.tpot_ns / 1e6}
+        return {"tpot_target_ms": self.device.tpot_ns / 1e6}
 
     def link_gbps(self, isl: int, link_s: float) -> float:
         """Return the speed of a link on which the KV of a prompt takes `link_s`."""

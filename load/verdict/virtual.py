@@ -252,20 +252,27 @@ class _Lane:
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None: ...
 
 
+def suite_of(
+    drawn: DrawnSuite, planted: Planted, *, mode: str = "advisory", job: Any = None, **worker: Any
+) -> SuiteSpec:
+    """Return the suite of a situation. `job` is a batch job of its gateway; `worker` are further settings."""
+    return SuiteSpec(
+        roles=["prefill"] * planted.prefill + ["decode"] * planted.decode,
+        worker=drawn.worker() | worker,
+        gateway=drawn.targets(),
+        planner=drawn.planner() | {"mode": mode},
+        metrics=drawn.targets(),
+        batch=BatchPorts(job, job) if job is not None else None,
+    )
+
+
 def run_trial(drawn: DrawnSuite, planted: Planted, seed: int, *, apply: bool = True) -> Outcome:
     """Run one trial from a cluster at rest; with `apply` follow the advice at its end, if there is any."""
     with tempfile.TemporaryDirectory() as folder:
         faults = Path(folder) / "faults.json"
         faults.write_text("{}")
-        job: Any = WaitingJob(*LINE)
-        spec = SuiteSpec(
-            roles=["prefill"] * planted.prefill + ["decode"] * (WORKERS - planted.prefill),
-            worker={**drawn.worker(), "sim_faults": str(faults)},
-            gateway=drawn.targets(),
-            planner=drawn.planner(),
-            metrics=drawn.targets(),
-            batch=BatchPorts(job, job) if planted.batch_lines else None,
-        )
+        job = WaitingJob(*LINE)
+        spec = suite_of(drawn, planted, job=job if planted.batch_lines else None, sim_faults=str(faults))
 
         async def play(suite: VirtualSuite) -> Outcome:
             return await _Trial(suite, drawn, planted, faults, job).run(seed, apply=apply)
@@ -428,15 +435,11 @@ def run_lasting(name: str, seed: int, *, lasts_s: float = 0.0) -> LastingResult:
     """Play one load on a device drawn by the seed. `lasts_s` replaces the usual length if it is not 0."""
     drawn = draw_suite(seed, little_kv=False)
     planted = Situations(drawn.device, seed * 1_000).of(name)
-    spec = SuiteSpec(
-        roles=["prefill"] * planted.prefill + ["decode"] * planted.decode,
-        worker=drawn.worker(), gateway=drawn.targets(), planner=drawn.planner(), metrics=drawn.targets(),
-    )  # fmt: skip
 
     async def play(suite: VirtualSuite) -> LastingResult:
         return await _play_lasting(suite, planted, seed, lasts_s or LASTS_S[name])
 
-    return run_virtual(spec, seed, play)
+    return run_virtual(suite_of(drawn, planted), seed, play)
 
 
 async def _play_lasting(suite: VirtualSuite, planted: Planted, seed: int, lasts_s: float) -> LastingResult:
