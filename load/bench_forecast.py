@@ -30,7 +30,7 @@ from libs.forecast.baselines import light_baselines
 from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import SERIES, DemandHistory, history_from_rates
 from libs.policy.forecast.model import DemandForecaster
-from load.forecast_series import CHANGED, CHANGED_DAY, DAY, STEP_S, suite
+from load.forecast_series import CHANGED, CHANGED_DAY, DAY, STEP_S, SuiteSeries, suite
 from load.measure import show, titled_table
 
 HORIZONS: Final = (1, 6, 18, 144)
@@ -64,11 +64,15 @@ def main() -> None:
     print(json.dumps(found))
 
 
+def _series(asked: argparse.Namespace) -> list[tuple[SuiteSeries, DemandHistory]]:
+    return suite(Path(os.environ.get("FULCRUM_DATA", "")), None if asked.half == "both" else asked.half)
+
+
 def _accuracy(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, float]]:
     rivals = light_baselines()
     records: list[dict[str, Any]] = []
     recovery: dict[str, float] = {}
-    for each, history in suite(Path(os.environ.get("FULCRUM_DATA", "")), None if asked.half == "both" else asked.half):
+    for each, history in _series(asked):
         forecasts = run(history, make_plan(history, HORIZONS_S), DemandForecaster(), rivals, every=asked.every)
         if each.name in CHANGED:
             recovery |= {f"{each.name} {name}": held for name, held in _recovery(forecasts).items()}
@@ -88,7 +92,7 @@ def _accuracy(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str
 def _short_histories(asked: argparse.Namespace) -> list[dict[str, Any]]:
     """Return, by days of history and horizon, how forecasts of all series and many origins came out."""
     cells: dict[tuple[int, int], list[tuple[float, ...]]] = {}
-    for _, history in suite(Path(os.environ.get("FULCRUM_DATA", "")), None if asked.half == "both" else asked.half):
+    for _, history in _series(asked):
         for days in SHORT_DAYS:
             for start in range(0, max(len(history) - days * DAY, 1), SHORT_EVERY):
                 _try_short(history, start, days, cells)

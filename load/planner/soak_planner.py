@@ -241,7 +241,7 @@ def main() -> None:
             Path(folder), *arguments, "--gateways", str(GATEWAYS), env={**ENV, "FULCRUM_CACHE": f"{folder}/cache"}
         ) as suite,
     ):
-        found = asyncio.run(_soak(suite, asked.seed, asked.seconds))
+        found = asyncio.run(Soak(suite, asked.seed).run(asked.seconds))
     moves = sum(len(each["workers"]) for each in found.decisions.values() if each["action"] == "set_role")
     hasty, grew = restless(found), growth(found)
     row = {
@@ -257,10 +257,6 @@ def main() -> None:
     print(json.dumps(row))
     leaks = any(each > GROWTH_MIB_PER_MIN for each in grew.values())
     sys.exit(bool(found.lost or found.doubled or found.wrong or hasty or leaks))
-
-
-async def _soak(suite: RunningSuite, seed: int, seconds: float) -> SoakResult:
-    return await Soak(suite, seed).run(seconds)
 
 
 if __name__ == "__main__":
