@@ -44,6 +44,15 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
     return {"p50": statistics.median(ordered), "p99": ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]}
 
 
+def rounded(value: Any, digits: int) -> Any:
+    """Return a JSON value with every figure in it rounded."""
+    if isinstance(value, dict):
+        return {key: rounded(each, digits) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(each, digits) for each in value]
+    return round(value, digits) if isinstance(value, float) else value
+
+
 @contextmanager
 def spawned(work: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
     """Run `work(*arguments, pipe)` in a process of its own while the context is open; yield this end of the pipe."""

@@ -20,6 +20,7 @@ from libs.lab.traces.request import Trace
 from libs.perfmodel.profiles import Profile, profile
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
+from load.measure import rounded
 
 # A gateway's own defaults, so that requests need name none.
 SLO: Final = "ttft=5s,tpot=100ms"
@@ -235,7 +236,7 @@ class Comparison:
     preemptions: tuple[int, int]
 
     def as_json(self) -> dict[str, Any]:
-        return dict(_rounded(asdict(self)))
+        return dict(rounded(asdict(self), 5))
 
 
 def compare(case: str, first: Replay, second: Replay, asked: int) -> Comparison:
@@ -327,14 +328,6 @@ def _count(row: Comparison) -> str:
 
 def _three(values: Mapping[str, float], digits: int) -> str:
     return ", ".join(f"{value:.{digits}f}" for value in values.values())
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 5)
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 MIB: Final = 2**20

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from rich.table import Table
 
-from load.measure import titled_table
+from load.measure import rounded, titled_table
 
 IDLE, LOADED = "idle", "load"
 SUM: Final = "sum"
@@ -255,17 +255,7 @@ def as_json(phases: Sequence[Phase]) -> dict[str, Any]:
         for phase in phases
     ]
     aims = [asdict(verdict) for phase in phases for verdict in verdicts(phase)]
-    rounded: dict[str, Any] = _rounded({"phases": found, "verdicts": aims})
-    return rounded
-
-
-def _rounded(value: Any) -> Any:
-    """Round every figure to four decimal places."""
-    if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return round(value, 4) if isinstance(value, float) else value
+    return dict(rounded({"phases": found, "verdicts": aims}, 4))
 
 
 def _has_control(phase: Phase) -> bool:
