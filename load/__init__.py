@@ -1,1 +1,0 @@
-"""Load and benchmarks: run by hand or by `make bench-...`, never imported by the product."""

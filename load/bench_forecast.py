@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from libs.cli.console import plain_table
 from libs.forecast.backtest import HORIZONS_S, BacktestForecasts, inside, interval_score, make_plan, run, score
-from libs.forecast.baselines import heavy_baselines, light_baselines
+from libs.forecast.baselines import light_baselines
 from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import SERIES, DemandHistory, history_from_rates
 from libs.policy.forecast.model import DemandForecaster
-from load.forecast_series import CHANGED, CHANGED_DAY, DAY, STEP_S, suite
+from load.forecast_series import CHANGED, CHANGED_DAY, DAY, STEP_S, SuiteSeries, suite
+from load.measure import show, titled_table
 
 HORIZONS: Final = (1, 6, 18, 144)
 # How far ahead a history of some days is tried, in bins, and how far apart its beginnings lie.
@@ -48,29 +48,31 @@ AIM_COVERAGE, AIM_COVERAGE_OF_A_DAY = (0.87, 0.93), (0.84, 0.96)
 
 def main() -> None:
     asked = _arguments()
-    console = Console(file=sys.stdout, highlight=False, width=150)
     found: dict[str, Any] = {"bench": "forecast", "half": asked.half, "every": asked.every}
     if asked.half != "none":
         records, recovery = _accuracy(asked)
-        console.print(_table(records))
+        show(_table(records))
         summary = summarize(records)
-        for line in in_words(summary, recovery):
-            console.print(line)
+        print(*in_words(summary, recovery), sep="\n")
         short = _short_histories(asked)
-        console.print(_short_table(short))
+        show(_short_table(short))
         found |= {"records": records, "summary": summary, "recovery": recovery, "short": short}
     if asked.days:
         rows = [_measure(int(each), asked.series, asked.seed) for each in asked.days.split(",")]
-        console.print(_speeds(rows, asked.series))
+        show(_speeds(rows, asked.series))
         found |= {"series": asked.series, "horizons": HORIZONS, "rows": rows}
     print(json.dumps(found))
 
 
+def _series(asked: argparse.Namespace) -> list[tuple[SuiteSeries, DemandHistory]]:
+    return suite(Path(os.environ.get("FULCRUM_DATA", "")), None if asked.half == "both" else asked.half)
+
+
 def _accuracy(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    rivals = light_baselines() + (heavy_baselines(asked.heavy.split(",")) if asked.heavy else [])
+    rivals = light_baselines()
     records: list[dict[str, Any]] = []
     recovery: dict[str, float] = {}
-    for each, history in suite(Path(os.environ.get("FULCRUM_DATA", "")), None if asked.half == "both" else asked.half):
+    for each, history in _series(asked):
         forecasts = run(history, make_plan(history, HORIZONS_S), DemandForecaster(), rivals, every=asked.every)
         if each.name in CHANGED:
             recovery |= {f"{each.name} {name}": held for name, held in _recovery(forecasts).items()}
@@ -90,7 +92,7 @@ def _accuracy(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str
 def _short_histories(asked: argparse.Namespace) -> list[dict[str, Any]]:
     """Return, by days of history and horizon, how forecasts of all series and many origins came out."""
     cells: dict[tuple[int, int], list[tuple[float, ...]]] = {}
-    for _, history in suite(Path(os.environ.get("FULCRUM_DATA", "")), None if asked.half == "both" else asked.half):
+    for _, history in _series(asked):
         for days in SHORT_DAYS:
             for start in range(0, max(len(history) - days * DAY, 1), SHORT_EVERY):
                 _try_short(history, start, days, cells)
@@ -126,7 +128,8 @@ def _try_short(
 
 
 def _short_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = plain_table("days of history", *(f"{each * STEP_S / 3600:.0f} h" for each in FAR_AHEAD))
+    title = "90 % bands far ahead of short histories: share that held, p95 over p50"
+    table = titled_table(title, "days of history", *(f"{each * STEP_S / 3600:.0f} h" for each in FAR_AHEAD))
     for days in SHORT_DAYS:
         by_horizon = {each["horizon_s"]: each for each in rows if each["days"] == days}
         found = [by_horizon.get(each * STEP_S) for each in FAR_AHEAD]
@@ -134,7 +137,6 @@ def _short_table(rows: Sequence[dict[str, Any]]) -> Table:
             str(days),
             *("–" if each is None else f"{each['coverage90']:.2f}  x{exp(each['width']):.1f}" for each in found),
         )
-    table.title, table.title_justify = "90 % bands far ahead of short histories: share that held, p95 over p50", "left"
     return table
 
 
@@ -201,7 +203,6 @@ def _shown(value: float | None) -> str:
 
 
 def in_words(summary: dict[str, Any], recovery: dict[str, float]) -> list[str]:
-    """Return the aims and the figures, in words."""
     lines = [
         f"over the best baseline in hindsight: {_shown(summary['near'])} at 10 min (aim {AIM_NEAR}), "
         f"{_shown(summary['far'])} from 1 h on (aim {AIM_FAR}); "
@@ -291,7 +292,6 @@ def _arguments() -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--half", choices=("tuning", "reporting", "both", "none"), default="reporting")
     made.add_argument("--every", type=int, default=1, help="forecast from every n-th bin only")
-    made.add_argument("--heavy", default="", help="baselines from libraries too, e.g. mstl,auto-ets")
     made.add_argument("--series", type=int, default=500, help="refitted one after the other")
     made.add_argument("--days", default="14", help="lengths of history to time, with commas between; empty: none")
     made.add_argument("--seed", type=int, default=1)

@@ -135,9 +135,8 @@ def _base(seed: int, bins: int = WEEKS, *, day: float = 0.6, noise: float = 0.12
     return _MadeSeries(rng, at_day, arrivals + burst, prompts + 0.5 * burst, outputs)
 
 
-def _shifted(made: _MadeSeries, arrivals: Floats | float = 0.0, *, prompts: Floats | float = 0.0,
-             outputs: Floats | float = 0.0) -> _MadeSeries:  # fmt: skip
-    return _MadeSeries(made.rng, made.at_day, made.arrivals + arrivals, made.prompts + prompts, made.outputs + outputs)
+def _shifted(made: _MadeSeries, arrivals: Floats, *, outputs: Floats | float = 0.0) -> _MadeSeries:
+    return _MadeSeries(made.rng, made.at_day, made.arrivals + arrivals, made.prompts, made.outputs + outputs)
 
 
 def _trend(_: Path) -> DemandHistory:
@@ -157,14 +156,14 @@ def _launch(_: Path) -> DemandHistory:
 
 
 def _migration(_: Path) -> DemandHistory:
-    """Half of the demand leaves within a day, that of long outputs last."""
+    """Draw demand of which half leaves within a day, that of long outputs last."""
     made = _base(24)
     gone = np.clip(made.at_day - CHANGED_DAY, 0, 1)
     return _shifted(made, np.log(1 - 0.6 * gone), outputs=0.5 * gone).counted(25.0)
 
 
 def _outages(_: Path) -> DemandHistory:
-    """No arrivals for up to three hours, four times; no data for two hours, twice; a rush after each."""
+    """Draw four outages of up to three hours, each with a rush after it, and two gaps of two hours in the data."""
     made = _base(25)
     history, rush = made.counted(8.0), np.zeros(WEEKS)
     series = [values.copy() for values in (history.requests, history.prefill, history.decode)]
@@ -181,7 +180,7 @@ def _outages(_: Path) -> DemandHistory:
 
 
 def _regime(_: Path) -> DemandHistory:
-    """Another client: arrivals double, outputs triple, and the daily pattern weakens, from one bin to the next."""
+    """Draw a change of client within a bin: arrivals double, outputs triple, and the daily pattern weakens."""
     made, other = _base(26), _base(27, day=0.2, noise=0.25, hours=1)
     after = made.at_day >= CHANGED_DAY
     mixed = _MadeSeries(
@@ -199,7 +198,7 @@ def _one_day(_: Path) -> DemandHistory:
 
 
 def _resets(_: Path) -> DemandHistory:
-    """Counters that were reset: bins with a part of the arrivals, and bins after them with twice as many."""
+    """Draw counter resets: each leaves a part of a bin's arrivals, and adds the rest to the next bin."""
     history = _base(29, noise=0.2).counted(15.0)
     rng = np.random.default_rng(30)
     series = [values.copy() for values in (history.requests, history.prefill, history.decode)]
@@ -211,13 +210,13 @@ def _resets(_: Path) -> DemandHistory:
 
 
 def _bursty(_: Path) -> DemandHistory:
-    """No season, much noise, few requests: one client in ten makes a third of all."""
+    """Draw few requests with much noise and no season."""
     made = _base(31, day=0.05, noise=0.5, hours=0.7)
     return made.counted(0.08)
 
 
 def _drifting(_: Path) -> DemandHistory:
-    """A level that drifts for good, and a weak daily pattern."""
+    """Draw a level that drifts for good, and a weak daily pattern."""
     made = _base(32, day=0.25, noise=0.08)
     return _shifted(made, np.cumsum(made.rng.normal(0, 0.035, len(made.at_day)))).counted(30.0)
 

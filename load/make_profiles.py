@@ -48,7 +48,6 @@ class ModelFacts:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Return the bytes of keys and values of all layers."""
         return self.layers * (self.latent_items or 2 * self.kv_heads * self.head_dim) * self.kv_item_bytes
 
     @property

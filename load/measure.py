@@ -1,12 +1,15 @@
-"""Helpers that benches share: CPU time, core waits and memory of processes, percentiles, tables."""
+"""Helpers that benches share: processes with their CPU time, core waits and memory, percentiles, tables."""
 
 import os
 import statistics
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 from rich.console import Console
@@ -39,6 +42,31 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
         return None
     ordered = sorted(values)
     return {"p50": statistics.median(ordered), "p99": ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]}
+
+
+def rounded(value: Any, digits: int) -> Any:
+    """Return a JSON value with every figure in it rounded."""
+    if isinstance(value, dict):
+        return {key: rounded(each, digits) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(each, digits) for each in value]
+    return round(value, digits) if isinstance(value, float) else value
+
+
+@contextmanager
+def spawned(work: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
+    """Run `work(*arguments, pipe)` in a process of its own while the context is open; yield this end of the pipe."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(*arguments, theirs))
+    process.start()
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        process.terminate()
+        process.join()
 
 
 OTHERS = "others"
@@ -142,6 +170,14 @@ def listener_on(port: int) -> psutil.Process | None:
         if listens and connection.pid:
             return psutil.Process(connection.pid)
     return None
+
+
+def resident_mib(pid: int | None) -> float:
+    """Return the resident memory of a process; 0 if there is none."""
+    try:
+        return psutil.Process(pid).memory_info().rss / 2**20 if pid else 0.0
+    except psutil.NoSuchProcess:
+        return 0.0
 
 
 def machine_busy_s() -> float:

@@ -20,14 +20,13 @@ from statistics import median
 from typing import Any
 
 import httpx
-import psutil
-from rich.console import Console
-from rich.table import Table
 
+from libs.cli.console import plain_table
 from libs.testing.batch.jobs import ENDED, answered, committed, done, retrieve, shown, submit, unanswered, write_lines
 from libs.testing.servers.stores import KafkaServer, real_kafka
 from libs.testing.suites.processes import kill, pid_of
 from libs.testing.suites.suite import RunningSuite, running_suite
+from load.measure import resident_mib, show
 
 GATEWAYS = ("gateway-1", "gateway-2")
 VICTIMS = (*GATEWAYS, "decode-1", "redis", "kafka")
@@ -80,12 +79,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    table = Table(box=None)
-    for name in rows[0] if rows else ():
-        table.add_column(name.replace("_", " "), justify="right")
+    table = plain_table(*(name.replace("_", " ") for name in (rows[0] if rows else ())))
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
-    Console(width=160).print(table)
+    show(table)
 
 
 def _text(value: object) -> str:
@@ -140,7 +137,9 @@ async def _run(
     while True:
         batch = await retrieve(http, suite.gateway, batch_id)
         now_s = time.monotonic()
-        seen.add(now_s, done(batch) if batch else seen.done, _resident_mib(suite))
+        seen.add(
+            now_s, done(batch) if batch else seen.done, max(resident_mib(pid_of(suite, name)) for name in GATEWAYS)
+        )
         if batch and (batch["status"] in ENDED or now_s - seen.moved_s > STUCK_S):
             soaked.status, soaked.seconds = batch["status"], now_s - seen.begun_s
             soaked.lines_per_s = soaked.lines / soaked.seconds
@@ -215,17 +214,6 @@ def _victims(chance: random.Random) -> Iterator[str]:
     """Yield all of them in a random order, and again in another one."""
     while True:
         yield from chance.sample(VICTIMS, len(VICTIMS))
-
-
-def _resident_mib(suite: RunningSuite) -> float:
-    found = 0.0
-    for name in GATEWAYS:
-        pid = pid_of(suite, name)
-        try:
-            found = max(found, psutil.Process(pid).memory_info().rss / 2**20 if pid else 0.0)
-        except psutil.NoSuchProcess:
-            continue
-    return found
 
 
 if __name__ == "__main__":

@@ -110,7 +110,6 @@ class Outcome:
     asked_s: float = 0.0
     came_s: list[float] = field(default_factory=list)
     """Times at which parts of the answer arrived, on the loop's clock."""
-    retry_after_s: float | None = None
 
     @property
     def kind(self) -> str:
@@ -189,7 +188,6 @@ async def send(
     except asyncio.CancelledError:
         net.loop.after(net.delay_s(client, node), exchange.leave)
         raise
-    outcome.retry_after_s = exchange.retry_after_s
     return outcome
 
 
@@ -213,7 +211,6 @@ class _Exchange:
     def __init__(self, net: Net, client: Node, gateway: Node, ask: ClientCall) -> None:
         self._net, self._gateway, self._ask = net, gateway, ask
         self.down = Pipe(net, f"http {ask.number}", gateway, client)
-        self.retry_after_s: float | None = None
         self._gone = asyncio.Event()
         self._sent_body = False
         self._ended = False
@@ -227,7 +224,6 @@ class _Exchange:
             self._net.loop.spawn(self._gateway, self._run(app))
 
     def leave(self) -> None:
-        """Note that the client has closed its end."""
         self._net.calls.pop(self, None)
         self.down.end(EOF)
         self._gone.set()
@@ -268,8 +264,6 @@ class _Exchange:
         if self.down.ended is not None:
             return
         if message["type"] == "http.response.start":
-            headers = dict(message.get("headers", ()))
-            self.retry_after_s = float(headers[b"retry-after"]) if b"retry-after" in headers else None
             await self.down.write(b"%03d" % message["status"])
             return
         await self.down.write(message.get("body", b""))

@@ -28,7 +28,7 @@ from libs.model.info import load_model_info
 from libs.runtime.net.access import bearer
 from libs.runtime.tasks import TaskOwner
 from libs.stores.limits import Ledger
-from libs.testing.memory.broker import RETAINED_RECORDS, MemoryBroker
+from libs.testing.memory.broker import MemoryBroker
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.memory.kvindex import MemoryKvIndex
 from libs.testing.memory.registry import MemoryRegistry
@@ -57,14 +57,13 @@ ONE_WAY_S = 0.00025
 class Stores:
     """The stores that all nodes of a run share."""
 
-    def __init__(self, loop: SimLoop, random: Random, *, retained_records: int = RETAINED_RECORDS) -> None:
-        """`retained_records` is how many a partition of a topic keeps."""
+    def __init__(self, loop: SimLoop, random: Random) -> None:
         self._loop = loop
         self._random = random
         self.late_s = 0.0
         """The longest delay with which the registry publishes changes."""
         self.redis = MemoryStore(travel=self._travel, news_travel=self._travel_late)
-        self.broker = MemoryBroker(travel=self._travel, retained_records=retained_records)
+        self.broker = MemoryBroker(travel=self._travel)
 
     def records(self, topic: Topic, *, since_unix_ns: int = 0) -> list[Message]:
         """Return all records that the broker has taken of a topic; each key's are in order."""

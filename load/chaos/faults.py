@@ -69,10 +69,10 @@ def draw_schedule(of: Mapping[Kind, int], random: Random, *, duration_s: float, 
 
 
 class FaultInjector:
-    """Inflicts a schedule on a cluster; counts what it has done by kind in `done`."""
+    """An executor of a fault schedule on a cluster; `done` counts faults by kind."""
 
     def __init__(self, cluster: Cluster, client: Node, first_name: int) -> None:
-        """`client` is the node that sets roles; `first_name` is the number of the first new worker."""
+        """Set roles from the node `client`, and number new workers from `first_name` on."""
         self.done = Counter[str]()
         self._cluster, self._client = cluster, client
         self._loop, self._net, self._stores, self._log = cluster.loop, cluster.net, cluster.stores, cluster.net.log

@@ -94,7 +94,6 @@ class Call:
         return True
 
     def done(self) -> bool:
-        """Return whether the call has ended at the client."""
         return self._status is not None
 
     async def code(self) -> grpc.StatusCode:
@@ -309,7 +308,7 @@ class SimTransport:
     """The libs.runtime.transport.Transport of one node."""
 
     def __init__(self, net: Net, node: Node, token: str) -> None:
-        """`token` is required of every call, as beyond loopback."""
+        """Require `token` of every call, as beyond loopback."""
         self._net, self._node, self._token = net, node, token
 
     def channel(self, address: str) -> Any:

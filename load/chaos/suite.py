@@ -11,8 +11,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
-from libs.contracts.topics import REQUESTS
 from load.chaos.clients import ClientCall, send
 from load.chaos.cluster import Cluster, Stores
 from load.chaos.invariants import METRICS, PLANNER
@@ -41,8 +39,7 @@ class SuiteSpec:
     roles: Sequence[str]
     worker: Mapping[str, Any]
     gateway: Mapping[str, Any] = field(default_factory=dict)
-    planner: Mapping[str, Any] | None = field(default_factory=dict)
-    """Settings of the planner; None starts none."""
+    planner: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     batch: BatchPorts | None = None
 
@@ -56,12 +53,9 @@ class ClientRequest:
     sent_s: float
     first_s: float = 0.0
     """Time of the first token; 0 if none has arrived."""
-    last_s: float = 0.0
     tokens: int = 0
     done: bool = False
     status: int = 0
-    retry_after_s: float | None = None
-    """Seconds that a refusal asks to wait; None if there was none."""
     broken: str = ""
 
     @property
@@ -76,7 +70,7 @@ class VirtualSuite:
     """A running suite, its clock and its clients."""
 
     def __init__(self, spec: SuiteSpec, cluster: Cluster, seed: int) -> None:
-        self.spec = spec
+        self._roles = spec.roles
         self.cluster = cluster
         self.client = Node("client")
         self.asked: list[ClientRequest] = []
@@ -91,10 +85,9 @@ class VirtualSuite:
     async def start(self) -> None:
         """Start everything; return once all processes have found one another."""
         self.cluster.start_gateway(GATEWAY)
-        for number, role in enumerate(self.spec.roles):
+        for number, role in enumerate(self._roles):
             self.cluster.start_worker(f"w{number}", role)
-        if self.spec.planner is not None:
-            self.cluster.start_planner(PLANNER)
+        self.cluster.start_planner(PLANNER)
         self.cluster.start_metrics(METRICS)
         await asyncio.sleep(SETTLE_S)
 
@@ -129,8 +122,7 @@ class VirtualSuite:
         def came(part: bytes) -> None:
             count = part.count(TOKEN)
             if count:
-                asked.last_s = self.now_s
-                asked.first_s = asked.first_s or asked.last_s
+                asked.first_s = asked.first_s or self.now_s
                 asked.tokens += count
 
         outcome = await send(self.cluster.net, self.client, GATEWAY, ask, came)
@@ -138,16 +130,12 @@ class VirtualSuite:
         if outcome is None or outcome.left:
             asked.broken = "refused" if outcome is None else "too late"
         else:
-            asked.status, asked.broken, asked.retry_after_s = outcome.status, outcome.broken, outcome.retry_after_s
+            asked.status, asked.broken = outcome.status, outcome.broken
         return asked
 
     async def set_roles(self, workers: Sequence[str], role: str) -> None:
         """Set roles as `fulcrum role` does; return when each worker has answered."""
         await asyncio.gather(*(self.cluster.set_role(self.client, name, role) for name in workers))
-
-    def events(self) -> list[RequestEvent]:
-        """Return the events of all requests that have ended."""
-        return [each for each in self.cluster.stores.records(REQUESTS) if isinstance(each, RequestEvent)]
 
     def stop(self) -> None:
         """Stop all clients and cut their streams."""
@@ -168,7 +156,7 @@ def run_virtual(spec: SuiteSpec, seed: int, play: Callable[[VirtualSuite], Corou
     with replayable(seed) as loop:
         net = Net(loop, Random(f"{seed} network"), Log(loop, None))
         engine = {"kv_lease_ms": KV_LEASE_MS, "telemetry_ms": TELEMETRY_MS, "engine": "sim", **spec.worker}
-        settings = {"gateway": spec.gateway, "planner": spec.planner or {}, "metrics": spec.metrics}
+        settings = {"gateway": spec.gateway, "planner": spec.planner, "metrics": spec.metrics}
         stores = Stores(loop, Random(f"{seed} stores"))
         cluster = Cluster(loop, net, stores, engine=engine, settings=settings, batch=spec.batch)
         suite = VirtualSuite(spec, cluster, seed)

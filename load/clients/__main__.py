@@ -29,7 +29,6 @@ def ask_all(engine: str, names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def main() -> int:
-    """Run all clients, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     every = [*CLIENTS, *AGENT_CLIENTS]
     parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="CLIENT")

@@ -1,6 +1,7 @@
 """Clients that agents are written with, unmodified: each streams, has a tool called and a schema filled.
 
     agent_clients.py CLIENT BASE_URL MODEL
+    agent_clients.py ask BASE_URL BODY       # OpenAI's client alone
 
 Runs in an environment of its own (locks/clients.txt) and prints one JSON object. Each client's packages are imported by
 its own function, so that one of them can be run where the others are missing.
@@ -46,8 +47,19 @@ def report(*, streamed: str, pieces: int, called: dict[str, Any], filled: City) 
     print(json.dumps({"streamed": streamed, "pieces": pieces, "called": called, "filled": filled.model_dump()}))
 
 
+def ask(url: str, body: str) -> None:
+    """Request one whole answer and one stream with OpenAI's client; `body` is the request in JSON."""
+    import openai
+
+    client, asked = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0), json.loads(body)
+    whole = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert whole.usage.completion_tokens == chunks[-1].usage.completion_tokens == asked["max_tokens"]
+    print(whole.choices[0].message.model_dump_json())
+
+
 def with_openai(url: str, model: str) -> None:
-    """OpenAI's client for Python: chat and responses."""
+    """Use both chat and responses."""
     import openai
 
     client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
@@ -80,7 +92,6 @@ def with_openai(url: str, model: str) -> None:
 
 
 def with_langchain(url: str, model: str) -> None:
-    """LangChain's ChatOpenAI."""
     from langchain_core.messages import HumanMessage, ToolMessage
     from langchain_openai import ChatOpenAI
 
@@ -99,7 +110,6 @@ def with_langchain(url: str, model: str) -> None:
 
 
 def with_llama_index(url: str, model: str) -> None:
-    """LlamaIndex's OpenAILike."""
     from llama_index.core.llms import ChatMessage
     from llama_index.core.tools import FunctionTool
     from llama_index.llms.openai_like import OpenAILike
@@ -126,7 +136,7 @@ def with_llama_index(url: str, model: str) -> None:
 
 
 def with_litellm(url: str, model: str) -> None:
-    """LiteLLM's completion, as its proxy calls it."""
+    """Call completion as LiteLLM's proxy does."""
     import litellm
 
     common = {
@@ -152,7 +162,7 @@ def with_litellm(url: str, model: str) -> None:
 
 
 async def with_pydantic_ai(url: str, name: str) -> None:
-    """pydantic-ai's Agent: a stream, a tool in its loop, an output that is a model."""
+    """Run agents with a stream, with a tool in their loop, and with a model as output."""
     from pydantic_ai import Agent, NativeOutput
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -179,7 +189,7 @@ async def with_pydantic_ai(url: str, name: str) -> None:
 
 
 def with_instructor(url: str, model: str) -> None:
-    """instructor over OpenAI's client, by tools and by JSON schema."""
+    """Fill the schema by tools and by JSON schema, over OpenAI's client."""
     import instructor
     import openai
 
@@ -199,7 +209,7 @@ def with_instructor(url: str, model: str) -> None:
 
 
 async def with_openai_agents(url: str, name: str) -> None:
-    """OpenAI's Agents SDK: its loop with a tool, over responses and over chat completions."""
+    """Run the SDK's loop with a tool, over responses and over chat completions."""
     import agents
     import openai
 
@@ -241,7 +251,7 @@ async def _run_agents(model: Any) -> tuple[str, int, dict[str, Any], City]:
 
 
 def with_anthropic(url: str, model: str) -> None:
-    """Anthropic's client for Python: a stream, a tool streamed and answered, a schema, a count of tokens."""
+    """Use a stream, a tool streamed and answered, a schema, and a count of tokens."""
     import anthropic
 
     client = anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key=KEY, max_retries=0)
@@ -287,6 +297,7 @@ def with_anthropic(url: str, model: str) -> None:
 
 
 CLIENTS = {
+    "ask": ask,
     "anthropic": with_anthropic,
     "openai": with_openai,
     "langchain": with_langchain,

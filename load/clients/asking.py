@@ -1,4 +1,4 @@
-"""Every client that can be had here, and suites for them.
+"""Clients that are run against suites, as commands, and the suites.
 
 Clients from registries are installed into the cache folder: those for Python as locked in locks/clients.txt.
 """
@@ -52,7 +52,7 @@ def _install(*command: str) -> None:
 
 
 def java(gateway: str, _folder: Path) -> Sequence[str]:
-    """Java's java.net.http.HttpClient, which offers HTTP/2 by default."""
+    """Use java.net.http.HttpClient, which offers HTTP/2 by default."""
     return (_need("java"), str(HERE / "Ask.java"), f"{gateway}/v1/chat/completions", BODY)
 
 
@@ -62,7 +62,7 @@ def _curl(gateway: str, option: str, body: str) -> Sequence[str]:
 
 
 def curl_http2(gateway: str, _folder: Path) -> Sequence[str]:
-    """curl with an offer to upgrade to HTTP/2."""
+    """Offer an upgrade to HTTP/2."""
     return _curl(gateway, "--http2", BODY)
 
 
@@ -71,8 +71,8 @@ def curl_http10(gateway: str, _folder: Path) -> Sequence[str]:
 
 
 def openai_python(gateway: str, _folder: Path) -> Sequence[str]:
-    """OpenAI's own client, of the version that the suite's own tests use."""
-    return (sys.executable, str(HERE / "ask.py"), f"{gateway}/v1", BODY)
+    """Use OpenAI's client in the version of the suite's own tests."""
+    return (sys.executable, str(HERE / "agent_clients.py"), "ask", f"{gateway}/v1", BODY)
 
 
 def openai_node(gateway: str, _folder: Path) -> Sequence[str]:
@@ -112,7 +112,7 @@ def _agent(client: str, gateway: str, model: str) -> Sequence[str]:
 
 
 def guidellm(gateway: str, folder: Path) -> Sequence[str]:
-    """The benchmark with its default backend; prompts come from a file, as its own need a tokenizer from a hub."""
+    """Use the default backend. Prompts come from a file, since its own need a tokenizer from a hub."""
     python = _environment(GUIDELLM, GUIDELLM)
     prompts = folder / "prompts.jsonl"
     lines = ({"prompt": f"Tell me something, take {n}", "output_tokens_count": TOKENS} for n in range(20))

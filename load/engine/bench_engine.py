@@ -53,7 +53,6 @@ class Case:
         return statistics.median(engine / plain for engine, plain in pairs)
 
     def median(self, side: str) -> float:
-        """Return the median tokens a second of one side."""
         return statistics.median(self.rates[side])
 
 
@@ -133,14 +132,17 @@ class Bench:
         await self._reader.close()
 
 
+def engine_side(bench: Bench, batch: int, prompt: int, output: int) -> Side:
+    """Return the engine's side over new prompts; a single output token measures the prompt's."""
+
+    async def run() -> int:
+        await bench.run_engine(bench.prompts(batch, prompt), output)
+        return prompt if output == 1 else batch * output
+
+    return run
+
+
 def cases(bench: Bench, options: argparse.Namespace) -> list[Case]:
-    def engine(batch: int, prompt: int, output: int, counted: int) -> Side:
-        async def run() -> int:
-            await bench.run_engine(bench.prompts(batch, prompt), output)
-            return counted
-
-        return run
-
     async def engine_after_prefix() -> int:
         await bench.run_engine(bench.after_prefix(), 1, b"bench")
         return NEW_TOKENS
@@ -155,19 +157,19 @@ def cases(bench: Bench, options: argparse.Namespace) -> list[Case]:
     found = []
     for batch in (1, 8):
         made = batch * options.output_tokens
-        ours = engine(batch, options.prompt_tokens, options.output_tokens, made)
+        ours = engine_side(bench, batch, options.prompt_tokens, options.output_tokens)
         theirs = plain(bench.generate, batch, options.prompt_tokens, counted=made)
         found.append(Case(f"decode, batch {batch}, against generate", 1.0, ours, theirs))
         if batch > 1 and options.continuous:
             name = f"decode, batch {batch}, against generate_batch"
             found.append(Case(name, None, ours, plain(bench.generate_batch, batch, counted=made)))
     for tokens in (128, 512):
-        ours = engine(1, tokens, 1, tokens)
+        ours = engine_side(bench, 1, tokens, 1)
         theirs = plain(bench.forward, tokens, counted=tokens)
         found.append(Case(f"prefill, {tokens} tokens, against forward", 0.9, ours, theirs))
     if options.long:
         made = options.output_tokens
-        ours = engine(1, LONG_TOKENS, made, made)
+        ours = engine_side(bench, 1, LONG_TOKENS, made)
         theirs = plain(bench.generate, 1, LONG_TOKENS, counted=made)
         found.append(Case(f"{LONG_TOKENS}-token prompt and decode, against generate", None, ours, theirs))
         name = f"prefill, {NEW_TOKENS} tokens after {PREFIX_TOKENS} cached"
@@ -177,18 +179,10 @@ def cases(bench: Bench, options: argparse.Namespace) -> list[Case]:
 
 def cases_beside(vllm: Bench, torch_engine: Bench, options: argparse.Namespace) -> list[Case]:
     """Return the cases of vLLM's engine against the torch engine."""
-
-    def side(bench: Bench, batch: int, prompt: int, output: int) -> Side:
-        async def run() -> int:
-            await bench.run_engine(bench.prompts(batch, prompt), output)
-            return prompt if output == 1 else batch * output
-
-        return run
-
     shapes = [(f"decode, batch {batch}", batch, options.prompt_tokens, options.output_tokens) for batch in (1, 8)]
     shapes += [(f"prefill, {tokens} tokens", 1, tokens, 1) for tokens in (128, 512)]
     return [
-        Case(f"{name}, vllm against torch", None, side(vllm, *shape), side(torch_engine, *shape))
+        Case(f"{name}, vllm against torch", None, engine_side(vllm, *shape), engine_side(torch_engine, *shape))
         for name, *shape in shapes
     ]
 
@@ -218,7 +212,6 @@ async def measure(all_cases: list[Case], rounds: int) -> list[Case]:
 
 
 def report(done: list[Case], device: str, options: argparse.Namespace) -> None:
-    """Print the table and the JSON object."""
     print(f"{'case':<50}{'engine tok/s':>14}{'plain tok/s':>14}{'ratio':>8}{'aim':>6}")
     for case in done:
         aim = f"{case.aim:.1f}" if case.aim else ""

@@ -35,6 +35,7 @@ from libs.runtime.paths import cache_dir
 from libs.runtime.settings import CommonSettings
 from libs.testing.workers.hosts import GatewayProbe, LocalWorker, gateway_probe, local_worker, submit
 from libs.worker.kv_wire import MAX_FRAME_BYTES
+from load.measure import spawned
 
 MODEL = "SmolLM2-135M-Instruct"
 OUTPUT_TOKENS = 6
@@ -126,18 +127,10 @@ def _serve_prefill(model_path: Path, overrides: dict[str, Any], pipe: Connection
 
 @asynccontextmanager
 async def _remote_prefill(model_path: Path, overrides: dict[str, Any]) -> AsyncIterator[RemoteWorker]:
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_serve_prefill, args=(model_path, overrides, theirs))
-    process.start()
-    theirs.close()
-    try:
-        if not await asyncio.to_thread(ours.poll, START_S):
+    with spawned(_serve_prefill, model_path, overrides) as pipe:
+        if not await asyncio.to_thread(pipe.poll, START_S):
             raise TimeoutError(f"the prefill worker did not start within {START_S:g} s")
-        yield RemoteWorker(CommonSettings(), ours.recv())
-    finally:
-        ours.close()
-        process.terminate()
-        await asyncio.to_thread(process.join)
+        yield RemoteWorker(CommonSettings(), pipe.recv())
 
 
 async def hand_off(
@@ -188,17 +181,10 @@ def _has_tokens(probe: GatewayProbe, sequence: int, count: int) -> bool:
 
 async def grpc_bytes_s(settings: CommonSettings, size: int) -> float:
     """Return bytes a second of a bare grpc.aio stream from another process: ready-made messages, read and dropped."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_serve_stream, args=(size, theirs))
-    process.start()
-    try:
-        port = await asyncio.to_thread(ours.recv)
+    with spawned(_serve_stream, size) as pipe:
+        port = await asyncio.to_thread(pipe.recv)
         async with make_channel(settings, f"127.0.0.1:{port}") as channel:
-            rates = [size / await _read_stream(channel) for _ in range(COPY_ROUNDS)]
-    finally:
-        process.terminate()
-        await asyncio.to_thread(process.join)
-    return max(rates)
+            return max([size / await _read_stream(channel) for _ in range(COPY_ROUNDS)])
 
 
 async def _read_stream(channel: grpc.aio.Channel) -> float:

@@ -15,11 +15,13 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from libs.engine.config import EngineConfig
 from libs.engine.local import LocalEngine
@@ -29,7 +31,7 @@ from libs.engine.sim import SimRunner
 from libs.engine.torch.runner import TorchRunner
 from libs.perfmodel.learner import StepKind
 from libs.policy.step_time import StepWork, split_step_ns
-from libs.runtime.clock import SystemClock
+from libs.runtime.clock import Clock, SystemClock
 from libs.telemetry.steps import PhaseTime
 from libs.testing.engines.engine import DirectFetcher, EventReader, PhaseAccount
 from libs.testing.engines.real_model import real_model_folder
@@ -87,8 +89,6 @@ class ClockedTorch(TorchRunner):
 
 
 class ClockedSim(SimRunner):
-    """The sim runner with its calls timed."""
-
     def __init__(self, config: EngineConfig, log: CallLog) -> None:
         super().__init__(config)
         self._log = log
@@ -148,8 +148,29 @@ GPU_KV_MEMORY_MB = 8192
 
 
 def shape_of(name: str, device: str) -> Shape:
-    """Return the load of an engine on a device."""
     return GPU_SHAPE if name == "torch" and device.startswith("cuda") else SHAPES[name]
+
+
+def submit(engine: Engine, key: int, prompt: NDArray[np.int32], output_tokens: int) -> int:
+    """Submit a greedy request for exactly so many tokens under a key, and return the key."""
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    engine.submit(EngineRequest(key, f"r{key}", EnginePhase.BOTH, prompt, len(prompt), output_tokens, sampling))
+    return key
+
+
+@asynccontextmanager
+async def accounted(engine: Engine, clock: Clock) -> AsyncIterator[tuple[PhaseAccount, EventReader]]:
+    """Start an engine, account for its phases while the context is open, and close it."""
+    await engine.start(EngineIdentity("bench", 1, "127.0.0.1:1"), DirectFetcher(), lambda _stage, _share: None)
+    account = PhaseAccount(engine, clock)
+    reader = EventReader(engine, account.on_event)
+    cutting = asyncio.ensure_future(account.run())
+    try:
+        yield account, reader
+    finally:
+        cutting.cancel()
+        await reader.close()
+        await engine.close()
 
 
 async def serve(engine: Engine, reader: EventReader, shape: Shape, seconds: float) -> None:
@@ -158,11 +179,8 @@ async def serve(engine: Engine, reader: EventReader, shape: Shape, seconds: floa
     while (pause_s := random.exponential(1 / shape.requests_per_s)) < end_s - time.monotonic():
         await asyncio.sleep(pause_s)
         key += 1
-        tokens = int(random.integers(*shape.prompt_tokens))
-        prompt = random.integers(100, 200, tokens, dtype=np.int32)
-        sampling = SamplingParams(temperature=0.0, ignore_eos=True)
-        output = int(random.integers(*shape.output_tokens))
-        engine.submit(EngineRequest(key, f"r{key}", EnginePhase.BOTH, prompt, tokens, output, sampling))
+        prompt = random.integers(100, 200, int(random.integers(*shape.prompt_tokens)), dtype=np.int32)
+        submit(engine, key, prompt, int(random.integers(*shape.output_tokens)))
     await asyncio.sleep(max(end_s - time.monotonic(), 0))
     for open_key in range(1, key + 1):
         engine.abort(open_key)
@@ -249,12 +267,8 @@ async def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         config = replace(config, kv_memory_mb=GPU_KV_MEMORY_MB)
     runner = ClockedTorch(config, log) if torch else ClockedSim(config, log)
     engine = LocalEngine(runner, config, clock)
-    await engine.start(EngineIdentity(name, 1, ""), DirectFetcher(), lambda _stage, _share: None)
-    account, device = PhaseAccount(engine, clock), engine.device
-    reader = EventReader(engine, account.on_event)
-    cutting = asyncio.ensure_future(account.run())
-    try:
-        unix_ns, clock_ns = clock.now_ns(), time.perf_counter_ns()
+    async with accounted(engine, clock) as (account, reader):
+        device, unix_ns, clock_ns = engine.device, clock.now_ns(), time.perf_counter_ns()
         await serve(engine, reader, shape, options.seconds)
         length_ns = time.perf_counter_ns() - clock_ns
         await asyncio.sleep(0)
@@ -264,10 +278,6 @@ async def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         adds = adds_exactly(account, unix_ns, length_ns)
         windows = window_errors(account, calls, unix_ns, clock_ns, length_ns // WINDOW_NS)
         splits = await split_errors(runner, log, account)
-    finally:
-        cutting.cancel()
-        await reader.close()
-        await engine.close()
     busy = sum(call.end_ns - call.start_ns for call in calls) / length_ns
     mixed = sum(call.end_ns - call.start_ns for call in calls if call.kind is StepKind.MIXED) / length_ns
     return {

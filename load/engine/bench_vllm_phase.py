@@ -21,17 +21,17 @@ from typing import Any, Final
 import numpy as np
 
 from libs.engine.config import EngineConfig
-from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.port import Engine
 from libs.engine.reports import StepReport
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
 from libs.perfmodel.learner import StepKind
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import SystemClock
-from libs.testing.engines.engine import DirectFetcher, EventReader, PhaseAccount
+from libs.testing.engines.engine import EventReader
 from libs.testing.engines.real_model import real_model_folder
 from libs.worker.telemetry import work_of
-from load.engine.bench_phase import SHAPES, WINDOW_NS, serve
+from load.engine.bench_phase import SHAPES, WINDOW_NS, accounted, serve, submit
 
 # Prompt lengths of the sequences that decode.
 DECODING_TOKENS: Final = (24, 40, 56)
@@ -50,7 +50,6 @@ class Floor:
 
     steps: int
     model_error: float
-    """Relative error of the model's predictions."""
     noise: float
     """Relative error of the median of equal steps: no model that sees only the work can do better."""
 
@@ -101,10 +100,7 @@ def floors(steps: list[StepReport], model: StepTimeModel) -> dict[StepKind, Floo
 
 
 def _submit(engine: Engine, key: int, tokens: int, output_tokens: int) -> int:
-    prompt = np.random.default_rng(key).integers(100, 200, tokens, dtype=np.int32)
-    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
-    engine.submit(EngineRequest(key, f"r{key}", EnginePhase.BOTH, prompt, tokens, output_tokens, sampling))
-    return key
+    return submit(engine, key, np.random.default_rng(key).integers(100, 200, tokens, dtype=np.int32), output_tokens)
 
 
 def _tokens(reader: EventReader, key: int) -> int:
@@ -136,11 +132,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         vllm_arguments={"max_model_len": 1024, "worker_cls": "load.engine.clocked_vllm.ClockedWorker"},
     )  # fmt: skip
     engine = VllmEngine(config, clock, VllmCore())
-    await engine.start(EngineIdentity("bench", 1, "127.0.0.1:1"), DirectFetcher(), lambda _stage, _share: None)
-    account = PhaseAccount(engine, clock)
-    reader = EventReader(engine, account.on_event)
-    cutting = asyncio.ensure_future(account.run())
-    try:
+    async with accounted(engine, clock) as (account, reader):
         start_ns = clock.now_ns()
         await serve(engine, reader, shape, options.seconds)
         end_ns = clock.now_ns()
@@ -155,10 +147,6 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             errors.append((window.prefill_ns + window.decode_ns - true_ns) / WINDOW_NS)
         fitted, model = account.fitted, account.model
         again = floors(await repeat(engine, reader, options.rounds), model)
-    finally:
-        cutting.cancel()
-        await reader.close()
-        await engine.close()
     length_ns = end_ns - start_ns
     ended = [step for step in steps if step[1]]
     busy_reported = (reported.prefill_ns + reported.decode_ns) / length_ns

@@ -50,7 +50,6 @@ NO_TARGET_MS: Final = 60_000
 
 
 def vllm_command() -> str:
-    """Return the path of the program that comes with vLLM."""
     return str(Path(sys.executable).parent / "vllm")
 
 
@@ -108,7 +107,6 @@ def wait_until_it_serves(process: subprocess.Popen[bytes], base_url: str, log: P
 
 @contextlib.contextmanager
 def fulcrum_suite(model: Path, folder: Path) -> Iterator[str]:
-    """Start a suite and yield its gateway's address."""
     env = {"FULCRUM_WORKER_VLLM_ARGUMENTS": json.dumps({"max_model_len": CONTEXT_TOKENS})}
     env |= {"FULCRUM_WORKER_KV_MEMORY_MB": "256", "FULCRUM_WORKER_THREADS": "1"}
     with running_suite(folder, "--engine", "vllm", "--model", str(model), env=env, start_s=START_S) as suite:

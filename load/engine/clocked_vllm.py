@@ -13,7 +13,7 @@ CALL = struct.Struct("<2q")
 
 
 class ClockedWorker(MendedWorker):
-    """Records the start and end of each call, from the model's input to its sampled tokens."""
+    """A worker that records the start and end of each call, from the model's input to its sampled tokens."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -13,8 +13,9 @@ import resource
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import cycle, repeat
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +42,7 @@ ANSWER_S: Final = 10.0
 CONNECTIONS: Final = 10_000
 # Requests of one attack.
 MAX_TRIES: Final = 200_000
+JSON: Final = {"content-type": "application/json"}
 
 Attack = Callable[["Target"], Awaitable[None]]
 
@@ -164,56 +166,51 @@ async def pipelined(target: Target) -> None:
     await many(8, one)
 
 
-def asks(count: int, **fields: Any) -> Attack:
-    """Return an attack of clients that send requests without a pause."""
+Sent = dict[str, Any]
+"""A request, as the arguments of httpx's `request`."""
+
+
+def post(path: str = "/v1/completions", **more: Any) -> Sent:
+    return {"method": "POST", "url": path, **more}
+
+
+def asks(count: int, make: Callable[[Target], Iterable[Sent]]) -> Attack:
+    """Return an attack of `count` clients that share the requests of `make` and send them without a pause."""
 
     async def attack(target: Target) -> None:
+        requests = iter(make(target))
         async with target.client() as http:
 
             async def one() -> None:
-                target.saw((await http.post("/v1/completions", json=body(**fields))).status_code)
+                target.saw((await http.request(**next(requests))).status_code)
 
             await many(count, one)
 
     return attack
 
 
-async def nonsense(target: Target) -> None:
-    """Send bodies that are no requests: deep, broken, of wrong types."""
+def completions(**fields: Any) -> Callable[[Target], Iterable[Sent]]:
+    return lambda _: repeat(post(json=body(**fields)))
+
+
+def nonsense(_: Target) -> Iterable[Sent]:
+    """Return bodies that are no requests: deep, broken, of wrong types."""
     deep = "[" * 100_000 + "]" * 100_000
-    async with target.client() as http:
-
-        async def one() -> None:
-            for sent in (deep, '{"model": "sim"', '{"model": 7, "prompt": {}}', '{"prompt": "\\ud800"}', "\0" * 1000):
-                found = await http.post("/v1/completions", content=sent, headers={"content-type": "application/json"})
-                target.saw(found.status_code)
-
-        await many(8, one)
+    bodies = (deep, '{"model": "sim"', '{"model": 7, "prompt": {}}', '{"prompt": "\\ud800"}', "\0" * 1000)
+    return cycle(post(content=each, headers=JSON) for each in bodies)
 
 
-async def others_things(target: Target) -> None:
+def others_things(target: Target) -> Iterable[Sent]:
     """Try to reach the modest tenant's file by its id, in every way there is."""
-    async with target.client() as http:
-
-        async def one() -> None:
-            path = f"/v1/files/{target.victim_file}"
-            target.saw((await http.get(f"{path}/content")).status_code)
-            target.saw((await http.delete(path)).status_code)
-            named = {"input_file_id": target.victim_file, "endpoint": "/v1/completions", "completion_window": "24h"}
-            target.saw((await http.post("/v1/batches", json=named)).status_code)
-
-        await many(4, one)
+    path = f"/v1/files/{target.victim_file}"
+    named = {"input_file_id": target.victim_file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    reads = {"method": "GET", "url": f"{path}/content"}
+    return cycle((reads, {"method": "DELETE", "url": path}, post("/v1/batches", json=named)))
 
 
-async def guesses(target: Target) -> None:
-    async with target.client() as http:
-        tried = iter(range(10**9))
-
-        async def one() -> None:
-            headers = {"authorization": f"Bearer sk-fulcrum-{next(tried):043d}"}
-            target.saw((await http.post("/v1/completions", json=body(), headers=headers)).status_code)
-
-        await many(16, one)
+def guesses(_: Target) -> Iterable[Sent]:
+    keys = (f"Bearer sk-fulcrum-{number:043d}" for number in range(10**9))
+    return (post(json=body(), headers={"authorization": key}) for key in keys)
 
 
 def from_inside(attack: Callable[[Inside, CountAnswer], Awaitable[None]]) -> Attack:
@@ -244,37 +241,20 @@ async def slow_uploads(target: Target) -> None:
     await many(16, one)
 
 
-async def many_files(target: Target) -> None:
-    async with target.client() as http:
-
-        async def one() -> None:
-            form: Any = {"purpose": (None, "batch"), "file": ("f", b"{}")}
-            target.saw((await http.post("/v1/files", files=form)).status_code)
-
-        await many(16, one)
+def many_files(_: Target) -> Iterable[Sent]:
+    return repeat(post("/v1/files", files={"purpose": (None, "batch"), "file": ("f", b"{}")}))
 
 
-async def lists(target: Target) -> None:
+def lists(_: Target) -> Iterable[Sent]:
     """List the tenant's own files, of which there are as many as may be."""
-    async with target.client() as http:
-
-        async def one() -> None:
-            target.saw((await http.get("/v1/files", params={"limit": 20})).status_code)
-
-        await many(4, one)
+    return repeat({"method": "GET", "url": "/v1/files", "params": {"limit": 20}})
 
 
-async def too_long(target: Target) -> None:
-    """Send chats with tools of 443 KiB, which fit no context."""
+def too_long(_: Target) -> Iterable[Sent]:
+    """Return chats with tools of 443 KiB, which fit no context."""
     tool = {"type": "function", "function": {"name": "f", "description": "d" * 4_500}}
     sent = json.dumps({"model": "sim", "messages": [{"role": "user", "content": "hi"}], "tools": [tool] * 100})
-    async with target.client() as http:
-
-        async def one() -> None:
-            headers = {"content-type": "application/json"}
-            target.saw((await http.post("/v1/chat/completions", content=sent, headers=headers)).status_code)
-
-        await many(8, one)
+    return repeat(post("/v1/chat/completions", content=sent, headers=JSON))
 
 
 ATTACKS: Final[Mapping[str, Attack]] = {
@@ -283,20 +263,20 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "200 slow readers": slow_readers,
     "huge headers and bodies": huge,
     "1,000 requests pipelined": pipelined,
-    "128 choices, 16 clients": asks(16, n=128),
-    "200 clients at once": asks(200),
-    "nonsense": nonsense,
-    "another tenant's ids": others_things,
-    "guessed keys": guesses,
+    "128 choices, 16 clients": asks(16, completions(n=128)),
+    "200 clients at once": asks(200, completions()),
+    "nonsense": asks(8, nonsense),
+    "another tenant's ids": asks(4, others_things),
+    "guessed keys": asks(16, guesses),
     "forged frames and handles": from_inside(forged_frames),
     "values in topics": from_inside(topic_values),
     "extremes in topics": from_inside(topic_extremes),
     "values in Redis": from_inside(redis_values),
     "16 slow uploads": slow_uploads,
-    "10,000 files": many_files,
-    "lists beside 9,990 files": lists,
-    "tools of 443 KiB": too_long,
-    "a prompt that kills workers": asks(4, prompt=PROMPT_MARK, max_tokens=TOKENS),
+    "10,000 files": asks(16, many_files),
+    "lists beside 9,990 files": asks(4, lists),
+    "tools of 443 KiB": asks(8, too_long),
+    "a prompt that kills workers": asks(4, completions(prompt=PROMPT_MARK, max_tokens=TOKENS)),
 }
 
 
@@ -459,7 +439,6 @@ async def attacked(
 
 
 def main() -> None:
-    """Print a table, then one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--open", action="store_true", help="without keys and limits")
     parser.add_argument("--no-limits", action="store_true", help="with keys, and no limits of the attacker's")

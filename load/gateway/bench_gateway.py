@@ -29,7 +29,7 @@ from redis import Redis
 from libs.testing.engines.real_model import real_model_folder
 from libs.testing.suites.suite import running_suite
 from load.gateway.http_load import PATH, Requests, Shape, Tally, run_load
-from load.measure import LOAD, OTHERS, Kinds, processes_below, usage
+from load.measure import LOAD, OTHERS, Kinds, percentiles, processes_below, usage
 from load.peers.dynamo_suite import LOOPBACK, running_dynamo
 
 GATEWAY, PREFILL, DECODE = "gateway", "prefill", "decode"
@@ -39,7 +39,6 @@ _MAX_SPEED = {
     "FULCRUM_WORKER_MAX_SEQUENCES": "256",  # as the peer's mocker
     "FULCRUM_LOG_LEVEL": "warning",
 }
-PEER_START_S = 60.0
 BARE_START_S = 20.0
 
 Counters = Callable[[], Mapping[str, float]]
@@ -49,33 +48,32 @@ Counters = Callable[[], Mapping[str, float]]
 class Target:
     name: str
     model: str
-    addresses: Sequence[tuple[str, int]]
+    address: tuple[str, int]
     kinds: Kinds
     counters: Counters = dict
     """Counters of the target itself, which only rise."""
 
     @property
     def url(self) -> str:
-        """Return the URL of the first address."""
-        host, port = self.addresses[0]
+        host, port = self.address
         return f"http://{host}:{port}"
 
 
 @asynccontextmanager
-async def fulcrum(folder: Path, gateways: int = 1) -> AsyncIterator[Target]:
+async def fulcrum(folder: Path) -> AsyncIterator[Target]:
     """Start a whole suite on an engine that takes no time."""
-    arguments = ("--engine", "sim", "--gateways", str(gateways), "--prefill", "1", "--decode", "1")
+    arguments = ("--engine", "sim", "--prefill", "1", "--decode", "1")
     starting = running_suite(folder, *arguments, env={**_MAX_SPEED, "FULCRUM_CACHE": str(folder / "cache")})
     suite = await asyncio.to_thread(starting.__enter__)
     try:
-        urls = [urlsplit(url) for url in suite.ready["gateways"]]
+        url = urlsplit(suite.gateway)
         with Redis.from_url(suite.ready["redis"]) as redis:
             yield Target(
                 name="fulcrum",
                 model=suite.ready["model"],
-                addresses=[(str(url.hostname), int(url.port or 0)) for url in urls],
+                address=(str(url.hostname), int(url.port or 0)),
                 kinds=processes_below(suite.process.pid, _SERVICES),
-                counters=lambda: {**_redis_counters(redis), **_grpc_counters(suite.ready["gateways"])},
+                counters=lambda: {**_redis_counters(redis), **_grpc_counters(suite.gateway)},
             )
     finally:
         await asyncio.to_thread(starting.__exit__, None, None, None)
@@ -88,14 +86,13 @@ def _redis_counters(redis: "Redis") -> dict[str, float]:
     return {"redis_trips": stats["total_reads_processed"], "redis_bytes": moved}
 
 
-def _grpc_counters(gateways: Sequence[str]) -> dict[str, float]:
-    """Return frames and bytes of the streams between gateways and workers."""
+def _grpc_counters(gateway: str) -> dict[str, float]:
+    """Return frames and bytes of the streams between gateway and workers."""
     found = {"grpc_frames": 0.0, "grpc_bytes": 0.0}
-    for url in gateways:
-        for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
-            for name, metric in (("grpc_frames", "frames"), ("grpc_bytes", "frame_bytes")):
-                if family.name == f"fulcrum_gateway_{metric}":
-                    found[name] += sum(s.value for s in family.samples if s.name.endswith("_total"))
+    for family in text_string_to_metric_families(httpx.get(f"{gateway}/metrics").text):
+        for name, metric in (("grpc_frames", "frames"), ("grpc_bytes", "frame_bytes")):
+            if family.name == f"fulcrum_gateway_{metric}":
+                found[name] += sum(s.value for s in family.samples if s.name.endswith("_total"))
     return found
 
 
@@ -112,7 +109,7 @@ async def bare(folder: Path, recorded: Target, shapes: Sequence[Shape]) -> Async
         async with asyncio.timeout(BARE_START_S):
             line = json.loads(await asyncio.to_thread(process.stdout.readline))
         address = (LOOPBACK, int(urlsplit(line["http"]).port or 0))
-        yield Target("bare FastAPI", recorded.model, [address], {GATEWAY: [psutil.Process(process.pid)]})
+        yield Target("bare FastAPI", recorded.model, address, {GATEWAY: [psutil.Process(process.pid)]})
     finally:
         process.kill()
         process.wait()
@@ -138,24 +135,7 @@ async def dynamo(model: Path) -> AsyncIterator[Target]:
     with running_dynamo(model, "tiny") as started:
         pids = {GATEWAY: [started.frontend], PREFILL: started.prefill, DECODE: started.decode, OTHERS: []}
         kinds = {kind: [psutil.Process(pid) for pid in found] for kind, found in pids.items()}
-        target = Target("dynamo", "tiny", [(LOOPBACK, started.port)], kinds)
-        await _until_it_answers(target)
-        yield target
-
-
-async def _until_it_answers(target: Target) -> None:
-    _, _, body = Requests(target.model, Shape(2, stream=False)).next().partition(b"\r\n\r\n")
-    async with asyncio.timeout(PEER_START_S), httpx.AsyncClient() as client:
-        while True:
-            try:
-                response = await client.post(
-                    target.url + PATH, content=body, headers={"content-type": "application/json"}
-                )
-                if response.is_success:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.2)
+        yield Target("dynamo", "tiny", (LOOPBACK, started.port), kinds)
 
 
 SHAPES = tuple(Shape(tokens, stream) for tokens in (2, 64) for stream in (False, True))
@@ -192,17 +172,16 @@ async def measure(target: Target, connections: int, shape: Shape, seconds: float
         counters, before, start_s = target.counters(), usage(target.kinds), time.perf_counter()
         await asyncio.sleep(seconds)
         duration_s, after = time.perf_counter() - start_s, usage(target.kinds)
-        latencies_ms = sorted(latency_s * 1e3 for latency_s in tally.latencies_s)
-        answers = max(len(latencies_ms), 1)
+        answers, took = max(len(tally.latencies_s), 1), percentiles(tally.latencies_s) or {"p50": 0.0, "p99": 0.0}
         counted = {name: (value - counters[name]) / answers for name, value in target.counters().items()}
         rows.append(
             Row(
                 target=target.name,
                 connections=connections,
                 shape=shape.name,
-                per_s=round(len(latencies_ms) / duration_s, 1),
-                p50_ms=round(latencies_ms[answers // 2], 3) if latencies_ms else 0.0,
-                p99_ms=round(latencies_ms[answers * 99 // 100], 3) if latencies_ms else 0.0,
+                per_s=round(len(tally.latencies_s) / duration_s, 1),
+                p50_ms=round(took["p50"] * 1e3, 3),
+                p99_ms=round(took["p99"] * 1e3, 3),
                 cpu_us={kind: round((after[kind].cpu_s - before[kind].cpu_s) / answers * 1e6) for kind in after},
                 rss_mb={kind: round(after[kind].rss_mb) for kind in after},
                 counted={name: round(value, 3) for name, value in counted.items()},
@@ -210,13 +189,12 @@ async def measure(target: Target, connections: int, shape: Shape, seconds: float
         )
 
     requests = Requests(target.model, shape, start=next(_NUMBERS))
-    await run_load(target.addresses, requests, tally, connections=connections, body=body)
+    await run_load(target.address, requests, tally, connections=connections, body=body)
     return rows[0]
 
 
 @asynccontextmanager
 async def opened(options: argparse.Namespace) -> AsyncIterator[list[Target]]:
-    """Start Fulcrum and the targets beside it."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fulcrum-bench-")))
         found = [await stack.enter_async_context(fulcrum(folder))]
@@ -239,27 +217,6 @@ async def bench(options: argparse.Namespace) -> list[Row]:
                         rows.append(await measure(target, connections, shape, options.seconds))
                         print(line(rows[-1]), flush=True)
     return rows
-
-
-SCALE_SHAPE, SCALE_CONNECTIONS, SCALE_SECONDS = Shape(2, stream=False), 64, 8.0
-
-
-async def scale() -> tuple[list[Row], float]:
-    """Measure one gateway pinned to a core, then two with a core each; return the capacity of two over that of one.
-
-    Workers and load run on the same cores. Their time is taken out: a gateway's capacity is a core over the CPU
-    time that a request takes in it.
-    """
-    rows = []
-    for gateways in (1, 2):
-        with tempfile.TemporaryDirectory(prefix="fulcrum-bench-") as folder:
-            async with fulcrum(Path(folder), gateways) as target:
-                for core, process in enumerate(target.kinds[GATEWAY]):
-                    process.cpu_affinity([core])
-                rows.append(await measure(target, SCALE_CONNECTIONS, SCALE_SHAPE, SCALE_SECONDS))
-        print(line(rows[-1]), flush=True)
-    one, two = rows
-    return rows, 2 * one.cpu_us[GATEWAY] / two.cpu_us[GATEWAY]
 
 
 HEAD = (
@@ -294,17 +251,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.5, help="counted time of each case")
     parser.add_argument("--no-bare", action="store_true", help="without the bare endpoint")
     parser.add_argument("--peer", choices=["dynamo"], help="also a peer; `make peer-dynamo` installs it")
-    parser.add_argument("--scale", action="store_true", help="only one gateway against two, each pinned to a core")
     options = parser.parse_args()
     print("CPU µs per request by process; gRPC frames and bytes between gateway and workers, Redis round trips")
     print(HEAD)
-    if options.scale:
-        rows, ratio = uvloop.run(scale())
-        print(f"two gateways on two cores have {ratio:.2f} times the capacity of one on one")
-        print(
-            json.dumps({"bench": "gateway scale", "capacity_ratio": round(ratio, 3), "rows": list(map(asdict, rows))})
-        )
-        return
     rows = uvloop.run(bench(options))
     print(memory(rows))
     print(json.dumps({"bench": "gateway", "rows": [asdict(row) for row in rows]}))

@@ -2,24 +2,29 @@
 
 `run_load` is a closed loop on a raw asyncio protocol: each of C connections sends its next request as soon as its
 answer is whole. Every answer's status and token count are checked; a wrong one ends the run. `PacedLoad` starts
-streams at fixed times, and counts failures.
+streams at fixed times, and counts failures. `running_clients` runs httpx clients of any kind, where the client's own
+cost does not matter.
 """
 
 import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import cast
 
+import httpx
 import msgspec
 
 PATH = "/v1/chat/completions"
 # A run fails after so long without any answer.
 STALL_S = 20.0
 ANSWER_MAX_BYTES = 2**20
+# Bound on each wait of an httpx client.
+CLIENT_S = 120.0
 _NUMBER = b"00000000"
 _QUESTION = "what is the answer to this question?"
 
@@ -133,21 +138,14 @@ def _whole_length(head: bytes, body_at: int) -> int:
 
 
 async def run_load(
-    addresses: Sequence[tuple[str, int]],
-    requests: Requests,
-    tally: Tally,
-    *,
-    connections: int,
-    body: Callable[[], Awaitable[None]],
+    address: tuple[str, int], requests: Requests, tally: Tally, *, connections: int, body: Callable[[], Awaitable[None]]
 ) -> None:
-    """Keep `connections` requests in flight, spread over `addresses`, until `body` returns. Raise WrongAnswer on a
-    wrong answer.
-    """
+    """Keep `connections` requests in flight until `body` returns. Raise WrongAnswer on a wrong answer."""
     loop = asyncio.get_running_loop()
     opened = [_Connection(requests, tally) for _ in range(connections)]
     try:
-        for place, connection in enumerate(opened):
-            await loop.create_connection(lambda connection=connection: connection, *addresses[place % len(addresses)])  # type: ignore[misc]
+        for connection in opened:
+            await loop.create_connection(lambda connection=connection: connection, *address)  # type: ignore[misc]
         await body()
     finally:
         for connection in opened:
@@ -219,3 +217,21 @@ class PacedLoad:
             return f"status {status}"
         body = await reader.readuntil(b"\r\n0\r\n\r\n")
         return "" if self._shape.is_answered_by(head + body) else "wrong answer"
+
+
+@asynccontextmanager
+async def running_clients(
+    count: int, client: Callable[[httpx.AsyncClient, int], Awaitable[None]], *, base_url: str = ""
+) -> AsyncIterator[None]:
+    """Run numbered clients, which ask without end, while the context is open; raise the error that ended one."""
+    async with httpx.AsyncClient(base_url=base_url, timeout=CLIENT_S) as http:
+        clients = [asyncio.ensure_future(client(http, number)) for number in range(count)]
+        try:
+            yield
+        finally:
+            for each in clients:
+                each.cancel()
+            ended = await asyncio.gather(*clients, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error

@@ -1,7 +1,4 @@
-"""Attacks on a suite's inner ports, and by a prompt that kills workers.
-
-Forged frames and KV handles, foreign values in topics and in Redis, and that prompt again and again.
-"""
+"""Attacks on a suite's inner ports: forged frames and KV handles, foreign values in topics and in Redis."""
 
 import asyncio
 import random

@@ -94,7 +94,6 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def main(file: Path) -> None:
-    """Print the table, then one JSON line."""
     kept = json.loads(file.read_text())
     figures = {each["name"]: each["figures"] for each in kept["parts"]} if "parts" in kept else kept
     gpu = kept.get("gpu") or next(each["gpu"] for each in figures.values() if isinstance(each, dict) and "gpu" in each)

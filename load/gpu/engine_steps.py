@@ -22,7 +22,7 @@ import numpy as np
 
 from libs.engine.config import EngineConfig
 from libs.engine.local import make_engine
-from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.port import Engine, EngineIdentity
 from libs.engine.reports import EngineEvent
 from libs.perfmodel.learner import StepKind, StepTimeLearner
 from libs.perfmodel.profiles import prior_step_time
@@ -30,6 +30,7 @@ from libs.policy.step_time import StepWork
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import DirectFetcher, EventReader
 from libs.worker.telemetry import work_of
+from load.engine.bench_phase import submit
 from load.gpu.shapes import add_model_options, vllm_arguments, write_model
 
 PROMPTS: Final = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -54,13 +55,8 @@ class MeasuredEngine:
 
     def submit(self, prompt_tokens: int, output_tokens: int) -> int:
         """Submit a new prompt of random tokens; return its id."""
-        key = next(self.ids)
         prompt = self.random.integers(100, 40_000, prompt_tokens, dtype=np.int32)
-        sampling = SamplingParams(temperature=0.0, ignore_eos=True)
-        self.engine.submit(
-            EngineRequest(key, f"r{key}", EnginePhase.BOTH, prompt, prompt_tokens, output_tokens, sampling)
-        )
-        return key
+        return submit(self.engine, next(self.ids), prompt, output_tokens)
 
     async def drain(self, keys: list[int]) -> None:
         for key in keys:

@@ -149,7 +149,6 @@ def transports(log: str) -> list[str]:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure each setting, and print each when it is done."""
     found = []
     for tls, get_zcopy, threads in (*([("", "", None)] if options.device != "cpu" else []), *SETTINGS):
         one = measure(tls, threads, options.mb << 20, options.device, get_zcopy)

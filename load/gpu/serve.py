@@ -96,7 +96,6 @@ async def said(suite: RunningSuite, window_s: int) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Start the suite, load it, stop it."""
     model = options.model or write_model(folder / options.shape, options.shape, "cuda:0", options.tokenizer)
     roles = [f"--{role}={getattr(options, role)}" for role in ("prefill", "decode", "mixed")]
     env = {

@@ -33,10 +33,8 @@ from libs.lab.policies import OFFLINE
 from libs.lab.search import Measure, SearchResult, fluid_rate
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet, search_measures
-from libs.lab.traces.generate import generate
-from libs.lab.traces.read import read_trace
-from libs.lab.traces.request import Trace
 from load.lab.compile_lab import run_compiled
+from load.lab.fidelity import is_there, trace_of
 from load.measure import show, titled_table
 
 MOONCAKE, AZURE = "mooncake_conversation.jsonl", "azure_code_2023.csv"
@@ -122,7 +120,7 @@ def main() -> None:
     asked_for = asked.workloads.split(",") if asked.workloads else list(all_of if asked.full or asked.eight else QUICK)
     if unknown := [name for name in asked_for if name not in all_of]:
         raise SystemExit(f"no workload {', '.join(unknown)}: there are {', '.join(all_of)}")
-    workloads = {name: text for name, text in all_of.items() if name in asked_for and _there(text)}
+    workloads = {name: text for name, text in all_of.items() if name in asked_for and is_there(text)}
     if not workloads:
         raise SystemExit("these workloads are traces: FULCRUM_DATA has to name the folder with them, see docs/data.md")
     policies = asked.policies.split(",") if asked.policies else POLICIES if asked.full else QUICK_POLICIES
@@ -181,8 +179,9 @@ class Base:
 
     def experiment(self, cell: Cell) -> Experiment:
         """Return the cell's experiment at the workload's own rate."""
-        seed = HELD_OUT_SEED if self.held_out else 1
-        trace = _trace(self.workloads[cell.workload], seed, held_out=self.held_out)
+        text, seed = self.workloads[cell.workload], HELD_OUT_SEED if self.held_out else 1
+        later_s = HELD_OUT_LATER_S.get(text.partition("@")[0], 0.0) if self.held_out else 0.0
+        trace = trace_of(text, seed=seed, later_s=later_s)
         seconds = trace.duration_ns / 1e9
         slo = parse_slo(self.slo)
         # The longest answer at the pace that the SLO allows: a policy that uses it would seem not to finish.
@@ -217,21 +216,6 @@ def _find(base: Base, cell: Cell) -> Edges:
     start = START * fluid_rate(experiment)
     measures: Sequence[Measure] = ("both",) if cell.policy == OFFLINE or cell.wrong else MEASURES
     return search_measures(experiment, cell.policy, "superpose", base.seeds, measures=measures, start=start)
-
-
-def _trace(text: str, seed: int, *, held_out: bool) -> Trace:
-    name, cut, part = text.partition("@")
-    if not cut:
-        return generate(text, seed=seed)
-    start_s, seconds = map(float, part.split("+"))
-    later_s = HELD_OUT_LATER_S[name] if held_out else 0.0
-    path = Path(os.environ["FULCRUM_DATA"]) / name
-    return read_trace(path, seed=seed, start_s=start_s + later_s, seconds=seconds)
-
-
-def _there(text: str) -> bool:
-    name, cut, _ = text.partition("@")
-    return not cut or (Path(os.environ.get("FULCRUM_DATA", "")) / name).is_file()
 
 
 def _edge(found: dict[Cell, Edges], cell: Cell, measure: Measure) -> float:

@@ -37,6 +37,7 @@ from load.chaos.clients import ClientCall, send
 from load.chaos.cluster import Cluster, Stores
 from load.chaos.loop import Node, SimLoop, replayable
 from load.chaos.net import Log, Net
+from load.chaos.suite import GATEWAY, KV_LEASE_MS, SETTLE_S, TELEMETRY_MS
 from load.lab.fidelity import (
     LIVE,
     SIM_CASES,
@@ -50,25 +51,21 @@ from load.lab.fidelity import (
     as_it_came,
     calibrate,
     compare,
+    is_there,
     lab_replay,
     live_trace,
     pooled,
     prompt_ids,
     short,
     table,
-    traces_of,
+    trace_of,
     verdict,
 )
 from load.lab.fidelity_live import LiveRun, learned_steps, live_replay, settings, sim_settings
 
-# Before the first request, for processes to find one another.
-SETTLE_S: Final = 3.0
 # After the last answer, for events to be published.
 TELL_S: Final = 2.0
-KV_LEASE_MS: Final = 30_000
 CONTEXT_TOKENS: Final = 131_072
-TELEMETRY_MS: Final = 100
-GATEWAY: Final = "g0"
 # Round trip: the mean of `load.chaos.cluster`.
 EVEN_STORE_MS: Final = 0.75
 # The mean of `load.chaos.net`: 0.1 ms, and 0.2 ms more in the mean.
@@ -212,21 +209,21 @@ def against_sim(only: Sequence[str], *, seeds: int) -> dict[str, Any]:
     """Compare each case in the simulation of the real code and in the lab: with equal delays, then with drawn ones."""
     even, drawn, itself = list[Comparison](), list[Comparison](), list[Comparison]()
     for name, case in SIM_CASES.items():
-        traces = traces_of(case.trace, 1) if not only or name in only else []
-        for trace in traces:
-            place, started_s, count = case.place(), time.perf_counter(), len(trace.requests)
-            constants = Constants(MEAN_HOP_MS, EVEN_STORE_MS)
+        if (only and name not in only) or not is_there(case.trace):
+            continue
+        place, trace, started_s = case.place(), trace_of(case.trace), time.perf_counter()
+        count, constants = len(trace.requests), Constants(MEAN_HOP_MS, EVEN_STORE_MS)
 
-            def in_lab(run: Replay, trace: Trace = trace) -> Replay:
-                return lab_replay(place, as_it_came(trace, run), constants)  # noqa: B023
+        def in_lab(run: Replay, place: ClusterShape = place, trace: Trace = trace) -> Replay:
+            return lab_replay(place, as_it_came(trace, run), constants)  # noqa: B023
 
-            run = sim_replay(place, trace, hop_ms=MEAN_HOP_MS)
-            even.append(compare(name, run, in_lab(run), count))
-            runs = [sim_replay(place, trace, seed=seed) for seed in range(1, seeds + 1)]
-            together = pooled(runs)
-            drawn.append(compare(name, together, pooled([in_lab(run) for run in runs]), count * seeds))
-            itself += [compare(name, one, other, count) for one, other in combinations(runs, 2)]
-            print(f"{name}: {time.perf_counter() - started_s:.0f} s", file=sys.stderr)
+        run = sim_replay(place, trace, hop_ms=MEAN_HOP_MS)
+        even.append(compare(name, run, in_lab(run), count))
+        runs = [sim_replay(place, trace, seed=seed) for seed in range(1, seeds + 1)]
+        together = pooled(runs)
+        drawn.append(compare(name, together, pooled([in_lab(run) for run in runs]), count * seeds))
+        itself += [compare(name, one, other, count) for one, other in combinations(runs, 2)]
+        print(f"{name}: {time.perf_counter() - started_s:.0f} s", file=sys.stderr)
     for title, rows, second in (
         ("equal delays", even, "lab"),
         ("drawn delays", drawn, "lab"),

@@ -214,13 +214,14 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bo
     return True
 
 
-def run_compiled(module: str, folder: Path = ROOT / "build" / "lab") -> None:
+def run_compiled(module: str) -> None:
     """Restart the running program `python -m module …` with compiled modules, built first if they are out of date.
     Return without a change if they are in use already or cannot be built.
     """
     in_use = sys.modules[LabWorker.__module__].__file__ or ""
     if not in_use.endswith(".py") or missing():
         return
+    folder = ROOT / "build" / "lab"
     print(f"compiling into {folder}, about a minute where anything has changed", file=sys.stderr)
     build(folder)
     paths = dict.fromkeys([str(folder), str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])

@@ -20,6 +20,7 @@ from libs.lab.traces.request import Trace
 from libs.perfmodel.profiles import Profile, profile
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
+from load.measure import rounded
 
 # A gateway's own defaults, so that requests need name none.
 SLO: Final = "ttft=5s,tpot=100ms"
@@ -235,7 +236,7 @@ class Comparison:
     preemptions: tuple[int, int]
 
     def as_json(self) -> dict[str, Any]:
-        return dict(_rounded(asdict(self)))
+        return dict(rounded(asdict(self), 5))
 
 
 def compare(case: str, first: Replay, second: Replay, asked: int) -> Comparison:
@@ -329,14 +330,6 @@ def _three(values: Mapping[str, float], digits: int) -> str:
     return ", ".join(f"{value:.{digits}f}" for value in values.values())
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 5)
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
-
-
 MIB: Final = 2**20
 PREFILL, DECODE = (Role.PREFILL, 0), (Role.MIXED, 0)
 LLAMA_70B, LLAMA_8B, SMOLLM2 = "llama-70b-tp4-h100", "llama-8b-h100", "smollm2-135m-cpu"
@@ -426,16 +419,19 @@ LIVE: Final[Mapping[str, Live]] = MappingProxyType(
 )
 
 
-def traces_of(text: str, count: int) -> list[Trace]:
-    """Return `count` traces of a kind, or a part of a file; none if the file is absent."""
+def is_there(text: str) -> bool:
+    """Return whether a trace is generated or its file is in FULCRUM_DATA."""
+    name, cut, _ = text.partition("@")
+    return not cut or (Path(os.environ.get("FULCRUM_DATA", "")) / name).is_file()
+
+
+def trace_of(text: str, *, seed: int = 1, later_s: float = 0.0) -> Trace:
+    """Return a generated trace, or NAME@START+SECONDS of a file in FULCRUM_DATA, begun `later_s` later."""
     name, cut, part = text.partition("@")
     if not cut:
-        return [generate(text, seed=seed) for seed in range(1, count + 1)]
-    path = Path(os.environ.get("FULCRUM_DATA", "")) / name
-    if not path.is_file():
-        return []
+        return generate(text, seed=seed)
     start_s, seconds = map(float, part.split("+"))
-    return [read_trace(path, seed=1, start_s=start_s, seconds=seconds)]
+    return read_trace(Path(os.environ["FULCRUM_DATA"]) / name, seed=seed, start_s=start_s + later_s, seconds=seconds)
 
 
 def live_trace(live: Live, seconds: float, seed: int) -> Trace:

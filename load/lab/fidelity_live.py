@@ -18,6 +18,7 @@ from libs.perfmodel.learner import StepKind, combine
 from libs.perfmodel.wire import fitted_model
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
+from load.gateway.http_load import WrongAnswer
 from load.lab.fidelity import LIVE, ClusterShape, Replay, Served, live_trace
 
 # Before the first request, to build everything that is sent.
@@ -27,10 +28,6 @@ READ_BYTES = 65_536
 REFUSED = b" 429 "
 # The status line of an answer begins in so many bytes.
 HEAD_BYTES = 32
-
-
-class WrongAnswer(Exception):
-    """An error, or another number of tokens than requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +90,7 @@ def learned_steps(folder: Path, prior: StepTimeModel) -> StepTimeModel:
 
 def live_replay(url: str, model: str, place: ClusterShape, trace: Trace, prompts: Sequence[Sequence[int]]) -> Replay:
     """Send each request at its time; those refused for lack of room are left out. Raise WrongAnswer on others."""
-    gc.collect()
-    gc.disable()  # a pause of the client would be measured as the server's
-    try:
-        answers = asyncio.run(play(url, model, trace, prompts))
-    finally:
-        gc.enable()
+    answers = asyncio.run(play(url, model, trace, prompts))
     names = _names(place, [each.served for each in answers.values()])
     served = {
         number: Served(
@@ -131,6 +123,7 @@ async def play(
     """Send each request at its time. Failures are appended to `failed` if it is given; otherwise WrongAnswer is
     raised.
     """
+    gc.collect()
     where = urlsplit(url)
     host, port = str(where.hostname), int(where.port or 80)
     requests = [
@@ -164,7 +157,11 @@ async def play(
         found = _served(body, sent_ns - start_ns, each.output_tokens)
         answers[each.number] = Answer(found, first_ns - sent_ns, sent_ns - due_ns, place, start_ns)
 
-    await asyncio.gather(*(ask(place) for place in range(len(requests))))
+    gc.disable()  # a pause of the client would be measured as the server's
+    try:
+        await asyncio.gather(*(ask(place) for place in range(len(requests))))
+    finally:
+        gc.enable()
     return answers
 
 

@@ -28,12 +28,11 @@ import httpx
 import numpy as np
 import psutil
 import uvloop
-from rich.console import Console
 
 from libs.testing.suites.processes import name_of
 from libs.testing.suites.suite import RunningSuite, running_suite
 from load.gateway.http_load import PacedLoad, Requests, Shape
-from load.measure import Reading, cpu_points, listener_on, machine_busy_s, read_named
+from load.measure import Reading, cpu_points, listener_on, machine_busy_s, read_named, show
 from load.metrics.first_hour_figures import (
     IDLE,
     LOADED,
@@ -77,7 +76,7 @@ while True:
 
 
 class Watcher:
-    """Follows a suite's stream all the while, and samples the age of the data that it shows."""
+    """A reader of a suite's stream, which samples the age of the data that it shows."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -288,7 +287,6 @@ async def observe(shape: str, suite: RunningSuite, beside: Beside, options: argp
 
 
 def run(shape: str, beside: Beside, options: argparse.Namespace) -> list[Phase]:
-    """Start a suite of the shape, observe it, stop it."""
     prefill, decode = shape.split("+")
     arguments = ["--engine", "sim", "--prefill", prefill, "--decode", decode]
     arguments += ["--kafka", options.kafka] if options.kafka else []
@@ -335,12 +333,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main() -> int:
     options = parse(None)
     kafka, phases = broker(options.kafka), list[Phase]()
-    console = Console(width=120)
     with subprocess.Popen([sys.executable, "-c", CONTROL_PROGRAM]) as control:
         try:
             for shape in options.shapes:
                 for phase in run(shape, Beside(kafka, psutil.Process(control.pid)), options):
-                    console.print(process_table(phase))
+                    show(process_table(phase))
                     print(summary(phase), end="\n\n", flush=True)
                     phases.append(phase)
         finally:

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +25,8 @@ from typing import Any, Final
 from urllib.request import urlopen
 
 import psutil
+
+from load.measure import spawned
 
 MOST_CORES: Final = 1.0
 MOST_RSS_MB: Final = 200.0
@@ -92,7 +93,7 @@ class _Player(asyncio.Protocol):
 
 
 def play(servers: int, pipe: Connection) -> None:
-    """Answer for all servers until killed."""
+    """Answer for all servers until terminated; send the port."""
     _Player.answers, chance = recorded(), random.Random(1)
     last = len(_Player.answers) - LEAST_LEFT_S * SCRAPES_A_SECOND
     _Player.starts = [chance.randrange(last) for _ in range(servers)]
@@ -107,22 +108,8 @@ def play(servers: int, pipe: Connection) -> None:
 
 
 @contextmanager
-def playing(servers: int) -> Iterator[int]:
-    """The port of the process that answers for all servers."""
-    context = get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=play, args=(servers, there), daemon=True)
-    process.start()
-    there.close()
-    try:
-        yield here.recv()
-    finally:
-        process.kill()
-
-
-@contextmanager
 def observing(servers: int, port: int) -> Iterator[tuple[psutil.Process, str]]:
-    """The metrics service as a process, and its address."""
+    """Run the metrics service over all servers; yield its process and address."""
     with TemporaryDirectory() as folder:
         fleet = Path(folder) / "fleet.toml"
         tables = (
@@ -149,7 +136,6 @@ def observing(servers: int, port: int) -> Iterator[tuple[psutil.Process, str]]:
 
 
 def measure(process: psutil.Process, url: str, servers: int, stretch: str, seconds: float) -> Measured:
-    """Measure the service for some seconds."""
     before, failed = _counts(url)
     cpu, began_s = process.cpu_times(), time.monotonic()
     time.sleep(seconds)
@@ -191,7 +177,7 @@ def main() -> None:
     found = []
     print(f"{'servers':>8} {'stretch':10} {'cores':>6} {'MB':>6} {'scrapes/s':>9} {'failed':>6} {'known':>6}")
     for servers in asked.servers:
-        with playing(servers) as port, observing(servers, port) as (process, url):
+        with spawned(play, servers) as pipe, observing(servers, pipe.recv()) as (process, url):
             for stretch in ("learning", "after"):
                 each = measure(process, url, servers, stretch, asked.seconds)
                 found.append(each)

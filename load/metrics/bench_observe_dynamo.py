@@ -15,8 +15,6 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,13 +25,13 @@ import httpx
 
 from libs.testing.engines.real_model import real_model_folder
 from libs.testing.suites.observe import observe_page
+from load.gateway.http_load import running_clients
 from load.measure import show, titled_table
 from load.peers.dynamo_suite import LOOPBACK, RunningDynamo, running_dynamo
 
 WORKERS: Final = 4
 MOST_POINTS: Final = 3.0
 SECOND_NS: Final = 1_000_000_000
-START_S: Final = 120.0
 SETTLE_S: Final = 3.0
 """The time after a load in which its last windows become whole."""
 MODEL: Final = "tiny"
@@ -86,51 +84,22 @@ class Compared:
     coverage: float
 
 
-@contextmanager
-def observing(discovery: Path) -> Iterator[str]:
-    """Yield the address of a page over the fleet."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        observe_page(Path(folder), "--dynamo", str(discovery)) as page,
-    ):
-        yield page.answer["page"]
-
-
-async def answer(client: httpx.AsyncClient, shape: Shape, chance: random.Random) -> None:
-    """Ask once for an answer of the shape, with a prompt of which no cache holds anything."""
-    words = " ".join(chance.choices(WORDS, k=shape.prompt_words))
-    body = {
-        "model": MODEL, "messages": [{"role": "user", "content": words}], "max_tokens": shape.answer_tokens,
-        "ignore_eos": True,
-    }  # fmt: skip
-    (await client.post("/v1/chat/completions", json=body)).raise_for_status()
-
-
-async def until_it_answers(port: int) -> None:
-    async with asyncio.timeout(START_S), httpx.AsyncClient(base_url=f"http://{LOOPBACK}:{port}", timeout=10) as client:
-        while True:
-            try:
-                return await answer(client, Shape("first", 1, 10, 1), random.Random(0))
-            except httpx.HTTPError:
-                await asyncio.sleep(0.5)
-
-
 async def put_under(shape: Shape, port: int, seconds: float) -> None:
     """Ask as the shape says for some seconds; answers that are then under way are cut off."""
 
-    async def ask_again(number: int) -> None:
+    async def client(http: httpx.AsyncClient, number: int) -> None:
         chance = random.Random(number)
         while True:
-            await answer(client, shape, chance)
+            # No cache holds anything of such a prompt.
+            words = " ".join(chance.choices(WORDS, k=shape.prompt_words))
+            body = {
+                "model": MODEL, "messages": [{"role": "user", "content": words}], "max_tokens": shape.answer_tokens,
+                "ignore_eos": True,
+            }  # fmt: skip
+            (await http.post("/v1/chat/completions", json=body)).raise_for_status()
 
-    async with httpx.AsyncClient(base_url=f"http://{LOOPBACK}:{port}", timeout=60) as client:
-        clients = [asyncio.create_task(ask_again(number)) for number in range(shape.clients)]
-        done, _ = await asyncio.wait(clients, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        for each in clients:
-            each.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
-        for each in done:
-            each.result()
+    async with running_clients(shape.clients, client, base_url=f"http://{LOOPBACK}:{port}"):
+        await asyncio.sleep(seconds)
 
 
 def logged(files: list[Path]) -> list[tuple[int, int, bool]]:
@@ -206,9 +175,12 @@ def compared(shape: Shape, page: str, dynamo: RunningDynamo, from_s: int, to_s: 
 
 async def measure(dynamo: RunningDynamo, seconds: int) -> list[Compared]:
     """Put the fleet under each load, and compare."""
-    await until_it_answers(dynamo.port)
     found = []
-    with observing(dynamo.discovery) as page:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        observe_page(Path(folder), "--dynamo", str(dynamo.discovery)) as shown,
+    ):
+        page = shown.answer["page"]
         await put_under(SHAPES[0], dynamo.port, SETTLE_S)
         for shape in SHAPES:
             from_s = int(time.time()) + 2  # the load has begun by then

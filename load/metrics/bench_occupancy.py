@@ -20,7 +20,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from libs.cli.console import plain_table
 from libs.testing.suites.browser import WIDE, BrowserUnavailable, browser
+from load.measure import show
 from load.metrics.freshness import WARM_UP_S, Reader, follow
 
 FLEETS: Final = (10, 100, 1000, 3000)
@@ -173,16 +175,15 @@ def misses(fleets: Sequence[Measured], page: dict[str, float] | None) -> list[st
     return missed
 
 
-def show(fleets: Sequence[Measured], page: dict[str, float] | None) -> None:
-    heads = ("GPUs", "by", "CPU, cores", "peak RSS", "fresh p50", "p99", "a tick", "behind")
-    print("".join(f"{head:>{width}}" for head, width in zip(heads, (6, 4, 12, 10, 11, 9, 10, 10), strict=True)))
+def report(fleets: Sequence[Measured], page: dict[str, float] | None) -> None:
+    table = plain_table("GPUs", "by", "CPU, cores", "peak RSS", "fresh p50", "p99", "a tick", "behind", "")
     for each in fleets:
-        print(
-            f"{each.gpus:>6} {each.instances:>3} {each.cpu_share:>11.2f} {each.rss_mb:>6.0f} MB "
-            f"{each.fresh_p50_ms:>7.0f} ms {each.fresh_p99_ms:>5.0f} ms {each.tick_kb:>6.1f} kB {each.late_ms:>6.0f} ms"
-            + "  all history kept"
-            * each.full
-        )
+        table.add_row(
+            str(each.gpus), str(each.instances), f"{each.cpu_share:.2f}", f"{each.rss_mb:.0f} MB",
+            f"{each.fresh_p50_ms:.0f} ms", f"{each.fresh_p99_ms:.0f} ms", f"{each.tick_kb:.1f} kB",
+            f"{each.late_ms:.0f} ms", "all history kept" * each.full,
+        )  # fmt: skip
+    show(table)
     for slope in slopes(fleets):
         print(
             f"from {slope['from_gpus']} to {slope['to_gpus']} GPUs: {slope['cores_per_1000_gpus']:.2f} cores and "
@@ -215,7 +216,7 @@ async def main() -> int:
             page = await measure_page(options.page_seconds)
         except BrowserUnavailable as error:
             missed.append(f"page: not measured: {error}; --page-seconds 0 leaves it out")
-    show(fleets, page)
+    report(fleets, page)
     missed += misses(fleets, page)
     found = {"fleets": [asdict(each) for each in fleets], "slopes": slopes(fleets), "page": page, "missed": missed}
     print(json.dumps(found))

@@ -8,6 +8,8 @@ from typing import Any, Final
 import numpy as np
 from rich.table import Table
 
+from load.measure import rounded, titled_table
+
 IDLE, LOADED = "idle", "load"
 SUM: Final = "sum"
 CONTROL: Final = "(control)"
@@ -73,7 +75,6 @@ class Minute:
 
     @property
     def sum_points(self) -> float:
-        """Return the points of the whole suite."""
         return sum(self.cpu_points.values())
 
 
@@ -201,10 +202,8 @@ def progress(phase: str, number: int, of: int, minute: Minute) -> str:
 
 
 def process_table(phase: Phase) -> Table:
-    table = Table(title=f"{phase.shape} {phase.name}: % of a core, by process", box=None, title_justify="left")
-    table.add_column("process")
-    for head in ("minute 1", "last", "mean*", "growth* an hour", "±", "MB, minute 1", "MB, last"):
-        table.add_column(head, justify="right")
+    heads = ("minute 1", "last", "mean*", "growth* an hour", "±", "MB, minute 1", "MB, last")
+    table = titled_table(f"{phase.shape} {phase.name}: % of a core, by process", "process", *heads)
     for row in rows(phase):
         table.add_row(
             row.process,
@@ -256,17 +255,7 @@ def as_json(phases: Sequence[Phase]) -> dict[str, Any]:
         for phase in phases
     ]
     aims = [asdict(verdict) for phase in phases for verdict in verdicts(phase)]
-    rounded: dict[str, Any] = _rounded({"phases": found, "verdicts": aims})
-    return rounded
-
-
-def _rounded(value: Any) -> Any:
-    """Round every figure to four decimal places."""
-    if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return round(value, 4) if isinstance(value, float) else value
+    return dict(rounded({"phases": found, "verdicts": aims}, 4))
 
 
 def _has_control(phase: Phase) -> bool:

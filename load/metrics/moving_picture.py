@@ -25,8 +25,8 @@ from playwright.async_api import Page, ViewportSize
 
 from libs.testing.suites.browser import PROGRAMS, browser, listen_for_errors
 from libs.testing.suites.suite import RunningSuite, running_suite
+from load.gateway.http_load import running_clients
 from load.lab.fidelity import BYTES
-from load.metrics.screenshots import running_clients
 
 # A large model on slow GPUs has long steps and few requests a second, so that suite and browser get by with two cores.
 SPEEDUP: Final = "0.4"
@@ -62,8 +62,6 @@ WARM_S, FLOOD_AT_S, COMMAND_AT_S, CALM_AT_S, END_S = 30.0, 3.0, 7.0, 16.0, 26.0
 
 @asynccontextmanager
 async def load(url: str, clients: Clients) -> AsyncIterator[None]:
-    """Run clients while the context is open."""
-
     async def client(http: httpx.AsyncClient, number: int) -> None:
         chance = Random(number)
         while True:
@@ -97,7 +95,7 @@ def yield_to_suite() -> None:
 
 
 def apply_advice(suite: RunningSuite) -> None:
-    """Type the command under the first line."""
+    """Run `fulcrum advice --apply` and confirm it."""
     command = [sys.executable, "-m", "libs.cli.main", "advice", "--apply"]
     done = subprocess.run(command, env=suite.env, input="y\n", capture_output=True, text=True, timeout=60, check=False)
     print(done.stdout, end="", file=sys.stderr)

@@ -11,7 +11,7 @@ import io
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -27,6 +27,7 @@ from libs.cli.top.screen import Top
 from libs.runtime.net.ports import held_port
 from libs.testing.suites.browser import PHONE, WIDE, browser, listen_for_errors
 from libs.testing.suites.suite import RunningSuite, running_suite
+from load.gateway.http_load import running_clients
 from load.metrics.bench_occupancy import service
 
 WORKERS: Final = ("--engine", "sim", "--prefill", "3", "--decode", "4", "--mixed", "1")
@@ -56,21 +57,6 @@ CLIENTS: Final = 4
 # Nearly a whole range of 30 s.
 LOADED_S: Final = 25.0
 SETTLED_MS: Final = 3_000.0
-
-
-@asynccontextmanager
-async def running_clients(
-    count: int, client: Callable[[httpx.AsyncClient, int], Awaitable[None]]
-) -> AsyncIterator[None]:
-    """Run numbered clients, which ask without end, while the context is open."""
-    async with httpx.AsyncClient(timeout=120) as http:
-        clients = [asyncio.ensure_future(client(http, number)) for number in range(count)]
-        try:
-            yield
-        finally:
-            for each in clients:
-                each.cancel()
-            await asyncio.gather(*clients, return_exceptions=True)
 
 
 @asynccontextmanager

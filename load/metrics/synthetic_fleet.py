@@ -37,8 +37,8 @@ class SyntheticWorker:
     """One worker of one GPU. Its message is built once and only dated anew, so that the generator costs little."""
 
     def __init__(self, number: int, *, prefill: bool, busy: float, phase_ns: int, running: float) -> None:
-        """A batch is sent `phase_ns` into each 100 ms. By then a step has run for `running` of its time, so that the
-        batch covers the time before it.
+        """Send a batch `phase_ns` into each 100 ms. By then a step has run for `running` of its time, so that the batch
+        covers the time before it.
         """
         self.phase_ns = phase_ns
         role, budget = role_from_name("prefill" if prefill else "decode")
@@ -76,9 +76,9 @@ class SyntheticWorker:
         return batch.SerializeToString()
 
 
-def synthetic_fleet(gpus: int, seed: int = 1) -> list[SyntheticWorker]:
+def synthetic_fleet(gpus: int) -> list[SyntheticWorker]:
     """Return `gpus` workers, sorted by the phase at which they send."""
-    chance = random.Random(seed)
+    chance = random.Random(1)
     workers = [
         SyntheticWorker(
             number,

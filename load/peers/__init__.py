@@ -1,1 +1,0 @@
-"""Other serving systems, run beside Fulcrum on the same machine with the same load."""

@@ -8,11 +8,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
+
+import httpx
 
 from libs.runtime.net.ports import held_port
 from libs.runtime.paths import cache_dir
@@ -43,7 +46,7 @@ def install() -> None:
 LOOPBACK = "127.0.0.1"
 _HOSTS = ("DYN_SYSTEM_HOST", "DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST")
 _MOCKER = ("--speedup-ratio", "1000000", "--kv-transfer-bandwidth", "0")
-STOP_S = 5.0
+START_S, STOP_S = 120.0, 5.0
 
 
 STEP_LOG: Final = "dynamo.common.recv_forward_pass_metrics"
@@ -54,7 +57,7 @@ COMPONENTS: Final = ("prefill", "backend")
 
 @dataclass(frozen=True)
 class RunningDynamo:
-    """Processes that have been started and may not answer yet."""
+    """The processes of a frontend and its workers."""
 
     port: int
     discovery: Path
@@ -73,7 +76,10 @@ class RunningDynamo:
 def running_dynamo(
     model: Path, name: str, *, prefill: int = 1, decode: int = 1, mocker: Sequence[str] = _MOCKER, record: bool = False
 ) -> Iterator[RunningDynamo]:
-    """Run a frontend and mockers, each a worker of its own; `record` adds a recorder for each of their components."""
+    """Run a frontend and mockers, each a worker of its own, and yield them once they answer.
+
+    `record` adds a recorder for each of their components.
+    """
     if not python().exists():
         raise FileNotFoundError("Dynamo is not installed: run `make peer-dynamo`")
     served = ("dynamo.mocker", "--model-path", str(model), "--model-name", name, *mocker, "--disaggregation-mode")
@@ -99,7 +105,19 @@ def running_dynamo(
         for component, file in zip(COMPONENTS, step_logs, strict=False):
             how = ("--component", component, "--request-plane", "tcp", "--output", str(file), "--flush-interval", "0.2")
             start(STEP_LOG, *how)
+        _until_it_answers(port, name)
         yield RunningDynamo(port, folder / "kv", frontend, prefilling, decoding, step_logs, decode_logs)
+
+
+def _until_it_answers(port: int, model: str) -> None:
+    body = {"model": model, "messages": [{"role": "user", "content": "first"}], "max_tokens": 1, "ignore_eos": True}
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s:
+        with suppress(httpx.HTTPError):
+            if httpx.post(f"http://{LOOPBACK}:{port}/v1/chat/completions", json=body, timeout=10).is_success:
+                return
+        time.sleep(0.2)
+    raise TimeoutError(f"Dynamo did not answer within {START_S:g} s")
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

@@ -36,6 +36,7 @@ from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.wire import step_time_message
 from libs.runtime.service import collect_seldom
 from libs.telemetry.fleet_loads import COLUMNS, STEP_TIMES, WINDOW_NS
+from load.measure import percentiles
 from services.planner.state import Identity, PlannerState
 
 START_NS: Final = 1_700_000_000_000_000_000
@@ -164,13 +165,13 @@ def run(workers: int, seconds: int, seed: int = 1) -> dict[str, Any]:
             began = time.thread_time_ns()
             state.take_workers(listed, now_ns)
             spent["registry"] += time.thread_time_ns() - began
-    ordered = sorted(each / 1e6 for each in ticks_ns)
+    ticks_ms = [each / 1e6 for each in ticks_ns]
     return {
         "workers": workers,
         "seconds": seconds,
         "cpu_share": sum(spent.values()) / (seconds * 1e9),
         "cpu_by_part": {name: each / (seconds * 1e9) for name, each in spent.items()},
-        "tick_ms": {"p50": ordered[len(ordered) // 2], "p99": ordered[int(len(ordered) * 0.99)], "most": ordered[-1]},
+        "tick_ms": {**(percentiles(ticks_ms) or {}), "most": max(ticks_ms)},
         "decisions": decisions,
         "changes": moves,
     }

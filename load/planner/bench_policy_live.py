@@ -29,8 +29,7 @@ from libs.lab.policies import policy_named
 from libs.lab.study import quiet
 from libs.policy.roles import Role
 from load.lab.fidelity_live import learned_steps
-from load.planner.bench_spike import Policy, run
-from load.planner.live_kinds import SIM, TORCH_SMOLLM2, TTFT_MS, LiveKind
+from load.planner.bench_spike import SIM, TORCH_SMOLLM2, TTFT_MS, LiveKind, Policy, run
 from load.planner.stories import Story, flipflop, flood, made
 
 # A TTFT that no request misses: with it no request is ever late, and all are served first come, first served.

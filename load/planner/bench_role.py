@@ -60,7 +60,6 @@ def spread_ms(seconds: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def aim_met(spread: dict[str, float | None]) -> bool:
-    """Return whether a move's effect comes within the aim."""
     return spread["p99"] is not None and spread["p99"] < AIM_S * 1e3
 
 
@@ -254,7 +253,6 @@ def _first_steps(moves: Sequence[HeldMove]) -> list[float | None]:
 
 
 def run(case: Case, folder: Path, *, guided: bool = False) -> dict[str, Any]:
-    """Start a suite for the case, bench it, stop it."""
     arguments = ["--engine", case.engine, "--prefill", "1", "--decode", str(case.decode)]
     model = "sim"
     if case.engine != "sim":

@@ -47,7 +47,7 @@ class DynamoLive:
     """Dynamo's policy on a suite: looks every `DynamoMover.every_ns` and changes roles, until cancelled."""
 
     def __init__(self, suite: RunningSuite, cluster: RivalSetting, start_s: float = START_S) -> None:
-        """`start_s` is the time until a worker serves again in its other role; with 0 a move restarts nothing."""
+        """Keep a worker out for `start_s` before it serves in its other role; with 0 a move restarts nothing."""
         self._suite = suite
         self._cluster = cluster
         self._start_s = start_s

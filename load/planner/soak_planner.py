@@ -27,6 +27,7 @@ from libs.policy.planner.role_planning import LEAST_PAY_BACK_NS
 from libs.runtime.tasks import TaskOwner
 from libs.testing.suites.processes import kill, pid_of
 from libs.testing.suites.suite import RunningSuite, running_suite
+from load.measure import resident_mib
 
 PREFILL, DECODE, SPARE, GATEWAYS = 2, 2, 1, 2
 VICTIMS: Final = ("planner", "planner", "gateway-2", "redis", "kafka", "metrics", "prefill-2", "decode-2")
@@ -195,8 +196,7 @@ class Soak:
                 pass  # the process was killed or is frozen
             for name in ("planner", "metrics", "gateway-1"):
                 pid = pid_of(self.suite, name)
-                if pid is not None and psutil.pid_exists(pid):
-                    mib = psutil.Process(pid).memory_info().rss / 2**20
+                if pid is not None and (mib := resident_mib(pid)):
                     self.found.rss[name, pid].append((time.monotonic() - self.began_s, mib))
             await asyncio.sleep(WATCH_S)
 
@@ -241,7 +241,7 @@ def main() -> None:
             Path(folder), *arguments, "--gateways", str(GATEWAYS), env={**ENV, "FULCRUM_CACHE": f"{folder}/cache"}
         ) as suite,
     ):
-        found = asyncio.run(_soak(suite, asked.seed, asked.seconds))
+        found = asyncio.run(Soak(suite, asked.seed).run(asked.seconds))
     moves = sum(len(each["workers"]) for each in found.decisions.values() if each["action"] == "set_role")
     hasty, grew = restless(found), growth(found)
     row = {
@@ -257,10 +257,6 @@ def main() -> None:
     print(json.dumps(row))
     leaks = any(each > GROWTH_MIB_PER_MIN for each in grew.values())
     sys.exit(bool(found.lost or found.doubled or found.wrong or hasty or leaks))
-
-
-async def _soak(suite: RunningSuite, seed: int, seconds: float) -> SoakResult:
-    return await Soak(suite, seed).run(seconds)
 
 
 if __name__ == "__main__":

@@ -34,13 +34,13 @@ def flood(rate: float, seconds: int) -> Story:
     return Story(spec, [(seconds * 0.4, "prefill")])
 
 
-def bursts(seconds: int, every_s: int = 10, prompts: int = 40, tokens: int = 4_000, rate: float = 4) -> Story:
+def bursts(seconds: int, prompts: int = 40, rate: float = 4) -> Story:
     """Return a chat into which `prompts` long prompts fall within a tenth of a second, again and again."""
-    at_s = [float(each) for each in range(every_s // 2, seconds - 2, every_s)]
+    at_s = [float(each) for each in range(5, seconds - 2, 10)]
     return Story(
         f"poisson:rate={rate:g},isl=500,osl=100,spread=0.25,seconds={seconds}",
         [(each, "prefill") for each in at_s],
-        burst=(prompts, tokens),
+        burst=(prompts, 4_000),
     )
 
 

@@ -28,11 +28,10 @@ from libs.policy.alerts.rules import Name, make_rules
 from libs.policy.verdict.causes import CauseCode
 from libs.telemetry.lives import SERVING
 from load.chaos.invariants import METRICS, PLANNER
-from load.chaos.suite import ClientRequest, SuiteSpec, VirtualSuite, run_virtual
+from load.chaos.suite import ClientRequest, VirtualSuite, run_virtual
 from load.verdict.scenes import CALM, SCENES, Scene, Stage
 from load.verdict.situations import DrawnSuite, Situations, draw_suite
-from load.verdict.virtual import LINE, WaitingJob, is_there, warm
-from services.gateway.batch.run import BatchPorts
+from load.verdict.virtual import LINE, WaitingJob, is_there, suite_of, warm
 from services.metrics.settings import MetricsSettings
 from services.metrics.status.score import promise_score
 from services.planner.http.answers import planner_answer
@@ -71,7 +70,6 @@ class Look:
 
 
 def look(suite: VirtualSuite) -> Look:
-    """Read all voices at this moment."""
     now_ns = suite.cluster.clock.now_ns()
     answer = suite.status()
     verdict, models = answer["verdict"], [each for each in answer["models"] if each["known"]]
@@ -118,17 +116,16 @@ def _unsaid(answer: dict[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Judge:
-    """Counts, look by look, where voices differ and where green is not true."""
+    """A count, look by look, of where voices differ and where green is not true."""
 
     ttft_s: float
     differences: list[str] = field(default_factory=list)
     """Each with its time, once for as long as it lasts."""
     late_s: float = 0.0
-    """Seconds for which clients were late."""
     green_s: float = 0.0
     """Seconds for which the verdict was calm although clients were late for longer than `LATE_S`."""
     green: str = ""
-    """The first such moment."""
+    """The first moment that counts in `green_s`, with its sentence."""
     _recent: deque[Look] = field(default_factory=deque)
     _differing: dict[str, float] = field(default_factory=dict)
     """The time since which voices differ, by what differs; infinite once it was counted."""
@@ -253,7 +250,6 @@ class SceneResult:
 
     @property
     def faults(self) -> list[str]:
-        """Return what is wrong, in words."""
         found = []
         if not self.mended and (self.named_s is None or self.named_s > WITHIN_S):
             found.append("not named" if self.named_s is None else f"named after {self.named_s:.1f} s")
@@ -277,15 +273,9 @@ def run_scene(name: str, mode: str, seed: int) -> SceneResult:
     scene = next(each for each in SCENES if each.name == name)
     drawn = draw_suite(seed, little_kv=False)
     planted = Situations(drawn.device, seed * 1_000 + SCENES.index(scene)).of(scene.load)
-    job: Any = WaitingJob(*LINE)
-    spec = SuiteSpec(
-        roles=["prefill"] * planted.prefill + ["decode"] * planted.decode,
-        worker=drawn.worker(),
-        gateway=drawn.targets(),
-        planner=drawn.planner() | {"mode": "auto" if mode == "auto" else "advisory"},
-        metrics=drawn.targets(),
-        batch=BatchPorts(job, job) if scene.name.startswith("batch") else None,
-    )
+    job = WaitingJob(*LINE)
+    waiting = job if scene.name.startswith("batch") else None
+    spec = suite_of(drawn, planted, mode="auto" if mode == "auto" else "advisory", job=waiting)
 
     async def play(suite: VirtualSuite) -> SceneResult:
         await warm(suite, drawn.device, planted.load.isl)
@@ -421,7 +411,6 @@ def _line(result: SceneResult) -> str:
 
 
 def main() -> None:
-    """Print one line for each scene, and one JSON line last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=1, help="devices that are drawn; each scene is played on each")
     parser.add_argument("--seed", type=int, default=1, help="the first of them")
@@ -441,7 +430,6 @@ def main() -> None:
 
 
 def summary(found: Sequence[SceneResult], took_s: float) -> dict[str, Any]:
-    """Return the figures over all scenes."""
     calm_h = sum(each.lasted_s for each in found if each.name in {one.name for one in SCENES if one.is_calm}) / 3600
     named = sorted(each.named_s for each in found if each.named_s is not None)
     return {

@@ -51,7 +51,6 @@ def _kept(outcomes: Sequence[Outcome], figure: str) -> str:
 
 
 def main() -> None:
-    """Print one line for each trial, and one JSON line last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suites", type=int, default=6, help="every third has little KV")
     parser.add_argument("--seed", type=int, default=1)

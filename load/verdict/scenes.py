@@ -52,7 +52,7 @@ class Stage:
 
     @property
     def light(self) -> Load:
-        """A load of a third of the scene's."""
+        """Return a third of the scene's load."""
         return Load(self.load.isl, self.load.osl, self.load.rate / 3)
 
 
@@ -106,7 +106,7 @@ async def _flood(stage: Stage) -> None:
 
 
 async def _callers(stage: Stage) -> None:
-    """Callers that each ask again as soon as they are answered."""
+    """Run callers that each ask again as soon as they are answered."""
 
     async def call() -> None:
         while True:
@@ -118,7 +118,7 @@ async def _callers(stage: Stage) -> None:
 
 
 async def _refused(stage: Stage) -> None:
-    """Only requests for a model that is not there."""
+    """Send requests for a model that does not exist, and no others."""
 
     async def ask() -> None:
         while True:

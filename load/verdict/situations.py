@@ -18,11 +18,11 @@ TTFT_S: Final = 4.0
 # An imbalance asks for no more than this share of what the whole cluster can do in its best roles.
 FIT: Final = 0.85
 MOST_DRAWS: Final = 2_000
+# Bounds on what two cores carry beside the suite.
 MOST_RATE: Final = 22.0
 MOST_AT_ONCE: Final = 140
 # Share of the TTFT limit that prompts arriving at once may take of prefill workers.
 MOST_PROMPTS: Final = 0.5
-"""What two cores carry beside the suite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ class Situations:
     def _lengths(self, osl: tuple[int, int] = (16, 48)) -> tuple[int, int]:
         return self._random.randint(80, 400), self._random.randint(*osl)
 
-    def _prefill_load(self, prefill: int, pressure: float, osl: tuple[int, int] = (12, 40)) -> Load:
-        isl, out = self._lengths(osl)
+    def _prefill_load(self, prefill: int, pressure: float) -> Load:
+        isl, out = self._lengths((12, 40))
         return Load(isl, out, pressure * prefill / self._device.prompt_s(isl))
 
     def _decode_load(self, decode: int, pressure: float, *, kv: bool, isl: tuple[int, int] = (60, 150)) -> Load:
@@ -316,8 +316,7 @@ class DrawnSuite:
         }
 
     def planner(self) -> dict[str, Any]:
-        """Return settings of a planner that only advises, by the same target."""
-        return {"mode": "advisory", "tpot_target_ms": self.device.tpot_ns / 1e6}
+        return {"tpot_target_ms": self.device.tpot_ns / 1e6}
 
     def link_gbps(self, isl: int, link_s: float) -> float:
         """Return the speed of a link on which the KV of a prompt takes `link_s`."""

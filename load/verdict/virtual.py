@@ -13,18 +13,19 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from libs.bus.port import Record
 from libs.bus.work import Handle, Produced
-from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Share
 from libs.contracts.topics import BATCH_SHARES, Topic
 from libs.policy.pressure import KV_FILL
+from libs.policy.verdict.promises import LEAST_ANSWERS, p95
+from libs.policy.verdict.state import in_hand_ns
 from load.chaos.cluster import EPOCH_NS
-from load.chaos.suite import SuiteSpec, VirtualSuite, run_virtual
-from load.verdict.followed import FollowedFigure, see_latencies
+from load.chaos.suite import ClientRequest, SuiteSpec, VirtualSuite, run_virtual
 from load.verdict.situations import WORKERS, Device, DrawnSuite, Planted, Situations, arrivals, draw_suite
 from services.gateway.batch.run import BatchPorts
 
@@ -40,13 +41,18 @@ CALM: Final = frozenset({"idle", "balanced", "unknown"})
 QUEUED_S: Final = 0.5
 
 
-class Request(Protocol):
-    """One request as its client sees it."""
+@dataclass(frozen=True, slots=True)
+class FollowedFigure:
+    """A promised range, and what came of it."""
 
-    isl: int
-    tokens: int
-    first_s: float
-    done: bool
+    figure: str
+    least: float
+    most: float
+    came: float
+
+    @property
+    def kept(self) -> bool:
+        return self.least <= self.came <= self.most
 
 
 @dataclass(slots=True)
@@ -64,17 +70,13 @@ class Outcome:
     sentence: str
     seen: list[tuple[float, str]] = field(default_factory=list)
     """Each change of the verdict: seconds, and the codes."""
-    pressures: list[tuple[float, ...]] = field(default_factory=list)
-    """(s, prefill, batch, KV, cluster; of decode workers: KV wait, starved, busy)"""
     alerts: list[str] = field(default_factory=list)
-    behind_s: float | None = None
-    """Seconds until all planted causes stood in the verdict; None if they never did."""
     predicted: float | None = None
     """The pressure that following the advice leaves, as the advice predicts it. None if there was no advice."""
     left: float | None = None
     """The pressure measured after the advice was followed."""
     followed: list[FollowedFigure] = field(default_factory=list)
-    """What else the advice promised and what clients and status saw of it, as far as that came to be known."""
+    """Further promises of the advice, each with its outcome as clients and status saw it."""
 
     @property
     def off(self) -> float | None:
@@ -84,7 +86,7 @@ class Outcome:
         return self.left / max(self.predicted, 1e-9) - 1
 
 
-def is_there(device: Device, planted: Planted, asked: Iterable[Request]) -> bool:
+def is_there(device: Device, planted: Planted, asked: Iterable[ClientRequest]) -> bool:
     """Return whether clients see the cause: a queue of prompts, or more sequences than TPOT or KV allows."""
     live = [each for each in asked if not each.done]
     queued = [each for each in live if not each.first_s]
@@ -102,35 +104,13 @@ def is_there(device: Device, planted: Planted, asked: Iterable[Request]) -> bool
     return short.get(planted.name, waits_s > QUEUED_S)
 
 
-async def until_caused(
-    device: Device,
-    planted: Planted,
-    asked: Callable[[], Iterable[Request]],
-    now_s: Callable[[], float],
-    began_s: float,
-) -> float | None:
-    """Wait until the cause has been present long enough; return when it appeared in seconds from `began_s`, or None."""
-    if not planted.wanted:
-        await asyncio.sleep(DISTRACTED_S)
-        return 0.0
-    if planted.name in ("slow_link", "slow_worker"):
-        await asyncio.sleep(WITHIN_S + AFTER_S)
-        return 0.0
-    while now_s() < began_s + MOST_S:
-        if is_there(device, planted, asked()):
-            cause_s = now_s() - began_s
-            await asyncio.sleep(WITHIN_S + AFTER_S)
-            return cause_s
-        await asyncio.sleep(LOOK_S)
-    return None
-
-
 @dataclass(slots=True)
 class Reported:
-    """What `/v1/status` reported, change by change."""
+    """The answers of `/v1/status`, change by change."""
 
     changes: list[tuple[float, str, frozenset[str], str]] = field(default_factory=list)
-    pressures: list[tuple[float, ...]] = field(default_factory=list)
+    pressures: list[tuple[float, float]] = field(default_factory=list)
+    """Pairs of a time and the greatest pressure."""
     waits_s: list[tuple[float, float]] = field(default_factory=list)
     """Pairs of a time and the seconds of work that waited for each prefill worker."""
 
@@ -145,8 +125,7 @@ class Reported:
             if model["known"]:
                 decode = model["decode"]
                 found = (model["prefill"]["pressure"], decode["batch_pressure"], decode["kv_pressure"])
-                shares = (decode["kv_wait"] or 0.0, decode["starved"] or 0.0, decode["busy"] or 0.0)
-                self.pressures.append((at_s, *found, model["cluster_pressure"], *shares))
+                self.pressures.append((at_s, max(found)))
                 self.waits_s.append((at_s, model["prefill"]["waiting_s"] or 0.0))
 
 
@@ -157,9 +136,6 @@ def judged(planted: Planted, seed: int, reported: Reported, began_s: float, caus
     changes = [(at_s - began_s, code, causes, sentence) for at_s, code, causes, sentence in reported.changes]
     outcome = Outcome(planted.name, seed, sorted(planted.wanted), False, "", cause_s, None, "")
     outcome.seen = [(round(at_s, 2), " ".join([code, *sorted(causes - {code})])) for at_s, code, causes, _ in changes]
-    outcome.pressures = [
-        (round(at_s - began_s, 2), *(round(each, 2) for each in found)) for at_s, *found in reported.pressures
-    ]
     named = [each for each in changes if each[1] not in CALM]
     if not planted.wanted:
         outcome.right = not named
@@ -175,7 +151,6 @@ def judged(planted: Planted, seed: int, reported: Reported, began_s: float, caus
     whole = next((each for each in named if each[1] in planted.wanted and each[2] >= planted.behind), None)
     outcome.sentence = (first or (named or changes)[0])[3]
     outcome.named_s = None if first is None else round(first[0] - cause_s, 3)
-    outcome.behind_s = None if whole is None else whole[0] - cause_s
     if wrong:
         outcome.why = f"{wrong[0][1]} was named ({', '.join(sorted(wrong[0][2]))})"
     elif outcome.named_s is None:
@@ -197,6 +172,11 @@ PLAYED_S: Final = 60.0
 # When the pressure left by advised moves is measured, in seconds after them: sequences that were held decode once
 # their prompts are computed, which takes about a second.
 MOVED_S: Final = (1.0, 2.5)
+# How long a backlog is awaited, how long requests that arrive without one are counted, and how long their first tokens
+# are awaited.
+GONE_WITHIN_S: Final = 25.0
+ARRIVE_S: Final = 8.0
+ANSWER_S: Final = 4.0
 # Prompt and output tokens of a batch line.
 LINE: Final = (210, 40)
 LASTS_S: Final = {"busy": 600.0, "too_small": 120.0}
@@ -209,17 +189,15 @@ LANES = 8
 WINDOW_NS = 24 * 3600 * 1_000_000_000
 
 
-class EndlessJob:
-    """A batch job without end: the work bus and the file store of a gateway, as far as its runner uses them. Counts
-    answers.
-    """
+class WaitingJob:
+    """A batch job without end: the work bus and the file store of a gateway, as far as its runner uses them."""
 
     def __init__(self, prompt_tokens: int, output_tokens: int) -> None:
         self._prompt_tokens = prompt_tokens
         self._output_tokens = output_tokens
         self._numbers = count()
-        self.answered = 0
-        self.failed = 0
+        self.begin = asyncio.Event()
+        """Until it is set no line is read."""
 
     async def send(self, topic: Topic, value: Message) -> None: ...
 
@@ -234,6 +212,7 @@ class EndlessJob:
 
     async def work(self, topic: Topic, group: str, handle: Handle) -> None:
         """Run lanes of shares; other topics have none."""
+        await self.begin.wait()
         async with asyncio.TaskGroup() as lanes:
             for number in range(LANES if topic is BATCH_SHARES else 0):
                 lanes.create_task(handle(_Lane(self, number)))
@@ -247,12 +226,6 @@ class EndlessJob:
             endpoint=ENDPOINT, first_line=1, lines=SHARE_LINES, expires_unix_ns=EPOCH_NS + WINDOW_NS,
             first_place=number * SHARE_LINES,
         )  # fmt: skip
-
-    def count(self, produced: Sequence[Produced]) -> None:
-        for one in produced:
-            if isinstance(one, tuple) and isinstance(one[1], Result):
-                self.answered += one[1].ok
-                self.failed += not one[1].ok
 
     async def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
         """Yield the lines of a share, no two prompts alike."""
@@ -268,7 +241,7 @@ class _Lane:
     end = 0
     replayed = True
 
-    def __init__(self, job: EndlessJob, partition: int) -> None:
+    def __init__(self, job: WaitingJob, partition: int) -> None:
         self._job = job
         self.partition = partition
 
@@ -276,20 +249,21 @@ class _Lane:
         for offset in count():
             yield [Record(BATCH_SHARES, "", self._job.share(), self.partition, offset)]
 
-    async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
-        self._job.count(produced)
+    async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None: ...
 
 
-class WaitingJob(EndlessJob):
-    """A batch backlog that starts when `begin` is set."""
-
-    def __init__(self, prompt_tokens: int, output_tokens: int) -> None:
-        super().__init__(prompt_tokens, output_tokens)
-        self.begin = asyncio.Event()
-
-    async def work(self, topic: Topic, group: str, handle: Handle) -> None:
-        await self.begin.wait()
-        await super().work(topic, group, handle)
+def suite_of(
+    drawn: DrawnSuite, planted: Planted, *, mode: str = "advisory", job: Any = None, **worker: Any
+) -> SuiteSpec:
+    """Return the suite of a situation. `job` is a batch job of its gateway; `worker` are further settings."""
+    return SuiteSpec(
+        roles=["prefill"] * planted.prefill + ["decode"] * planted.decode,
+        worker=drawn.worker() | worker,
+        gateway=drawn.targets(),
+        planner=drawn.planner() | {"mode": mode},
+        metrics=drawn.targets(),
+        batch=BatchPorts(job, job) if job is not None else None,
+    )
 
 
 def run_trial(drawn: DrawnSuite, planted: Planted, seed: int, *, apply: bool = True) -> Outcome:
@@ -297,20 +271,47 @@ def run_trial(drawn: DrawnSuite, planted: Planted, seed: int, *, apply: bool = T
     with tempfile.TemporaryDirectory() as folder:
         faults = Path(folder) / "faults.json"
         faults.write_text("{}")
-        job: Any = WaitingJob(*LINE)
-        spec = SuiteSpec(
-            roles=["prefill"] * planted.prefill + ["decode"] * (WORKERS - planted.prefill),
-            worker={**drawn.worker(), "sim_faults": str(faults)},
-            gateway=drawn.targets(),
-            planner=drawn.planner(),
-            metrics=drawn.targets(),
-            batch=BatchPorts(job, job) if planted.batch_lines else None,
-        )
+        job = WaitingJob(*LINE)
+        spec = suite_of(drawn, planted, job=job if planted.batch_lines else None, sim_faults=str(faults))
 
         async def play(suite: VirtualSuite) -> Outcome:
             return await _Trial(suite, drawn, planted, faults, job).run(seed, apply=apply)
 
         return run_virtual(spec, seed, play)
+
+
+async def see_latencies(
+    suite: VirtualSuite,
+    device: Device,
+    action: dict[str, Any],
+    waits_s: Sequence[tuple[float, float]],
+    moved_s: float,
+) -> list[FollowedFigure]:
+    """Wait until the backlog is gone, then for TTFT p95 of the requests that are sent next.
+
+    `waits_s` grows meanwhile by pairs of a time and the seconds of work that wait for each prefill worker. A promise
+    that reaches beyond the time watched is left out if it is still open.
+    """
+    found, in_hand_s = [], in_hand_ns(device.engine, 1) / 1e9
+
+    def gone_s() -> float | None:
+        return next((at_s for at_s, each_s in waits_s if at_s > moved_s and each_s <= in_hand_s), None)
+
+    while (at_s := gone_s()) is None and suite.now_s < moved_s + GONE_WITHIN_S:  # noqa: ASYNC110
+        await asyncio.sleep(POLL_S)
+    least, most = action["backlog_least_s"], action["backlog_most_s"]
+    if most is not None and (at_s is not None or most <= GONE_WITHIN_S):
+        found.append(FollowedFigure("backlog", least, most, (at_s or suite.now_s) - moved_s))
+    if at_s is None or action["ttft_p95_most_ms"] is None:
+        return found
+    await asyncio.sleep(max(at_s + ARRIVE_S - suite.now_s, 0.0))
+    asked = [each for each in suite.asked if at_s <= each.sent_s <= at_s + ARRIVE_S]
+    await asyncio.sleep(ANSWER_S)
+    ttfts = [(each.first_s or suite.now_s) - each.sent_s for each in asked if not each.broken]
+    if len(ttfts) >= LEAST_ANSWERS:
+        came_ms = p95(ttfts) * 1e3
+        found.append(FollowedFigure("ttft", action["ttft_p95_least_ms"], action["ttft_p95_most_ms"], came_ms))
+    return found
 
 
 async def warm(suite: VirtualSuite, device: Device, isl: int) -> None:
@@ -346,15 +347,30 @@ class _Trial:
         if planted.before is None:
             suite.play(list(arrivals(planted.load, seed, PLAYED_S)))
         self._job.begin.set()
-        cause_s = await until_caused(
-            self._drawn.device, planted, lambda: suite.asked[self._first :], lambda: suite.now_s, began_s
-        )
+        cause_s = await self._until_caused(began_s)
         outcome = judged(planted, seed, reported, began_s, cause_s)
         outcome.alerts = sorted(suite.alerts() - fired)
         if apply:
             await self._apply(outcome, reported)
         polling.cancel()
         return outcome
+
+    async def _until_caused(self, began_s: float) -> float | None:
+        """Wait until the cause has been there long enough; return the seconds from `began_s` until it was, or None."""
+        suite, planted = self._suite, self._planted
+        if not planted.wanted:
+            await asyncio.sleep(DISTRACTED_S)
+            return 0.0
+        if planted.name in ("slow_link", "slow_worker"):
+            await asyncio.sleep(WITHIN_S + AFTER_S)
+            return 0.0
+        while suite.now_s < began_s + MOST_S:
+            if is_there(self._drawn.device, planted, suite.asked[self._first :]):
+                cause_s = suite.now_s - began_s
+                await asyncio.sleep(WITHIN_S + AFTER_S)
+                return cause_s
+            await asyncio.sleep(LOOK_S)
+        return None
 
     async def _apply(self, outcome: Outcome, reported: Reported) -> None:
         """Follow the advice, and record the pressure that it predicted and the one that it left."""
@@ -365,7 +381,7 @@ class _Trial:
         await self._suite.set_roles(action["workers"], f"mixed:{action['budget_tokens']}" if role == "mixed" else role)
         moved_s = self._suite.now_s
         await asyncio.sleep(MOVED_S[1])
-        seen = [max(each[1:4]) for each in reported.pressures if each[0] >= moved_s + MOVED_S[0]]
+        seen = [most for at_s, most in reported.pressures if at_s >= moved_s + MOVED_S[0]]
         outcome.predicted = action["pressure_then"]
         outcome.left = statistics.median(seen) if seen else None
         if action["backlog_most_s"] is not None or action["ttft_p95_most_ms"] is not None:
@@ -419,15 +435,11 @@ def run_lasting(name: str, seed: int, *, lasts_s: float = 0.0) -> LastingResult:
     """Play one load on a device drawn by the seed. `lasts_s` replaces the usual length if it is not 0."""
     drawn = draw_suite(seed, little_kv=False)
     planted = Situations(drawn.device, seed * 1_000).of(name)
-    spec = SuiteSpec(
-        roles=["prefill"] * planted.prefill + ["decode"] * planted.decode,
-        worker=drawn.worker(), gateway=drawn.targets(), planner=drawn.planner(), metrics=drawn.targets(),
-    )  # fmt: skip
 
     async def play(suite: VirtualSuite) -> LastingResult:
         return await _play_lasting(suite, planted, seed, lasts_s or LASTS_S[name])
 
-    return run_virtual(spec, seed, play)
+    return run_virtual(suite_of(drawn, planted), seed, play)
 
 
 async def _play_lasting(suite: VirtualSuite, planted: Planted, seed: int, lasts_s: float) -> LastingResult:

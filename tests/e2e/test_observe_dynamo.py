@@ -18,7 +18,7 @@ import zmq
 
 from libs.testing.engines.real_model import real_model_folder
 from libs.testing.suites.observe import OBSERVE
-from load.metrics.bench_observe_dynamo import MODEL, Shape, put_under, until_it_answers
+from load.metrics.bench_observe_dynamo import MODEL, Shape, put_under
 from load.peers.dynamo_suite import python, running_dynamo
 from tests.dynamo_rig import card, channel, join, message, record
 from tests.e2e.test_observe_page import get, observing, states, until
@@ -119,20 +119,22 @@ def test_a_folder_without_a_fleet_is_refused_before_anything_starts(tmp_path: Pa
 @pytest.mark.skipif(not python().exists(), reason="Dynamo is not installed: `make peer-dynamo` does it")
 def test_two_and_two_mockers_of_dynamo_show_with_their_shares(tmp_path: Path) -> None:
     mocker = ("--speedup-ratio", "1")
-    with running_dynamo(real_model_folder(), MODEL, prefill=2, decode=2, mocker=mocker) as dynamo:
-        asyncio.run(until_it_answers(dynamo.port))
-        with observing(tmp_path, "--dynamo", str(dynamo.discovery)) as told, asking(dynamo.port):
-            page = told["page"]
-            assert told["servers"] == 4
-            status = until(f"{page}/v1/status", lambda found: list(states(found).values()) == ["exact"] * 4)
-            assert sorted(each["role"] for each in status["observed"]["servers"]) == ["decode"] * 2 + ["prefill"] * 2
-            until(
-                f"{page}/v1/occupancy",
-                lambda found: found["coverage"] > 0.99 and found["prefill"] > 0.02 and found["decode"] > 0.02,
-            )
-            for worker in get(f"{page}/v1/occupancy")["workers"]:
-                assert worker["decode" if worker["role"] == "prefill" else "prefill"] == 0
+    with (
+        running_dynamo(real_model_folder(), MODEL, prefill=2, decode=2, mocker=mocker) as dynamo,
+        observing(tmp_path, "--dynamo", str(dynamo.discovery)) as told,
+        asking(dynamo.port),
+    ):
+        page = told["page"]
+        assert told["servers"] == 4
+        status = until(f"{page}/v1/status", lambda found: list(states(found).values()) == ["exact"] * 4)
+        assert sorted(each["role"] for each in status["observed"]["servers"]) == ["decode"] * 2 + ["prefill"] * 2
+        until(
+            f"{page}/v1/occupancy",
+            lambda found: found["coverage"] > 0.99 and found["prefill"] > 0.02 and found["decode"] > 0.02,
+        )
+        for worker in get(f"{page}/v1/occupancy")["workers"]:
+            assert worker["decode" if worker["role"] == "prefill" else "prefill"] == 0
 
-            os.kill(dynamo.decode[0], signal.SIGKILL)
-            until(f"{page}/v1/status", lambda found: sorted(states(found).values()) == ["away"] + ["exact"] * 3)
-            until(f"{page}/v1/status", lambda found: list(states(found).values()) == ["exact"] * 3)
+        os.kill(dynamo.decode[0], signal.SIGKILL)
+        until(f"{page}/v1/status", lambda found: sorted(states(found).values()) == ["away"] + ["exact"] * 3)
+        until(f"{page}/v1/status", lambda found: list(states(found).values()) == ["exact"] * 3)
