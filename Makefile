@@ -78,8 +78,14 @@ test-kube: setup-dev test-chart ## actuator and chart on the Kubernetes cluster 
 	@[ -n "$$KUBECONFIG" ] || { echo "name a cluster to test on in KUBECONFIG" >&2; exit 2; }
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -m kube tests/contract/test_actuator_contract.py tests/kube $(ARGS)
 
+# The commit as `fulcrum --version` names it, for the images' labels.
+REVISION = $(shell git describe --always --dirty=+ --exclude='*' --abbrev=12)
+images: ## build the images of compose, labelled with version and commit; ARGS="--profile gpu"; FULCRUM_TAG tags them
+	FULCRUM_REVISION=$(REVISION) docker compose $(ARGS) build
+
 # The image of vLLM on GPUs, built and imported without a GPU: gigabytes, so by hand and whenever locks or Dockerfile change.
-IMAGE_BUILD = $(foreach name,PIP_INDEX_URL PIP_EXTRA_INDEX_URL CA_CERTIFICATE,--build-arg $(name))
+IMAGE_BUILD = $(foreach name,PIP_INDEX_URL PIP_EXTRA_INDEX_URL CA_CERTIFICATE,--build-arg $(name)) \
+	--build-arg REVISION=$(REVISION)
 test-image: ## build the image of vLLM on GPUs, import what a worker imports, read-only and without a GPU (gigabytes)
 	docker build -f deploy/images/Dockerfile --build-arg LOCK=vllm $(IMAGE_BUILD) -t fulcrum/vllm:dev .
 	docker run --rm -i --read-only --tmpfs /tmp --tmpfs /cache:exec,uid=10001,mode=0700 --network none \

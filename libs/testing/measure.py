@@ -23,8 +23,8 @@ NOT_PRODUCT = ("libs/testing", "libs/contracts/pb")
 SMALL_MODULE_LINES = 100
 SHORT_DOCSTRING_WORDS = 6
 PATHS = {
-    "A request, file by file": "architecture.md",
-    "A role move, file by file": "architecture.md",
+    "A request, file by file": "paths.md",
+    "A role move, file by file": "paths.md",
     "Occupancy, file by file": "occupancy.md",
 }
 """Headings whose tables name the files on a path, with their pages in docs."""

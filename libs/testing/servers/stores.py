@@ -126,17 +126,26 @@ def embedded_kafka() -> Iterator[KafkaServer]:
             yield KafkaServer(f"127.0.0.1:{port}", it)
 
 
+def kafka_command(data: Path, *, port: int, controller_port: int) -> tuple[str, ...]:
+    """Return the command of a Kafka node over `data`, which is formatted if it is new.
+
+    The properties are written beside it. The ports have to stay those of the first start. Raises KafkaUnavailable.
+    """
+    properties = data.with_suffix(".properties")
+    template = string.Template((DEPLOY / "server.properties").read_text())
+    properties.write_text(template.substitute(port=port, controller_port=controller_port, data=data))
+    java = (*JVM, "-cp", f"{kafka_jars()}/*")
+    if not data.exists():
+        format_kafka(java, properties)
+    return (*java, "kafka.Kafka", str(properties))
+
+
 @contextlib.contextmanager
 def real_kafka(port: int = 0) -> Iterator[KafkaServer]:
     """Apache Kafka, one node; port 0 picks one. Raises KafkaUnavailable where it cannot run."""
-    jars = kafka_jars()
+    kafka_jars()  # a fetch takes longer than a port should be held
     with _port(port) as own_port, held_port() as controller_port, folder_of_store() as folder:
-        properties = folder / "server.properties"
-        template = string.Template((DEPLOY / "server.properties").read_text())
-        properties.write_text(template.substitute(port=own_port, controller_port=controller_port, data=folder / "data"))
-        java = (*JVM, "-cp", f"{jars}/*")
-        format_kafka(java, properties)
-        command = (*java, "kafka.Kafka", str(properties))
+        command = kafka_command(folder / "data", port=own_port, controller_port=controller_port)
         with running(Server("Kafka", command, log=folder / "log", ready=lambda _: listens(own_port))) as it:
             yield KafkaServer(f"127.0.0.1:{own_port}", it)
 

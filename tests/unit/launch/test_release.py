@@ -4,6 +4,7 @@ import base64
 import csv
 import hashlib
 import io
+import re
 import tomllib
 import zipfile
 from pathlib import Path
@@ -22,6 +23,26 @@ def test_package_plugin_and_chart_have_one_version():
     assert plugin["version"] == release()
     chart = yaml.safe_load((ROOT / "deploy" / "helm" / "fulcrum" / "Chart.yaml").read_text())
     assert release() == dist.version() == chart["version"] == chart["appVersion"]
+
+
+def test_images_are_labelled_with_the_version_and_the_commit() -> None:
+    recipe = (ROOT / "deploy" / "images" / "Dockerfile").read_text()
+    assert dict(re.findall(r"^ARG (VERSION|REVISION)=(.*)$", recipe, re.MULTILINE)) == {
+        "VERSION": release(),
+        "REVISION": '""',
+    }
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="(.*?)"', recipe))
+    assert labels == {"version": "$VERSION", "revision": "$REVISION"}
+    assert "> COMMIT" in recipe.partition("WORKDIR /opt/fulcrum")[2].partition("WORKDIR")[0]
+
+
+def test_every_build_of_compose_passes_the_commit_and_leaves_the_version_to_the_recipe() -> None:
+    files = [yaml.safe_load(path.read_text()) for path in (ROOT / "compose").glob("*.yaml")]
+    builds = [each["build"] for file in files for each in file.get("services", {}).values() if "build" in each]
+    assert {each["args"]["LOCK"] for each in builds} == {"control", "torch", "vllm"}
+    for each in builds:
+        assert each["dockerfile"] == "deploy/images/Dockerfile"
+        assert each["args"]["REVISION"] == "${FULCRUM_REVISION:-}" and "VERSION" not in each["args"]
 
 
 def test_the_commit_is_the_one_beside_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
