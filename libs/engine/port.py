@@ -62,8 +62,10 @@ class Capabilities:
     streams_kv: bool = False
     scores_prompts: bool = False
     """Whether the engine computes `SamplingParams.prompt_logprobs`; if not, `submit` refuses them."""
-    pools: bool = False
-    """True if the engine computes `EngineRequest.pooling`; otherwise `submit` refuses it."""
+    pools: frozenset[Pooling] = frozenset()
+    """The values of `EngineRequest.pooling` that the engine computes; `submit` refuses others."""
+    generates: bool = True
+    """Whether the engine generates tokens. If not, `submit` refuses sequences without `EngineRequest.pooling`."""
     seeds_by_position: bool = True
     """Whether a seeded sequence that moves draws the tokens that it would have drawn here. If not, seeds repeat only
     sequences that run in one place.

@@ -377,6 +377,8 @@ def check_request(sequence: Sequence, capabilities: Capabilities) -> None:
         raise InvalidRequest("this engine gives no logprobs of prompts: ask without echo and prompt_logprobs")
     if request.pooling is not None:
         _check_pooling(request, capabilities)
+    elif not capabilities.generates:
+        raise InvalidRequest("this engine only gives embeddings: it was started with runner=pooling")
     _check_kv(sequence)
     if sequence.blocks_at_most > capabilities.kv_blocks:
         raise InvalidRequest(
@@ -386,7 +388,12 @@ def check_request(sequence: Sequence, capabilities: Capabilities) -> None:
 
 def _check_pooling(request: EngineRequest, capabilities: Capabilities) -> None:
     if not capabilities.pools:
-        raise InvalidRequest("this engine gives no embeddings: serve the model with the engine torch")
+        raise InvalidRequest(
+            "this engine gives no embeddings: serve the model with the engine torch, or start workers of the engine"
+            " vllm with --engine-arg runner=pooling"
+        )
+    if request.pooling not in capabilities.pools:
+        raise InvalidRequest(f"this engine does not pool by {request.pooling}: its model's files name another way")
     if request.phase is EnginePhase.DECODE or len(request.token_ids) != request.prompt_tokens:
         raise InvalidRequest("only a prompt becomes a vector, where it is computed")
     if request.pooling is Pooling.MEAN and request.chain_root:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import KvMismatch, StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.port import Capabilities, EngineIdentity, Progress, SamplingParams
+from libs.engine.port import Capabilities, EngineIdentity, Pooling, Progress, SamplingParams
 from libs.engine.reports import Logprob
 from libs.engine.runner import Batch, Chunk, Sampled, without_ends
 from libs.model.info import BUILTIN_SIM, SIM_VECTOR_SIZE, ModelInfo, load_model_info, read_json
@@ -235,7 +235,7 @@ class SimRunner:
             vocab_size=info.vocab_size,
             streams_kv=True,
             scores_prompts=True,
-            pools=True,
+            pools=frozenset(Pooling),
             hands_over_running_kv=True,
             sleeps=True,
             loads_adapters=True,

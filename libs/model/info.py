@@ -119,6 +119,8 @@ class Embedding:
     """The lengths to which vectors can be shortened; empty allows all below `size`."""
     unserved: str = ""
     """The reason why the model's vectors are not computed; empty if they are."""
+    listed: bool = False
+    """Whether the folder has files of Sentence Transformers."""
 
     def fault(self, dimensions: int | None) -> str:
         """Return the reason why vectors cannot have this length; empty if they can, as with None for the model's
@@ -158,7 +160,7 @@ def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
     odd = [name for name in modules if name not in _SERVED_MODULES] + [mode for mode in modes if mode not in _POOLINGS]
     unserved = f"it has {odd[0]}" if odd else "it pools in several ways" if len(modes) > 1 else ""
     chosen = _POOLINGS[modes[0]] if modes and not unserved else own.pooling
-    return replace(own, pooling=chosen, normalizes="Normalize" in modules, unserved=unserved)
+    return replace(own, pooling=chosen, normalizes="Normalize" in modules, unserved=unserved, listed=True)
 
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")

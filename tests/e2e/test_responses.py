@@ -179,7 +179,8 @@ async def test_earlier_answers_are_taken_with_and_without_ids(
     def item(name: str, **fields: Any) -> dict[str, Any]:
         return {**fields, **({"id": name, "status": "completed"} if named else {})}
 
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Acknowledged."}]}
+    parts = [{"type": "output_text", "text": "Acknowledged."}, {"type": "refusal", "refusal": "No more."}]
+    said = {"type": "message", "role": "assistant", "content": parts}
     history: Any = [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Remember 729."}]},
         item("rs_1", type="reasoning", summary=[], encrypted_content=None),
@@ -187,7 +188,7 @@ async def test_earlier_answers_are_taken_with_and_without_ids(
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Which number?"}]},
     ]
     await client.responses.create(model="sim", input=history, max_output_tokens=2)
-    assert all(text in prompt(worker) for text in ("Remember 729.", "Acknowledged.", "Which number?"))
+    assert all(text in prompt(worker) for text in ("Remember 729.", "Acknowledged.No more.", "Which number?"))
 
 
 @pytest.mark.parametrize("size", [1, 8, 20])

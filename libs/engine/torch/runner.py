@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.port import Capabilities, EngineIdentity, Progress
+from libs.engine.port import Capabilities, EngineIdentity, Pooling, Progress
 from libs.engine.runner import Batch, Sampled
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class TorchRunner:
             vocab_size=loaded.info.vocab_size,
             streams_kv=True,
             scores_prompts=True,
-            pools=True,
+            pools=frozenset(Pooling),
             hands_over_running_kv=True,
             sleeps=True,
             loads_adapters=True,

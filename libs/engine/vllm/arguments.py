@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import SETTING, EngineConfig
+from libs.engine.port import Pooling
 from libs.engine.vllm.connectors import CONFIG_SETTING, CONNECTOR_SETTING, Connector
 from libs.engine.vllm.plugin import LEASH_VARIABLE, MOONCAKE_PORT, NIXL_PORT, REVISION_VARIABLE, WAIT_VARIABLE
+from libs.model.info import load_model_info
 
 SET: Final = "set FULCRUM_WORKER_{name} in its place"
 CHUNKS: Final = "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS says how prompts are cut"
@@ -25,6 +27,7 @@ RESERVED: Final[Mapping[str, str]] = MappingProxyType(
         "served_model_name": SET.format(name="MODEL"),
         "block_size": SET.format(name="BLOCK_SIZE_TOKENS"),
         "max_num_seqs": SET.format(name="MAX_SEQUENCES"),
+        "pooler_config": "the model's modules.json says how its vectors are pooled",
         "enable_chunked_prefill": CHUNKS,
         "kv_transfer_config": f"{CONNECTOR_SETTING} and {CONFIG_SETTING} say how KV is handed over",
         **dict.fromkeys(
@@ -80,6 +83,41 @@ def check_arguments(arguments: Mapping[str, Any], where: str = SETTING) -> None:
     found = [f"{name}: {why}" for name, why in RESERVED.items() if name in arguments]
     if found:
         raise ValueError(f"{where} cannot have {'; '.join(found)}")
+
+
+def pooling_of(config: EngineConfig) -> Pooling | None:
+    """Return the way in which an engine that gives embeddings pools; None for an engine that generates.
+
+    As in vLLM's own server, a folder with files of Sentence Transformers selects embeddings unless `runner` says
+    otherwise. Raise StartupError for a model whose vectors are not computed.
+    """
+    assert config.model_path is not None
+    embedding = load_model_info(config.model_path).embedding
+    runner = config.vllm_arguments.get("runner", "auto")
+    if runner not in {"auto", "pooling"} or (runner == "auto" and not embedding.listed):
+        return None
+    if embedding.unserved:
+        raise StartupError(f"the model gives no embeddings here: {embedding.unserved}")
+    return Pooling(embedding.pooling)
+
+
+def pooling_arguments(pooling: Pooling, config: EngineConfig, *, step_tokens: int) -> dict[str, Any]:
+    """Return vLLM's arguments for an engine that gives embeddings and computes up to `step_tokens` in a step.
+
+    The gateway normalises vectors.
+    """
+    found: dict[str, Any] = {
+        "runner": "pooling",
+        "convert": "embed",
+        "pooler_config": {"pooling_type": pooling.name, "use_activation": False},
+    }
+    if pooling is Pooling.MEAN:
+        # vLLM takes a mean of whole prompts only, so one step has to hold the longest.
+        assert config.model_path is not None
+        longest = config.vllm_arguments.get("max_model_len") or load_model_info(config.model_path).max_context_tokens
+        found |= {"enable_chunked_prefill": False, "enable_prefix_caching": False}
+        found["max_num_batched_tokens"] = max(step_tokens, longest) if isinstance(longest, int) else step_tokens
+    return found
 
 
 def adapter_arguments(folders: Mapping[str, Path], most: int, *, on_cpu: bool) -> dict[str, Any]:

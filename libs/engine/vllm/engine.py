@@ -323,7 +323,7 @@ class VllmEngine:
         self._trial = asyncio.get_running_loop().create_future()
         self._busy_since_ns = self._busy_since_ns or self._clock.now_ns()
         self._commands += 1
-        for message in self._wire.trial_requests(prompts, f"trial-{self._commands}"):
+        for message in self._wire.trial_requests(prompts, f"trial-{self._commands}", pools=not capabilities.generates):
             self._post(partial(self._core.command, message))
         return await asyncio.shield(self._trial) or None  # an abandoned measurement ends by itself
 

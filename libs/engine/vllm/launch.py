@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import vllm
-from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
+from vllm.config import KVEventsConfig, KVTransferConfig, PoolerConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
@@ -28,6 +28,8 @@ from libs.engine.vllm.arguments import (
     check_arguments,
     default_environment,
     own_environment,
+    pooling_arguments,
+    pooling_of,
     sleep_arguments,
 )
 from libs.engine.vllm.connectors import NIXL, Connector, ConnectorSession, connector_of
@@ -221,9 +223,14 @@ def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
         arguments["kv_cache_memory_bytes"] = config.kv_memory_mb * 1024 * 1024
         arguments["worker_cls"] = "libs.engine.vllm.cpu_worker.MendedWorker"
     arguments |= config.vllm_arguments
+    if (pooling := pooling_of(config)) is not None:
+        arguments |= pooling_arguments(pooling, config, step_tokens=arguments["max_num_batched_tokens"])
+        arguments["pooler_config"] = PoolerConfig(**arguments["pooler_config"])
     if can_sleep(config, connector, available=current_platform.is_sleep_mode_available()):
         arguments |= sleep_arguments(config, current_platform.get_device_total_memory())
     vllm_config = AsyncEngineArgs(**arguments).create_engine_config()
+    if pooling is None and vllm_config.model_config.runner_type == "pooling":
+        raise StartupError("vLLM serves this model's classes or embeddings only: encoders are not served here")
     scheduler = vllm_config.scheduler_config
     scheduler.scheduler_cls = AsyncStepScheduler if scheduler.async_scheduling else StepScheduler
     return vllm_config
@@ -241,6 +248,7 @@ def _capabilities(
     model, cache = vllm_config.model_config, vllm_config.cache_config
     assert config.model_path is not None
     info = load_model_info(config.model_path, config.model_name)
+    pooling = pooling_of(config)
     sleeps = bool(model.enable_sleep_mode and vllm_config.parallel_config.worker_extension_cls == EXTENSION)
     return Capabilities(
         block_size_tokens=cache.block_size,
@@ -250,6 +258,8 @@ def _capabilities(
         max_sequences=config.max_sequences,
         kv_layout=layout,
         vocab_size=info.vocab_size,
+        pools=frozenset() if pooling is None else frozenset({pooling}),
+        generates=pooling is None,
         hands_over_running_kv=False,
         streams_kv=False,
         kv_once=kv_once,

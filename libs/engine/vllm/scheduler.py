@@ -166,7 +166,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
 
     def add_request(self, request: Request) -> None:
         """Queue a request, or carry out the command that it carries."""
-        extra = request.sampling_params.extra_args or {}
+        extra = _extra(request)
         if (command := extra.get(COMMAND_KEY)) is not None:
             self._obey(decode_command(command))
         elif (prompts := extra.get(TRIAL_KEY)) is not None:
@@ -234,7 +234,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         result = super()._free_request(request, delay_free_blocks)
         if _is_for_others(request):
             self._held.prefilled(request.request_id, self._news, kept=request.request_id in self.requests)
-        if request.status in ANSWERED:
+        if request.status in ANSWERED and request.pooling_params is None:
             paced = self._paced.get(request.request_id)
             self._pace.note_end(request.num_output_tokens, paced.kind if paced else "")
         self._paced.pop(request.request_id, None)
@@ -300,7 +300,12 @@ class _Reporting(Scheduler):  # type: ignore[misc]
 
     def _bound(self, tokens: int, each: int = 0) -> None:
         """Set the upper bounds of the next step's tokens, and of each request's in it; 0 for none."""
-        self.max_num_scheduled_tokens = min(tokens, self.scheduler_config.max_num_batched_tokens)
+        most_tokens = self.scheduler_config.max_num_batched_tokens
+        if not self.scheduler_config.enable_chunked_prefill:
+            # A mean is computed of whole prompts. A bound would leave those beyond it waiting for ever.
+            self.max_num_scheduled_tokens = most_tokens
+            return
+        self.max_num_scheduled_tokens = min(tokens, most_tokens)
         bounds = [bound for bound in (each, self._long_prefill_tokens) if bound]
         self.scheduler_config.long_prefill_token_threshold = min(bounds, default=0)
 
@@ -455,6 +460,13 @@ class StepScheduler(_Reporting):
 
 class AsyncStepScheduler(_Reporting, AsyncScheduler):  # type: ignore[misc]
     """A scheduler that decides a step while the one before runs."""
+
+
+def _extra(request: Request) -> dict[str, Any]:
+    """Return what the worker has put into a request beside vLLM's own parameters."""
+    if request.pooling_params is not None:
+        return request.pooling_params.extra_kwargs or {}
+    return request.sampling_params.extra_args or {}
 
 
 def _adapter(request: Request) -> int:

@@ -61,6 +61,7 @@ class LiveSequence:
         *,
         handle: KvHandle | None = None,
         detail: str = "",
+        pooled: bytes = b"",
     ) -> SequenceOutput:
         """Return the final output of the sequence, with its totals."""
         return SequenceOutput(
@@ -73,6 +74,7 @@ class LiveSequence:
             cached_tokens=min(self.cached_tokens, self.request.prompt_tokens),
             computed_prompt_tokens=self.prompt_tokens_computed,
             kv_bytes_received=self.kv_bytes,
+            pooled=pooled,
         )
 
     def handle(self, identity: EngineIdentity, opaque: bytes, kv_layout: str, block_size_tokens: int) -> KvHandle:
@@ -208,6 +210,8 @@ class OutputReader:
             lost = live.request.kv is not None
             detail = "kv_lost: the blocks did not come" if lost else f"vLLM ended it: {output.finish_reason}"
             return self._end(live, FinishReason.KV_LOST if lost else FinishReason.FAILED, detail=detail)
+        if live.request.pooling is not None:
+            return self._end(live, finish, pooled=wire.vector_of(output))
         if live.request.phase is not EnginePhase.PREFILL:
             return self._end(live, finish, token_ids=token_ids, logprobs=logprobs)
         parameters = self._handing.left(live.name, output.kv_transfer_params)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams as VllmSamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
@@ -85,7 +86,10 @@ def core_request(
     adapters: Mapping[str, Path],
 ) -> EngineCoreRequest:
     """Return a sequence as EngineCore's request. Raise InvalidRequest for parameters that vLLM refuses."""
-    if request.phase is EnginePhase.PREFILL:
+    parameters: VllmSamplingParams | None = None
+    if request.pooling is not None:
+        pass  # it has pooling parameters in their place
+    elif request.phase is EnginePhase.PREFILL:
         asked = handing.asked(request_id)
         parameters = VllmSamplingParams(
             temperature=0.0,
@@ -107,13 +111,15 @@ def core_request(
     if kv is not None and kv.stored:
         pace["stored"] = True
     generated = len(request.token_ids) - request.prompt_tokens
-    parameters.extra_args = (parameters.extra_args or {}) | {PACE_KEY: pace, GENERATED_KEY: generated}
+    carried = {PACE_KEY: pace, GENERATED_KEY: generated}
+    if parameters is not None:
+        parameters.extra_args = (parameters.extra_args or {}) | carried
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=request.token_ids.tolist(),
         mm_features=None,
         sampling_params=parameters,
-        pooling_params=None,
+        pooling_params=_pooling(carried) if parameters is None else None,
         arrival_time=time.time(),
         lora_request=_adapter(request.adapter, adapters),
         # A root separates tenants and models. Without one the sequence shares nothing.
@@ -130,25 +136,31 @@ def _adapter(name: str, adapters: Mapping[str, Path]) -> LoRARequest | None:
 
 
 def command_request(command: Command, request_id: str) -> EngineCoreRequest:
-    return _made_up([0], request_id, {COMMAND_KEY: encode(command)})
+    return _made_up([0], request_id, {COMMAND_KEY: encode(command)}, pools=False)
 
 
-def trial_requests(prompts: list[list[int]], name: str) -> list[EngineCoreRequest]:
-    """Return requests for prompts that are computed to measure a step."""
+def trial_requests(prompts: list[list[int]], name: str, *, pools: bool) -> list[EngineCoreRequest]:
+    """Return requests for prompts that are computed to measure a step of an engine that generates, or pools."""
     return [
-        _made_up(token_ids, f"{name}-{number}", {TRIAL_KEY: len(prompts)}) for number, token_ids in enumerate(prompts)
+        _made_up(token_ids, f"{name}-{number}", {TRIAL_KEY: len(prompts)}, pools=pools)
+        for number, token_ids in enumerate(prompts)
     ]
 
 
-def _made_up(token_ids: list[int], request_id: str, extra_args: dict[str, Any]) -> EngineCoreRequest:
+def _pooling(extra: dict[str, Any]) -> PoolingParams:
+    # vLLM's server fills in what is None here from its configuration. EngineCore does not.
+    return PoolingParams(task="embed", use_activation=False, skip_reading_prefix_cache=False, extra_kwargs=extra)
+
+
+def _made_up(token_ids: list[int], request_id: str, extra: dict[str, Any], *, pools: bool) -> EngineCoreRequest:
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=token_ids,
         mm_features=None,
-        sampling_params=VllmSamplingParams(
-            temperature=0.0, max_tokens=1, detokenize=False, watermarking=False, extra_args=extra_args
-        ),
-        pooling_params=None,
+        sampling_params=None
+        if pools
+        else VllmSamplingParams(temperature=0.0, max_tokens=1, detokenize=False, watermarking=False, extra_args=extra),
+        pooling_params=_pooling(extra) if pools else None,
         arrival_time=0.0,
         lora_request=None,
         cache_salt=f"private {request_id}",
@@ -171,6 +183,11 @@ def logprobs_of(output: Any) -> tuple[Logprob, ...]:
     rows: Iterable[Any] = zip(lists.logprob_token_ids.tolist(), lists.logprobs.tolist(), strict=True)
     # The first column is the sampled token's, whatever its rank.
     return tuple(Logprob(values[0], tuple(zip(ids[1:], values[1:], strict=True))) for ids, values in rows)
+
+
+def vector_of(output: Any) -> bytes:
+    """Return an output's pooled vector as little-endian float32; empty if it has none."""
+    return b"" if output.pooling_output is None else output.pooling_output.float().numpy().astype("<f4").tobytes()
 
 
 def seed_of(seed: int, generated: int) -> int:

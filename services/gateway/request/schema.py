@@ -303,7 +303,27 @@ def _is_harmless(key: str, value: Any) -> bool:
 
 
 def _drop_unused(message: dict[str, Any]) -> dict[str, Any]:
+    if message.get("role") == "assistant":
+        message = _with_refusal(message)
     return {key: value for key, value in message.items() if key in _KNOWN or value not in _NOTHING}
+
+
+def _with_refusal(message: dict[str, Any]) -> dict[str, Any]:
+    """Turn a refusal in an answer of OpenAI's models into text, as vLLM does with such parts."""
+    content, refusal = message.get("content"), message.get("refusal")
+    if isinstance(refusal, str) and not content:
+        return {**message, "content": refusal, "refusal": None}
+    if isinstance(content, list):
+        return {**message, "content": [refusal_as_text(part, "text") for part in content]}
+    return message
+
+
+def refusal_as_text(part: Any, kind: str) -> Any:
+    """Return a part of type refusal as a text part of type `kind`, and any other part as it is."""
+    if not isinstance(part, dict) or part.get("type") != "refusal" or "text" in part:
+        return part
+    kept = {key: value for key, value in part.items() if key != "refusal"}
+    return {**kept, "type": kind, "text": part.get("refusal")}
 
 
 MAX_REASON_CHARS = 200

@@ -29,6 +29,7 @@ from services.gateway.request.schema import (
     Tool,
     ToolCall,
     fit,
+    refusal_as_text,
 )
 from services.gateway.responses.schema import (
     ENCRYPTED,
@@ -79,8 +80,11 @@ def _item(plain: Mapping[str, Any], where: str) -> Item:
     if struct is None:
         text = f"{where}.type: {quoted(str(kind))} is not served; served are {', '.join(_KINDS)}"
         raise UnsupportedField(text, param=f"{where}.type")
+    given = {key: value for key, value in plain.items() if value is not None}
+    if given.get("role") == "assistant" and isinstance(given.get("content"), list):
+        given["content"] = [refusal_as_text(part, "output_text") for part in given["content"]]
     try:
-        return msgspec.convert({key: value for key, value in plain.items() if value is not None}, struct)
+        return msgspec.convert(given, struct)
     except msgspec.ValidationError as error:
         raise _explained(str(error), where) from None
 

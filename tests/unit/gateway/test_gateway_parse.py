@@ -159,6 +159,22 @@ def test_an_answers_message_can_be_sent_back_as_the_client_library_dumps_it() ->
     assert caught.value.param == "messages[0].audio"
 
 
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"content": None, "refusal": "I can't."},
+        {"content": [{"type": "refusal", "refusal": "I can't."}], "refusal": None},
+    ],
+    ids=["a field", "a part"],
+)
+def test_a_refusal_in_an_earlier_answer_is_its_text(refused: dict[str, Any]) -> None:
+    (turn,) = chat(messages=[{"role": "assistant", **refused}]).messages
+    assert turn["content"] in ("I can't.", [{"type": "text", "text": "I can't."}])
+    with pytest.raises(InvalidRequest) as caught:
+        chat(messages=[{"role": "user", "content": [{"type": "refusal", "refusal": "No."}]}])
+    assert caught.value.param == "messages[0].content[0].type"
+
+
 def test_calls_and_reasoning_of_earlier_answers_go_to_the_template() -> None:
     answer = {"role": "assistant", "content": None, "tool_calls": [CALLED], "reasoning_content": "Hm."}
     asked = chat(messages=[*CHAT["messages"], answer, {"role": "tool", "tool_call_id": "c1", "content": [TEXT_PART]}])
@@ -319,7 +335,7 @@ WORDS = [
     (said([{"type": "image_url", "image_url": {}}]), ["'image_url' is not served", "served is text"]),
     (said([{"type": "input_audio"}]), ["'input_audio' is not served"]),
     (said([{"type": "file"}]), ["'file' is not served"]),
-    (said([{"type": "refusal", "refusal": "no"}], "assistant"), ["'refusal' is not served"]),
+    (said([{"type": "refusal", "refusal": "no"}]), ["'refusal' is not served"]),
     (said([{"type": "smell"}]), ["'smell' is not known", "text"]),
     (b"", ["the body is empty"]),
     (b" \r\n", ["the body is empty"]),
