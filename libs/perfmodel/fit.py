@@ -255,7 +255,8 @@ def remembered_steps(model: StepTimeModel, *, prefill: bool, decode: bool) -> Ro
         duration_ns=np.zeros(len(weight)),
         weight=weight,
     )
-    return replace(rows, duration_ns=predict(model, rows))
+    rows = replace(rows, duration_ns=predict(model, rows))
+    return rows.pick(rows.duration_ns > 0)  # a simulated device may take no time
 
 
 NOTHING: Final = Rows(*(np.zeros(0) for _ in range(6)))

@@ -215,6 +215,12 @@ def test_short_steps_on_a_busy_host_leave_what_was_learned_of_long_ones(
     assert found.step_ns(long) == pytest.approx(truth.step_ns(long), rel=0.25)
 
 
+def test_a_device_that_takes_no_time_is_remembered_by_nothing() -> None:
+    instant = PROFILES["instant"].step_time
+    rows = measured(GPU, PREFILL + DECODE, 80).rows()
+    assert fit_steps(instant, rows, remembered_steps(instant, prefill=True, decode=True)) == fit_steps(instant, rows)
+
+
 @pytest.mark.parametrize("truth", [GPU, CPU])
 @pytest.mark.parametrize("factor", [0.6, 1.7])
 def test_a_device_that_is_not_as_remembered_is_followed(truth: StepTimeModel, factor: float) -> None:
