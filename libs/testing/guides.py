@@ -27,3 +27,5 @@ GUIDES: Final[Mapping[str, tuple[str, ...]]] = {
 """Pages of docs with the arguments of the `fulcrum up` that their blocks are typed against; none need no suite."""
 NOT_TYPED: Final = "<!-- not typed:"
 """The start of the comment after a block that a test cannot type; the reason follows it."""
+TYPED_ELSEWHERE: Final = "<!-- typed by tests/"
+"""The start of the comment after a block that the named test types, against a suite of its own."""

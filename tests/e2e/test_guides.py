@@ -11,12 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from libs.testing.guides import GUIDES, NOT_TYPED, SUITE
+from libs.testing.guides import GUIDES, NOT_TYPED, SUITE, TYPED_ELSEWHERE
 from libs.testing.suites.suite import RunningSuite, running_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-BLOCK = re.compile(rf"^```sh\n((?:(?!```).*\n)*)```\n(?!{NOT_TYPED})(?:<!-- expects: (.*?) -->)?", re.MULTILINE)
+SKIPPED = f"{NOT_TYPED}|{TYPED_ELSEWHERE}"
+BLOCK = re.compile(rf"^```sh\n((?:(?!```).*\n)*)```\n(?!{SKIPPED})(?:<!-- expects: (.*?) -->)?", re.MULTILINE)
 LINE_LIMIT_S = 100
 # Commands that go on until Ctrl-C are stopped after this time.
 WATCHED_S = 6

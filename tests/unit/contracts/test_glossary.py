@@ -10,24 +10,10 @@ ROW = re.compile(r"^\| (?P<term>[a-z]+) \| (?P<meaning>[A-Z].+?) \|$", re.MULTIL
 PAGES = ("glossary.md", "glossary-code.md")
 ROWS = [row.groupdict() for page in PAGES for row in ROW.finditer((ROOT / "docs" / page).read_text("utf-8"))]
 # Participles and pronouns that say nothing of what a class is, whichever term they stood for.
-BANNED = frozenset(
-    [
-        "Asked",
-        "Told",
-        "Heard",
-        "Kept",
-        "Due",
-        "Spent",
-        "Way",
-        "Visit",
-        "Desk",
-        "Book",
-        "Door",
-        "Teller",
-        "Again",
-        "Happened",
-    ]
-)
+BANNED = {
+    *("Asked", "Told", "Heard", "Kept", "Due", "Spent", "Way", "Visit"),
+    *("Desk", "Book", "Door", "Teller", "Again", "Happened"),
+}
 # The names of messages on the wire, which cannot change.
 ON_THE_WIRE = {"CancelAsked"}
 
