@@ -62,7 +62,8 @@ def with_openai(url: str, model: str) -> None:
     """Use both chat and responses."""
     import openai
 
-    client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
+    # A strict client raises an error for an answer that lacks what its types require.
+    client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, _strict_response_validation=True)
     messages = [{"role": "user", "content": QUESTION}]
     with client.chat.completions.stream(model=model, messages=messages, max_tokens=STREAM_TOKENS) as stream:
         pieces = [event.delta for event in stream if event.type == "content.delta"]
@@ -161,6 +162,38 @@ def with_litellm(url: str, model: str) -> None:
     )
 
 
+def with_smolagents(url: str, model: str) -> None:
+    """smolagents' OpenAIModel, by the calls that its agents make."""
+    from smolagents import ChatMessage, MessageRole, OpenAIModel, Tool
+
+    class Weather(Tool):
+        name, description, output_type = TOOL, TOOL_TEXT, "string"
+        inputs = {  # noqa: RUF012
+            "name": {"type": "string", "description": "The city.", "maxLength": 20},
+            "people": {"type": "integer", "description": "How many.", "minimum": 0, "maximum": 99_999_999},
+        }
+
+        def forward(self, name: str, people: int) -> str:
+            return f"rain over {people} people in {name}"
+
+    def chat(max_tokens: int) -> OpenAIModel:
+        return OpenAIModel(model, api_base=url, api_key=KEY, max_tokens=max_tokens, client_kwargs={"max_retries": 0})
+
+    question = [ChatMessage(role=MessageRole.USER, content=[{"type": "text", "text": QUESTION}])]
+    pieces = [delta.content for delta in chat(STREAM_TOKENS).generate_stream(question) if delta.content]
+    llm = chat(MAX_TOKENS)
+    answer = llm.generate(question, tools_to_call_from=[Weather()], parallel_tool_calls=False)
+    (call,) = answer.tool_calls
+    assert call.function.name == TOOL
+    arguments = call.function.arguments
+    called = json.loads(arguments) if isinstance(arguments, str) else arguments
+    result = ChatMessage(role=MessageRole.TOOL_RESPONSE, content=[{"type": "text", "text": "rain"}])
+    chat(2).generate([*question, result])
+    schema = {"name": "city", "strict": True, "schema": City.model_json_schema()}
+    filled = llm.generate(question, response_format={"type": "json_schema", "json_schema": schema})
+    report(streamed="".join(pieces), pieces=len(pieces), called=called, filled=City.model_validate_json(filled.content))
+
+
 async def with_pydantic_ai(url: str, name: str) -> None:
     """Run agents with a stream, with a tool in their loop, and with a model as output."""
     from pydantic_ai import Agent, NativeOutput
@@ -254,7 +287,9 @@ def with_anthropic(url: str, model: str) -> None:
     """Use a stream, a tool streamed and answered, a schema, and a count of tokens."""
     import anthropic
 
-    client = anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key=KEY, max_retries=0)
+    client = anthropic.Anthropic(
+        base_url=url.removesuffix("/v1"), api_key=KEY, max_retries=0, _strict_response_validation=True
+    )
     messages = [{"role": "user", "content": QUESTION}]
     common = {"model": model, "system": [{"type": "text", "text": "Be brief."}]}
     with client.messages.stream(messages=messages, max_tokens=STREAM_TOKENS, **common) as stream:
@@ -306,6 +341,7 @@ CLIENTS = {
     "pydantic_ai": with_pydantic_ai,
     "instructor": with_instructor,
     "openai_agents": with_openai_agents,
+    "smolagents": with_smolagents,
 }
 
 

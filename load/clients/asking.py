@@ -22,6 +22,8 @@ HERE = Path(__file__).parent
 LOCK = HERE.parents[1] / "locks" / "clients.txt"
 NODE_CLIENT, GUIDELLM = "openai@6.49.0", "guidellm==0.8.1"
 NODE_AGENT = "openai, for Node"
+# The last major version that runs on Node 20.
+VERCEL, VERCEL_PACKAGES = "ai, for Node", ("ai@6.0.325", "@ai-sdk/openai-compatible@2.0.92", "zod@4.6.7")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 CLIENT_TIMEOUT_S = 600
 # Bound on a suite's start: beside other work two workers import torch for minutes.
@@ -76,14 +78,16 @@ def openai_python(gateway: str, _folder: Path) -> Sequence[str]:
 
 
 def openai_node(gateway: str, _folder: Path) -> Sequence[str]:
-    return (*_node(HERE / "ask.mjs"), f"{gateway}/v1", BODY)
+    return (*_node(HERE / "ask.mjs", NODE_CLIENT), f"{gateway}/v1", BODY)
 
 
-def _node(script: Path) -> Sequence[str]:
-    node, home = _need("node"), cache_dir() / "clients" / NODE_CLIENT
-    if not (home / "node_modules" / "openai").is_dir():
+def _node(script: Path, *packages: str) -> Sequence[str]:
+    """Return the command for a script beside these packages, the first of which names their folder."""
+    node, home = _need("node"), cache_dir() / "clients" / packages[0]
+    name = packages[0].partition("@")[0]
+    if not (home / "node_modules" / name).is_dir():
         home.mkdir(parents=True, exist_ok=True)
-        _install(_need("npm"), "install", "--silent", "--prefix", str(home), NODE_CLIENT)
+        _install(_need("npm"), "install", "--silent", "--prefix", str(home), *packages)
     return (node, str(shutil.copy(script, home)))  # Node looks for packages beside the file
 
 
@@ -107,7 +111,9 @@ def agent_python() -> Path:
 
 def _agent(client: str, gateway: str, model: str) -> Sequence[str]:
     if client == NODE_AGENT:
-        return (*_node(HERE / "agent.mjs"), f"{gateway}/v1", model)
+        return (*_node(HERE / "agent.mjs", NODE_CLIENT), f"{gateway}/v1", model)
+    if client == VERCEL:
+        return (*_node(HERE / "vercel.mjs", *VERCEL_PACKAGES), f"{gateway}/v1", model)
     return (str(agent_python()), str(HERE / "agent_clients.py"), client, f"{gateway}/v1", model)
 
 
@@ -139,12 +145,14 @@ AGENT_CLIENTS: dict[str, str] = {
     "anthropic-python": "anthropic",
     "openai-python, agent": "openai",
     "openai-node, agent": NODE_AGENT,
+    "Vercel AI SDK": VERCEL,
     "LangChain": "langchain",
     "LlamaIndex": "llama_index",
     "LiteLLM": "litellm",
     "pydantic-ai": "pydantic_ai",
     "instructor": "instructor",
     "openai-agents": "openai_agents",
+    "smolagents": "smolagents",
 }
 
 

@@ -29,7 +29,12 @@ RANDOM = np.random.default_rng(8)
 PROMPTS = [RANDOM.integers(3, 250, length, dtype=np.int32) for length in (1, 33, 70, 200)]
 CHUNK = 64
 START_S = 400.0
-SHAPE = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
+SHAPE: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
     {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},

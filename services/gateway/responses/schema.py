@@ -203,9 +203,11 @@ Item = MessageItem | ReasoningItem | CallItem
 
 
 class CachedTokens(Struct):
-    """The number of the input's tokens whose KV was found cached."""
+    """The number of the input's tokens whose KV was found cached. Nothing is charged for writing it."""
 
     cached_tokens: int
+    # The types of OpenAI's client for Python require it.
+    cache_write_tokens: int = 0
 
 
 class ReasoningTokens(Struct):
