@@ -392,8 +392,10 @@ def _check_pooling(request: EngineRequest, capabilities: Capabilities) -> None:
             "this engine gives no embeddings: serve the model with the engine torch, or start workers of the engine"
             " vllm with --engine-arg runner=pooling"
         )
-    if request.pooling not in capabilities.pools:
-        raise InvalidRequest(f"this engine does not pool by {request.pooling}: its model's files name another way")
+    if request.pooling is not None and request.pooling not in capabilities.pools:
+        raise InvalidRequest(
+            f"this engine does not pool by {request.pooling.name.lower()}: its model's files name another way"
+        )
     if request.phase is EnginePhase.DECODE or len(request.token_ids) != request.prompt_tokens:
         raise InvalidRequest("only a prompt becomes a vector, where it is computed")
     if request.pooling is Pooling.MEAN and request.chain_root:

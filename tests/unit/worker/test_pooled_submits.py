@@ -19,7 +19,7 @@ from libs.worker.wire import engine_request, sequence_event
 ROOT = b"root"
 POOLS = Capabilities(
     block_size_tokens=16, kv_blocks=8, kv_block_bytes=1, max_context_tokens=64, max_sequences=2, kv_layout="k",
-    pools=True,
+    pools=frozenset(Pooling),
 )  # fmt: skip
 
 
@@ -45,7 +45,9 @@ def test_an_engine_that_does_not_pool_refuses_by_name() -> None:
     sequence = Sequence(request, block_size_tokens=16, max_context_tokens=64)
     check_request(sequence, POOLS)
     with pytest.raises(InvalidRequest, match="no embeddings"):
-        check_request(sequence, replace(POOLS, pools=False))
+        check_request(sequence, replace(POOLS, pools=frozenset()))
+    with pytest.raises(InvalidRequest, match="last"):
+        check_request(sequence, replace(POOLS, pools=frozenset({Pooling.MEAN})))
     decodes = replace(request, phase=EnginePhase.DECODE)
     with pytest.raises(InvalidRequest, match="vector"):
         check_request(Sequence(decodes, block_size_tokens=16, max_context_tokens=64), POOLS)
