@@ -69,7 +69,7 @@ class Cause:
     missing_workers: int = 0
     """The number of workers to add to a cluster that is too small; 0 if no number considered suffices."""
     is_slight: bool = False
-    """True if a shortage is so near its threshold that a burst by chance reaches it, and passes again."""
+    """True if prompts press so little above the threshold that a burst by chance may reach it, and passes again."""
 
     def seen(self, since_ns: int) -> "Cause":
         """Return the cause with the time since which it has held."""
@@ -128,21 +128,26 @@ MOST_ADDED: Final = 4
 SHORT_OF_CPU_RANK: Final = 3
 # The share of promises below which advice of a kind warns of itself.
 LEAST_KEPT: Final = 0.7
+COMMAND_NS: Final = 10_000_000_000
+"""The time for which a new command stands as long as it helps, so that people can type it."""
+SMALL_NS: Final = 3_000_000_000
+"""The time for which one phase alone must press before a cluster is named too small, unless it is so by far. A burst
+is taken for a lasting rate at first, and a change of roles is right meanwhile.
+"""
+FAR_TOO_SMALL: Final = 2.0
+"""The pressure in the best roles from which a cluster is too small at once."""
 # The number of missing workers changes only once this share of it suffices.
 FEWER: Final = 0.7
 
 
-def causes(
-    state: ModelState, limits: VerdictLimits, named: Cause | None = None, *, is_new: bool = False
-) -> list[Cause]:
+def causes(state: ModelState, limits: VerdictLimits, now_ns: int = 0, named: Cause | None = None) -> list[Cause]:
     """Return the causes that hold, and those between their thresholds, which keep a named cause alive.
 
     `named` is the model's shortage that is named now. Its action and its number of missing workers stand as long as
-    they are true, and a cluster named too small stays so until some roles would leave room. `is_new` says that its
-    action was advised only lately.
+    they are true, and a cluster named too small stays so until some roles would leave room.
     """
     found = [*_links(state, limits), *_slow(state, limits)]
-    shortage = _shortage(state, limits, named, is_new=is_new)
+    shortage = _shortage(state, limits, now_ns, named)
     if shortage is not None:
         found.append(shortage)
     found.extend(_short_of_cpu(state, limits, pressed=shortage is not None))
@@ -150,9 +155,12 @@ def causes(
 
 
 def shortage_of(
-    pressures: Pressures, waits_s: float, limits: VerdictLimits, *, small: bool = False
+    pressures: Pressures, waits_s: float, limits: VerdictLimits, *, small: bool = False, lasts: bool = True
 ) -> tuple[CauseCode, Grade] | None:
-    """Return the present shortage and its grade; prompts press only where some wait."""
+    """Return the present shortage and its grade; prompts press only where some wait.
+
+    `small` says that the cluster is named too small already, `lasts` that a shortage has been named for `SMALL_NS`.
+    """
     grades = {
         CauseCode.PREFILL_BOUND: _prompts_grade(pressures.prefill, waits_s, limits),
         CauseCode.DECODE_BOUND_TPOT: limits.pressure.grade(pressures.batch),
@@ -167,7 +175,9 @@ def shortage_of(
     if grades[worst] is Grade.CLEAR:
         return None
     room = limits.pressure.clear if small else limits.pressure.fire
-    if grades[worst] is Grade.FIRE and pressures.cluster > room:
+    both = min(pressures.prefill, pressures.decode) > limits.pressure.clear
+    sure = small or both or lasts or pressures.cluster >= FAR_TOO_SMALL
+    if grades[worst] is Grade.FIRE and pressures.cluster > room and sure:
         return CauseCode.TOO_SMALL, Grade.FIRE
     return worst, grades[worst]
 
@@ -182,19 +192,22 @@ def _prompts_grade(pressure: float, waits_s: float, limits: VerdictLimits) -> Gr
     return grade
 
 
-def _shortage(state: ModelState, limits: VerdictLimits, named: Cause | None, *, is_new: bool) -> Cause | None:
+def _shortage(state: ModelState, limits: VerdictLimits, now_ns: int, named: Cause | None) -> Cause | None:
     small = named is not None and named.code is CauseCode.TOO_SMALL
-    found = shortage_of(state.pressures, state.backlog_s, limits, small=small)
+    lasts = named is not None and now_ns - named.since_ns >= SMALL_NS
+    found = shortage_of(state.pressures, state.backlog_s, limits, small=small, lasts=lasts)
     if found is None:
         return None
     code, grade = found
     healthy = shortage_of(state.healthy, state.backlog_s, limits)
     explained = healthy is None or healthy[1] is not Grade.FIRE
-    slight = max(state.pressures.prefill, state.pressures.decode) < CLEAR_PRESSURE
+    # Prompts arrive in bursts, sequences that decode stay.
+    slight = code is CauseCode.PREFILL_BOUND and state.pressures.prefill < CLEAR_PRESSURE
     cause = Cause(code, state.model, "", grade=grade, rank=2 if explained else 0, is_slight=slight)
     same = named if named is not None and named.code is code else None
     standing = None if named is None else named.action
     if grade is Grade.FIRE:
+        is_new = standing is not None and now_ns - standing.since_ns < COMMAND_NS
         action = advice(state, standing, is_new=is_new)
     else:
         action = None if standing is None else stands(state, standing)

@@ -222,7 +222,7 @@ class VerdictLimits:
     for_ns: int = 600_000_000
     """The time for which a cause must last before it is named."""
     slight_for_ns: int = 2_000_000_000
-    """The same for a shortage whose pressure is below CLEAR_PRESSURE."""
+    """The same for prompts whose pressure is below CLEAR_PRESSURE."""
     # A slow worker has shown it in two steps already, which took 0.4 s or more together.
     slow_for_ns: int = 200_000_000
     clear_ns: int = 3_000_000_000

@@ -10,8 +10,6 @@ from libs.policy.verdict.state import Grade, ModelState, UnknownState, VerdictLi
 
 # A cause may flicker about its threshold, so its advice stands for this long after it held last.
 ADVISED_NS = 1_000_000_000
-COMMAND_NS = 10_000_000_000
-"""The time for which a new command stands as long as it helps, so that people can type it."""
 _SHORTAGE = "shortage"
 # These have lasted before they are a cause at all.
 _SEEN_TO_LAST = frozenset((CauseCode.SLOW_WORKER, CauseCode.SILENT_WORKER))
@@ -77,9 +75,7 @@ class VerdictWatch:
         known = [each for each in models if isinstance(each, ModelState)]
         found = {_key(cause): cause for state in models for cause in silences(state)}
         for state in known:
-            before = self._named(state.model)
-            is_new = before is not None and before.action is not None and now_ns - before.action.since_ns < COMMAND_NS
-            for cause in causes(state, self.limits, before, is_new=is_new):
+            for cause in causes(state, self.limits, now_ns, self._named(state.model)):
                 found[_key(cause)] = cause
         explained = {each.model for each in found.values()}
         found |= {_key(each): each for each in others if each.code is not CauseCode.LATE or each.model not in explained}
@@ -101,7 +97,7 @@ class VerdictWatch:
     def _named(self, model: str) -> Cause | None:
         """Return the model's shortage that is named now."""
         track = self._tracks.get((model, _SHORTAGE))
-        return track.cause if track is not None and track.named else None
+        return track.cause.seen(track.pending_ns) if track is not None and track.named else None
 
     def _restate(self, state: ModelState, found: Cause | None, now_ns: int) -> None:
         """Bring the sentence, the figures and the action of a model's shortage to one instant."""
