@@ -130,7 +130,7 @@ SHORT_OF_CPU_RANK: Final = 3
 LEAST_KEPT: Final = 0.7
 COMMAND_NS: Final = 10_000_000_000
 """The time for which a new command stands as long as it helps, so that people can type it."""
-SMALL_NS: Final = 3_000_000_000
+SMALL_NS: Final = 2_000_000_000
 """The time for which one phase alone must press before a cluster is named too small, unless it is so by far. A burst
 is taken for a lasting rate at first, and a change of roles is right meanwhile.
 """

@@ -297,8 +297,8 @@ def test_a_pressure_just_above_one_is_a_shortage_only_once_a_queue_shows_it():
 def test_a_cluster_that_is_too_small_stays_so_until_some_roles_would_leave_room():
     watch, small, nearly = VerdictWatch(LIMITS), state(prompts=9.0, decodes=20), state(prompts=7.0, decodes=20)
     assert small.pressures.cluster > 1 > nearly.pressures.cluster > LIMITS.pressure.clear
-    assert watched(watch, [small] * 30).code is CauseCode.PREFILL_BOUND, "one phase alone may press by a burst"
-    assert watched(watch, [small] * 20, from_ms=3_000).code is CauseCode.TOO_SMALL
+    assert watched(watch, [small] * 20).code is CauseCode.PREFILL_BOUND, "one phase alone may press by a burst"
+    assert watched(watch, [small] * 30, from_ms=2_000).code is CauseCode.TOO_SMALL
     assert watched(watch, [nearly] * 30, from_ms=5_000).code is CauseCode.TOO_SMALL
     fresh = VerdictWatch(LIMITS)
     for at_ms in range(0, 2_000, 100):
