@@ -103,13 +103,10 @@ class ObservedTraffic:
         over = sum(count for (low_s, _), count in found.items() if low_s >= limit_s)
         return Punctuality(round(found.total()), round(over))
 
-    def mean_prompt_tokens(self, model: str, now_ns: int) -> float:
+    def prompt_lengths(self, model: str, now_ns: int) -> tuple[float, float]:
+        """Return the mean prompt length, and 1 as the spread: servers report no lengths of single prompts."""
         counts = self._sum([model], now_ns, SPAN_NS).counts
-        return counts["computed"] / counts["first"] if counts["first"] else 0.0
-
-    def prompt_spread(self, model: str, now_ns: int) -> float:
-        """Return 1: servers report no lengths of single prompts."""
-        return 1.0
+        return (counts["computed"] / counts["first"] if counts["first"] else 0.0), 1.0
 
     def mean_output_tokens(self, model: str, now_ns: int) -> float:
         """Return generated tokens over answers that ended, near the mean length while as many begin as end."""

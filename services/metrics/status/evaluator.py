@@ -407,6 +407,7 @@ class VerdictEvaluator:
             self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS), refused_per_s * waiting.mean_prompt_tokens
         )
         rate = self._arrivals.rate(model, now_ns)
+        mean_prompt_tokens, prompt_spread = self.traffic.prompt_lengths(model, now_ns)
         return SeenDemand(
             waiting=waiting,
             tokens_per_s=rate.tokens_per_s + refused,
@@ -414,9 +415,9 @@ class VerdictEvaluator:
             cache_hit=self.traffic.cache_hit(model, now_ns),
             ttft_limit_ns=limit_ns,
             tpot_ns=tpot_ns,
-            mean_prompt_tokens=self.traffic.mean_prompt_tokens(model, now_ns),
+            mean_prompt_tokens=mean_prompt_tokens,
             mean_output_tokens=self.traffic.mean_output_tokens(model, now_ns),
-            prompt_spread=self.traffic.prompt_spread(model, now_ns),
+            prompt_spread=prompt_spread,
         )
 
     def _shares(self, worker_ids: Sequence[str], now_ns: int) -> "dict[str, _Shares]":

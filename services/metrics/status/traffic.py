@@ -201,18 +201,18 @@ class TrafficLog:
         timed = [e for e in recent if e.model == model and not e.batch and e.tpot_ns and e.tpot_target_ns]
         return Punctuality(len(timed), sum(each.tpot_ns > each.tpot_target_ns for each in timed))
 
-    def mean_prompt_tokens(self, model: str, now_ns: int) -> float:
-        """Return the mean prompt length of a model's requests without batch jobs; 0 if there were none."""
-        self._forget(now_ns)
-        own = [each.prompt_tokens for each in self._requests if each.model == model and not each.batch]
-        return sum(own) / len(own) if own else 0.0
+    def prompt_lengths(self, model: str, now_ns: int) -> tuple[float, float]:
+        """Return the mean prompt length of a model's requests without batch jobs, and their spread.
 
-    def prompt_spread(self, model: str, now_ns: int) -> float:
-        """Return the mean prompt length by tokens over that by requests: 1 if all are alike, more if they differ."""
+        The spread is the mean by tokens over that by requests: 1 if all are alike, more if they differ. Without any
+        request the result is (0, 1).
+        """
         self._forget(now_ns)
         own = [each.prompt_tokens for each in self._requests if each.model == model and not each.batch]
         total = sum(own)
-        return sum(each * each for each in own) * len(own) / (total * total) if total else 1.0
+        if not total:
+            return 0.0, 1.0
+        return total / len(own), sum(each * each for each in own) * len(own) / (total * total)
 
     def mean_output_tokens(self, model: str, now_ns: int) -> float:
         """Return the mean answer length of a model's requests without batch jobs; 0 if there were none."""

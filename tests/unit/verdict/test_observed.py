@@ -308,5 +308,5 @@ def test_a_few_long_prompts_among_short_ones_count_as_what_they_are():
     log = TrafficLog()
     for length in [100] * 9 + [10_000]:
         log.take(RequestEvent(model="m", outcome=OUTCOME_OK, prompt_tokens=length, output_tokens=2, ttft_ns=MS), S)
-    assert log.prompt_spread("m", S) == pytest.approx((9 * 100**2 + 10_000**2) * 10 / (9 * 100 + 10_000) ** 2)
-    assert log.prompt_spread("other", S) == 1
+    assert log.prompt_lengths("m", S)[1] == pytest.approx((9 * 100**2 + 10_000**2) * 10 / (9 * 100 + 10_000) ** 2)
+    assert log.prompt_lengths("other", S) == (0, 1)
