@@ -102,7 +102,6 @@ class LabGateway:
                 lambda: dispatcher.hopeful_tokens,
                 tpot_ns,
                 held=self._held,
-                prompt_tokens=self._prompt_tokens,
                 later_ns=round(self._wrong.telemetry_ms * 1e6),
                 on_look=on_look,
             )
@@ -179,16 +178,15 @@ class LabGateway:
         found = ((worker.id, worker.core.cached_tokens(every)) for worker in self._workers)
         return {worker_id: tokens for worker_id, tokens in found if tokens}
 
-    def _held(self) -> tuple[int, int]:
-        """Return the requests that wait only for a place to decode, and their prompt tokens."""
+    def _held(self) -> tuple[int, int, float]:
+        """Return the requests that wait only for a place to decode, their prompt tokens, and the mean length of all
+        prompts that wait.
+        """
         queues = self.dispatcher.queues()
-        return sum(each.decode_requests for each in queues), sum(each.decode_prompt_tokens for each in queues)
-
-    def _prompt_tokens(self) -> float:
-        """Return the mean length of the prompts that wait in the gateway; 0 without any."""
-        queues = self.dispatcher.queues()
-        waiting = sum(each.prefill_requests + each.decode_requests for each in queues)
-        return sum(each.prefill_tokens + each.decode_prompt_tokens for each in queues) / max(waiting, 1)
+        requests = sum(each.decode_requests for each in queues)
+        tokens = sum(each.decode_prompt_tokens for each in queues)
+        waiting = requests + sum(each.prefill_requests for each in queues)
+        return requests, tokens, (tokens + sum(each.prefill_tokens for each in queues)) / max(waiting, 1)
 
     def _waiting(self) -> tuple[int, int]:
         """Return (prompts, their tokens) that wait in the gateway and can still be in time."""

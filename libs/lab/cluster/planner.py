@@ -38,14 +38,13 @@ class LabPlanner:
         waiting_tokens: Callable[[], int],
         tpot_ns: int,
         *,
-        held: Callable[[], tuple[int, int]] = lambda: (0, 0),
-        prompt_tokens: Callable[[], float] = lambda: 0.0,
+        held: Callable[[], tuple[int, int, float]] = lambda: (0, 0, 0.0),
         later_ns: int = 0,
         on_look: OnLook | None = None,
     ) -> None:
         """- `waiting_tokens`: tokens of the prompts in the gateway that can still be in time.
-        - `held`: requests that wait there for a place to decode, and their prompt tokens.
-        - `prompt_tokens`: the mean length of the prompts that wait there; 0 without any.
+        - `held`: requests that wait there for a place to decode, their prompt tokens, and the mean length of all
+          prompts that wait there, 0 without any.
         - `later_ns`: additional age of the observed state.
         - `on_look`: called with each decision.
         """
@@ -59,7 +58,6 @@ class LabPlanner:
         self._time = time
         self._waiting_tokens = waiting_tokens
         self._held = held
-        self._prompt_tokens = prompt_tokens
         self._tpot_ns = tpot_ns
         self._engine = WorkerProfile(
             shape.step_time, shape.chunk_tokens, shape.max_sequences, shape.kv_blocks * shape.block_tokens
@@ -128,7 +126,7 @@ class LabPlanner:
                 kv_tokens += round(tokens)
         self._computed_ns.append(computed_ns)
         served = sum(self._computed_ns) / (len(self._computed_ns) * PERIOD_NS)
-        held, held_prompt_tokens = self._held()
+        held, held_prompt_tokens, prompt_tokens = self._held()
         return workload(
             self._engine,
             served=served,
@@ -138,7 +136,7 @@ class LabPlanner:
             held=held,
             held_prompt_tokens=held_prompt_tokens,
             tpot_ns=self._tpot_ns,
-            prompt_tokens=self._prompt_tokens(),
+            prompt_tokens=prompt_tokens,
         )
 
 
