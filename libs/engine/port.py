@@ -65,7 +65,7 @@ class Capabilities:
     pools: frozenset[Pooling] = frozenset()
     """The values of `EngineRequest.pooling` that the engine computes; `submit` refuses others."""
     generates: bool = True
-    """Whether the engine generates tokens. If not, `submit` refuses sequences without `EngineRequest.pooling`."""
+    """True if the engine generates tokens; otherwise `submit` refuses sequences without `EngineRequest.pooling`."""
     seeds_by_position: bool = True
     """Whether a seeded sequence that moves draws the tokens that it would have drawn here. If not, seeds repeat only
     sequences that run in one place.

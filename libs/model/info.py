@@ -120,7 +120,7 @@ class Embedding:
     unserved: str = ""
     """The reason why the model's vectors are not computed; empty if they are."""
     listed: bool = False
-    """Whether the folder has files of Sentence Transformers."""
+    """True if the folder has files of Sentence Transformers."""
 
     def fault(self, dimensions: int | None) -> str:
         """Return the reason why vectors cannot have this length; empty if they can, as with None for the model's

@@ -152,7 +152,7 @@ def shape_of(name: str, device: str) -> Shape:
 
 
 def submit(engine: Engine, key: int, prompt: NDArray[np.int32], output_tokens: int) -> int:
-    """Submit a greedy request for exactly so many tokens under a key, and return the key."""
+    """Submit a greedy request for this number of tokens under a key, and return the key."""
     sampling = SamplingParams(temperature=0.0, ignore_eos=True)
     engine.submit(EngineRequest(key, f"r{key}", EnginePhase.BOTH, prompt, len(prompt), output_tokens, sampling))
     return key

@@ -197,7 +197,7 @@ class WaitingJob:
         self._output_tokens = output_tokens
         self._numbers = count()
         self.begin = asyncio.Event()
-        """Until it is set no line is read."""
+        """Set once lines may be read."""
 
     async def send(self, topic: Topic, value: Message) -> None: ...
 

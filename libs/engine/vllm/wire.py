@@ -86,9 +86,9 @@ def core_request(
     adapters: Mapping[str, Path],
 ) -> EngineCoreRequest:
     """Return a sequence as EngineCore's request. Raise InvalidRequest for parameters that vLLM refuses."""
-    parameters: VllmSamplingParams | None = None
+    parameters: VllmSamplingParams | None
     if request.pooling is not None:
-        pass  # it has pooling parameters in their place
+        parameters = None
     elif request.phase is EnginePhase.PREFILL:
         asked = handing.asked(request_id)
         parameters = VllmSamplingParams(
