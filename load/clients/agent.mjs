@@ -1,19 +1,10 @@
 // OpenAI's client for Node: a stream, a tool that is called, a schema that is filled.
 import OpenAI from "openai";
+import { QUESTION, isCity, need, schema } from "./city.mjs";
 
 const [, , baseURL, model] = process.argv;
 const client = new OpenAI({ baseURL, apiKey: "any", maxRetries: 0 });
-const messages = [{ role: "user", content: "Which city has the Eiffel Tower, and how many people live there?" }];
-const schema = {
-  type: "object",
-  properties: { name: { type: "string", maxLength: 20 }, people: { type: "integer", minimum: 0, maximum: 99999999 } },
-  required: ["name", "people"],
-  additionalProperties: false,
-};
-const need = (holds, what) => {
-  if (!holds) throw new Error(what);
-};
-const isCity = (value) => typeof value.name === "string" && Number.isInteger(value.people);
+const messages = [{ role: "user", content: QUESTION }];
 
 const pieces = [];
 for await (const chunk of await client.chat.completions.create({ model, messages, max_tokens: 12, stream: true }))

@@ -88,7 +88,8 @@ def _node(script: Path, *packages: str) -> Sequence[str]:
     if not (home / "node_modules" / name).is_dir():
         home.mkdir(parents=True, exist_ok=True)
         _install(_need("npm"), "install", "--silent", "--prefix", str(home), *packages)
-    return (node, str(shutil.copy(script, home)))  # Node looks for packages beside the file
+    shutil.copy(HERE / "city.mjs", home)  # Node looks for packages beside the file
+    return (node, str(shutil.copy(script, home)))
 
 
 def _environment(name: str, *what: str) -> Path:

@@ -1,20 +1,12 @@
 // Vercel's AI SDK: a stream, a tool that its loop calls, a schema that is filled, embeddings.
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { cosineSimilarity, embedMany, generateText, jsonSchema, Output, stepCountIs, streamText, tool } from "ai";
+import { QUESTION, isCity, need, schema as city } from "./city.mjs";
 
 const [, , baseURL, name] = process.argv;
 const provider = createOpenAICompatible({ name: "fulcrum", baseURL, apiKey: "any", supportsStructuredOutputs: true });
-const common = { model: provider(name), prompt: "Which city has the Eiffel Tower, and how many people live there?", maxRetries: 0 };
-const schema = jsonSchema({
-  type: "object",
-  properties: { name: { type: "string", maxLength: 20 }, people: { type: "integer", minimum: 0, maximum: 99999999 } },
-  required: ["name", "people"],
-  additionalProperties: false,
-});
-const need = (holds, what) => {
-  if (!holds) throw new Error(what);
-};
-const isCity = (value) => typeof value.name === "string" && Number.isInteger(value.people);
+const common = { model: provider(name), prompt: QUESTION, maxRetries: 0 };
+const schema = jsonSchema(city);
 
 const pieces = [];
 for await (const piece of streamText({ ...common, maxOutputTokens: 12 }).textStream) pieces.push(piece);
