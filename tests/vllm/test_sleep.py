@@ -59,12 +59,16 @@ def test_a_persons_share_of_memory_leaves_those_that_sleep_their_part(
 
     def recorded(**arguments: Any) -> SimpleNamespace:
         asked.update(arguments)
-        scheduler = SimpleNamespace(async_scheduling=False)
-        return SimpleNamespace(create_engine_config=lambda: SimpleNamespace(scheduler_config=scheduler))
+        built = SimpleNamespace(
+            scheduler_config=SimpleNamespace(async_scheduling=False),
+            model_config=SimpleNamespace(runner_type="generate"),
+        )
+        return SimpleNamespace(create_engine_config=lambda: built)
 
     monkeypatch.setattr(launch, "AsyncEngineArgs", recorded)
     monkeypatch.setattr(type(current_platform), "is_sleep_mode_available", lambda _self: True)
     monkeypatch.setattr(type(current_platform), "get_device_total_memory", lambda _self: 80_000 * MB)
+    (tmp_path / "config.json").write_text("{}")
     config = EngineConfig(
         tmp_path, "m", block_size_tokens=32, vllm_sleeps=True, vllm_asleep_mb=8_000,
         vllm_connector="OffloadingConnector", vllm_connector_config={"spec_name": "CPUOffloadingSpec"},

@@ -14,7 +14,7 @@ from libs.engine.config import SETTING, EngineConfig
 from libs.engine.port import Pooling
 from libs.engine.vllm.connectors import CONFIG_SETTING, CONNECTOR_SETTING, Connector
 from libs.engine.vllm.plugin import LEASH_VARIABLE, MOONCAKE_PORT, NIXL_PORT, REVISION_VARIABLE, WAIT_VARIABLE
-from libs.model.info import load_model_info
+from libs.model.info import load_embedding, load_model_info, read_json
 
 SET: Final = "set FULCRUM_WORKER_{name} in its place"
 CHUNKS: Final = "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS says how prompts are cut"
@@ -92,7 +92,7 @@ def pooling_of(config: EngineConfig) -> Pooling | None:
     otherwise. Raise StartupError for a model whose vectors are not computed.
     """
     assert config.model_path is not None
-    embedding = load_model_info(config.model_path).embedding
+    embedding = load_embedding(config.model_path, read_json(config.model_path / "config.json"))
     runner = config.vllm_arguments.get("runner", "auto")
     if runner not in {"auto", "pooling"} or (runner == "auto" and not embedding.listed):
         return None
