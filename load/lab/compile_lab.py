@@ -149,7 +149,7 @@ MODULES: Final = (
     "libs/dispatch/*.py",
     *(
         f"libs/engine/{name}.py"
-        for name in ("config", "core", "kv/blocks", "kv_port", "offers", "port", "roster", "runner", "sequence")
+        for name in ("config", "core", "kv_blocks", "kv_port", "offers", "port", "roster", "runner", "sequence")
     ),
     "libs/lab/cluster/*.py",
     "libs/lab/cluster/host/*.py",

@@ -76,7 +76,8 @@ GAIN: Final = 0.15
 FAR_MORE: Final = 2.0
 """The factor by which prompts must press more than decodes would, for a move that makes those press."""
 BURST_NS: Final = 3_000_000_000
-"""The time for which they must, if it is by less; a burst of prompts is over sooner."""
+"""The time for which they must, if it is by less; a burst of prompts is over sooner. `TURN_NS` if decodes have
+called the worker lately."""
 APART_GAIN: Final = 0.05
 """The same share for separating decodes from prompts and for ending that; changing a budget costs nothing."""
 # Budgets rise once prompts would press this hard on prefill workers alone, and fall after `CALM_NS` below `LOWER`.
@@ -208,6 +209,10 @@ def assign(
         limits = limits.without_prefill()
     calmed = bool(memory.calm_since_ns) and now_ns - memory.calm_since_ns >= CALM_NS
     parted, now, rated = _rate_splits(engine, work, pool, limits, was=memory.apart, now_ns=now_ns, calmed=calmed)
+    if parted.asked_ns and _better_split(now, rated, by_limits=False):
+        # Roles are about to change. Budgets that change a moment later would send a moved worker halfway back.
+        settled = parted.settled(now_ns)
+        parted, now, rated = _rate_splits(engine, work, pool, limits, was=settled, now_ns=now_ns, calmed=calmed)
     apart = parted.on
     resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}
     lacking_since_ns = 0 if pool.mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
@@ -218,7 +223,7 @@ def assign(
     better = None if rests else _better_split(now, rated, by_limits=by_limits)
     trades = better is not None and not by_limits and _trades(now, better, lately=lately)
     trades_since_ns = (memory.trades_since_ns or now_ns) if trades else 0
-    waits = trades and now_ns - trades_since_ns < BURST_NS
+    waits = trades and now_ns - trades_since_ns < (TURN_NS if lately else BURST_NS)
     wanted = 0 if better is None or waits else better.mixed - now.mixed
     if apart and wanted < 0:  # the present decodes still need room
         wanted = min(max(wanted, _fewest_mixed(engine, work) - len(pool.mixed)), 0)

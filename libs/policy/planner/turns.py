@@ -107,6 +107,10 @@ class Apart:
             return replace(self, asked_ns=asked_ns)
         return Apart(better, now_ns)
 
+    def settled(self, now_ns: int) -> "Apart":
+        """Return the state in which the other way, if it is still better, has been so for long enough."""
+        return replace(self, asked_ns=now_ns - TURN_HELD_NS)
+
     def lent(self, now_ns: int) -> "Apart":
         """Return the state after decode workers were given budgets, which `TURN_NS` must pass to take back."""
         return replace(self, since_ns=now_ns)

@@ -16,7 +16,7 @@ from libs.policy.planner.role_planning import (
     RolePlan,
     assign,
 )
-from libs.policy.planner.turns import CALLED_NS, MOST_SHARE, TURN_HELD_NS, TURN_NS
+from libs.policy.planner.turns import CALLED_NS, MOST_SHARE, TURN_HELD_NS, TURN_NS, Apart
 from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
@@ -172,14 +172,32 @@ def test_prompts_make_decodes_press_at_once_only_where_they_press_far_more(
 
 def test_prompts_that_press_for_seconds_get_a_decode_worker_that_decodes_will_miss() -> None:
     roles = _Roles()
+    roles.workers = pool(3, 3)
+    assert not roles.decide(BURST, START_NS).moves
+    assert not roles.decide(BURST, START_NS + BURST_NS - 1).moves
+    assert {each.role for each in roles.decide(BURST, START_NS + BURST_NS).moves} == {Role.PREFILL}
+
+
+def test_prompts_that_press_for_ten_seconds_get_back_a_worker_that_decodes_have_just_called() -> None:
+    roles = _Roles()
     assert {each.role for each in roles.decide(DECODES, START_NS).moves} == {Role.MIXED}
     began_ns = START_NS + TURN_NS
     assert not roles.decide(BURST, began_ns).moves
-    assert not roles.decide(BURST, began_ns + BURST_NS - 1).moves
-    assert {each.role for each in roles.decide(BURST, began_ns + BURST_NS).moves} == {Role.PREFILL}
+    assert not roles.decide(BURST, began_ns + TURN_NS - 1).moves
+    assert {each.role for each in roles.decide(BURST, began_ns + TURN_NS).moves} == {Role.PREFILL}
 
 
 def test_a_minute_after_decodes_called_a_worker_prompts_get_it_at_once() -> None:
     roles = _Roles()
     assert {each.role for each in roles.decide(DECODES, START_NS).moves} == {Role.MIXED}
     assert {each.role for each in roles.decide(BURST, START_NS + CALLED_NS).moves} == {Role.PREFILL}
+
+
+def test_a_worker_that_moves_takes_the_budget_that_suits_its_new_role_at_once() -> None:
+    """Budgets that are settled a moment after a move turn the worker halfway back."""
+    work = Workload(6.6, 93, 10_602, 310 * MS, waiting_ns=2.3e9)
+    apart = Apart(on=True, since_ns=START_NS - 2 * TURN_NS)
+    plan = assign(SLOW, work, pool(5, 3, budget_tokens=0), Memory(apart=apart), START_NS)
+    assert [(each.role, each.budget_tokens) for each in plan.moves] == [(Role.MIXED, SLOW.chunk_tokens)]
+    assert {each.budget_tokens for each in plan.budgets} == {SLOW.chunk_tokens}
+    assert not plan.memory.apart.on

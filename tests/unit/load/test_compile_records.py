@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from load.lab.compile_lab import bases, with_constructors
+from load.lab.compile_lab import MODULES, ROOT, bases, with_constructors
 
 SOURCE = '''
 from dataclasses import dataclass, field
@@ -108,3 +108,8 @@ def test_no_two_records_share_what_a_factory_makes() -> None:
     first, second = grown(1), grown(2)
     first.many.append(1)
     assert second.many == []
+
+
+@pytest.mark.parametrize("glob", MODULES)
+def test_each_module_that_the_lab_compiles_is_there(glob: str) -> None:
+    assert list(ROOT.glob(glob))
