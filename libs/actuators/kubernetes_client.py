@@ -96,8 +96,13 @@ class ShellClient(KubeClient):
                 self.namespace = _account_namespace()
                 return
         file = self._kubeconfig or None
-        await config.load_kube_config(file, client_configuration=settings)
-        _, context = config.list_kube_config_contexts(file)
+        try:
+            await config.load_kube_config(file, client_configuration=settings)
+            _, context = config.list_kube_config_contexts(file)
+        except ConfigException:
+            raise
+        except Exception as error:  # a file that is no YAML, or of another form, raises whatever the reader meets
+            raise ConfigException(f"the kubeconfig cannot be read: {error}") from None
         self.namespace = context["context"].get("namespace") or DEFAULT_NAMESPACE
 
 

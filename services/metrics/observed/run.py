@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 from prometheus_client import Metric
@@ -61,11 +61,24 @@ def every_ms_of(servers: int, wanted_ms: int) -> int:
     return wanted_ms or (FEW_EVERY_MS if servers <= FEW_SERVERS else MANY_EVERY_MS)
 
 
-def observe(settings: MetricsSettings, bus: Bus, clock: Clock) -> "ObservedFleet":
+class PodServers(Protocol):
+    """Servers whose list follows a cluster's pods."""
+
+    @property
+    def targets(self) -> list[ObservedTarget]: ...
+
+    @property
+    def trouble(self) -> str: ...
+
+    async def follow(self, changed: Callable[[], None]) -> None: ...
+
+
+def observe(settings: MetricsSettings, bus: Bus, clock: Clock, pods: PodServers | None = None) -> "ObservedFleet":
     """Return the fleet of the settings, and set the lags of windows to what scrapes need. Raises StartupError."""
     file = settings.observed_file()
     try:
         targets = targets_of(settings.observed_addresses()) if file is None else read_fleet(file)
+        targets += [] if pods is None else pods.targets
         if (folder := settings.dynamo_folder()) is not None:
             check_folder(folder)
     except InvalidRequest as error:
@@ -77,7 +90,7 @@ def observe(settings: MetricsSettings, bus: Bus, clock: Clock) -> "ObservedFleet
     traffic = ObservedTraffic(
         ttft_limit_ns=settings.ttft_deadline_ms * 1_000_000, tpot_ns=round(settings.tpot_target_ms * 1e6)
     )
-    return ObservedFleet(targets, bus, clock, traffic, every_ms=every_ms)
+    return ObservedFleet(targets, bus, clock, traffic, every_ms=every_ms, pods=pods)
 
 
 class FitBudget:
@@ -113,7 +126,14 @@ class ObservedFleet(Collector):
     """The observed servers, each scraped by a task of its own."""
 
     def __init__(
-        self, targets: Sequence[ObservedTarget], bus: Bus, clock: Clock, traffic: ObservedTraffic, *, every_ms: int
+        self,
+        targets: Sequence[ObservedTarget],
+        bus: Bus,
+        clock: Clock,
+        traffic: ObservedTraffic,
+        *,
+        every_ms: int,
+        pods: PodServers | None = None,
     ) -> None:
         self.traffic = traffic
         self._bus = bus
@@ -124,6 +144,7 @@ class ObservedFleet(Collector):
         self._servers: dict[str, ServerTelemetry] = {}
         self._scraping: dict[str, asyncio.Task[None]] = {}
         self._targets = list(targets)
+        self._pods = pods
         self._tasks: TaskOwner | None = None
         self._dynamo: DynamoFleet | None = None
         for target in targets:
@@ -135,7 +156,7 @@ class ObservedFleet(Collector):
         self._failures: Counter[str] = Counter()
         self._done = 0
         self.trouble = ""
-        """Why the file of servers is not followed; empty if it is, or if there is none."""
+        """Why the list of servers may be out of date; empty if it is not."""
 
     def server(self, name: str) -> ServerTelemetry:
         """Return what is known of a server in the list."""
@@ -151,6 +172,9 @@ class ObservedFleet(Collector):
         tasks.spawn("observed queues", self._publish_queues())
         if file is not None:
             tasks.spawn("observed file", self._watch(file))
+        if self._pods is not None:
+            self._pods_changed()
+            tasks.spawn("observed pods", self._pods.follow(self._pods_changed))
 
     def status(self) -> ObservedFleetStatus:
         """Return all servers in the order of their list, then Dynamo's workers."""
@@ -224,6 +248,12 @@ class ObservedFleet(Collector):
             self._scraping[name] = self._tasks.spawn(f"observe {name}", self._scrape_forever(known, first_s))
         self._targets = list(targets)
 
+    def _pods_changed(self) -> None:
+        assert self._pods is not None
+        self.trouble = self._pods.trouble
+        if (targets := self._pods.targets) != self._targets:
+            self._follow(targets)
+
     async def _watch(self, file: Path) -> None:
         known = _stamp(file)
         while True:
@@ -236,7 +266,7 @@ class ObservedFleet(Collector):
                 self._follow(read_fleet(file))
                 self.trouble = ""
             except InvalidRequest as error:
-                self.trouble = error.message
+                self.trouble = f"the file is not followed: {error.message}"
                 log.warning("the file of observed servers is not followed", error=plain(error.message))
 
     # ------------------------------------------------------------ scraping

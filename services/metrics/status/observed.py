@@ -33,7 +33,7 @@ class ObservedServerStatus:
 class ObservedFleetStatus:
     servers: list[ObservedServerStatus]
     trouble: str
-    """The reason why the file of servers is not followed; empty if it is, or if there is none."""
+    """The reason why the list of servers may be out of date; empty if it is not."""
 
 
 class TrafficSource(Protocol):
