@@ -119,9 +119,9 @@ class PodFollower:
                 self._version = ""
                 await asyncio.sleep(FIRST_PAUSE_S)
             except ActuatorDown as error:
-                # A server that refuses may have been restored to a state that does not have our version.
-                if isinstance(error, ApiRefusal):
-                    self._version = ""
+                # A list fails sooner than a watch where the server hangs, and one restored to an older state lacks our
+                # version.
+                self._version = ""
                 if not self._failure:
                     log.warning("pods are not followed: asked again", error=plain(str(error)))
                 self._failure = self._explained(error)
