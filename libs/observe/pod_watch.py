@@ -10,7 +10,7 @@ import structlog
 from kubernetes_asyncio import client
 from kubernetes_asyncio.client.exceptions import ApiException
 
-from libs.actuators.kubernetes_client import RAW, ApiRefusal, NoWay, ShellClient, TooOld, failures, said
+from libs.actuators.kubernetes_client import CALL_S, RAW, ApiRefusal, NoWay, ShellClient, TooOld, failures, said
 from libs.actuators.port import ActuatorDown
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.foreign_text import plain
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 LIST_S: Final = 10.0
 """The timeout of a list, which is megabytes for a thousand pods."""
-WATCH_S: Final = 60
+WATCH_S: Final = 20
 """The time after which a watch ends by itself and is opened again."""
 # A server that has not ended the watch by then counts as unreachable.
 SILENCE_S: Final = WATCH_S + 5.0
@@ -150,10 +150,11 @@ class PodFollower:
         """Enter changes for up to WATCH_S, yielding after each and once as the watch begins."""
         core = client.CoreV1Api(await self._client.connected())
         with failures():
-            response = await core.list_namespaced_pod(
-                self.namespace, label_selector=self._query.selector, resource_version=self._version, watch=True,
-                allow_watch_bookmarks=True, timeout_seconds=WATCH_S, **{**RAW, "_request_timeout": SILENCE_S},
-            )  # fmt: skip
+            async with asyncio.timeout(CALL_S):  # the head comes at once
+                response = await core.list_namespaced_pod(
+                    self.namespace, label_selector=self._query.selector, resource_version=self._version, watch=True,
+                    allow_watch_bookmarks=True, timeout_seconds=WATCH_S, **{**RAW, "_request_timeout": SILENCE_S},
+                )  # fmt: skip
             try:
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     raise ApiException(status=response.status, reason=said(await response.read()))

@@ -45,7 +45,7 @@ async def add_pod(own: Namespace, name: str, role: str = "", *, ip: str = "", po
         "allowPrivilegeEscalation": False, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }  # fmt: skip
-    container = {"name": "vllm", "image": "vllm/vllm-openai", "securityContext": secure}
+    container: dict[str, Any] = {"name": "vllm", "image": "vllm/vllm-openai", "securityContext": secure}
     if port:
         container["ports"] = [{"name": "metrics", "containerPort": port}]
     pod = {
@@ -59,7 +59,7 @@ async def add_pod(own: Namespace, name: str, role: str = "", *, ip: str = "", po
 
 
 async def patch_status(own: Namespace, name: str, status: dict[str, Any]) -> None:
-    await own.kubectl("patch", "pod", name, "--subresource=status", "--patch", json.dumps(status))
+    await own.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "--patch", json.dumps(status))
 
 
 class Following:
@@ -234,8 +234,8 @@ async def test_the_page_follows_the_pods(own: Namespace, tmp_path: Path) -> None
             page = json.loads(await lines.readline())["page"]
 
             async def observed() -> dict[str, Any]:
-                found: dict[str, Any] = (await http.get(f"{page}/v1/status")).json()["observed"]
-                return found
+                status: dict[str, dict[str, Any]] = json.loads((await http.get(f"{page}/v1/status")).text)
+                return status["observed"]
 
             async def is_observed() -> bool:
                 servers = (await observed())["servers"]
