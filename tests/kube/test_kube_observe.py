@@ -235,7 +235,8 @@ async def test_the_page_follows_the_pods(own: Namespace, tmp_path: Path) -> None
 
             async def observed() -> dict[str, Any]:
                 status: dict[str, dict[str, Any]] = json.loads((await http.get(f"{page}/v1/status")).text)
-                return status["observed"]
+                observed: dict[str, Any] = status["observed"]
+                return observed
 
             async def is_observed() -> bool:
                 servers = (await observed())["servers"]
