@@ -209,9 +209,10 @@ async def command(own: Namespace, folder: Path, *options: str) -> AsyncIterator[
 
 async def line_where(lines: asyncio.StreamReader, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     async with asyncio.timeout(PATIENCE_S):
-        while not holds(found := json.loads(await lines.readline())):
-            pass
-    return found
+        while True:
+            found: dict[str, Any] = json.loads(await lines.readline())
+            if holds(found):
+                return found
 
 
 async def test_lines_name_pods_and_a_deleted_one_is_gone(own: Namespace, tmp_path: Path) -> None:
