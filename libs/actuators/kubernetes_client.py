@@ -27,7 +27,7 @@ class ApiRefusal(ActuatorDown):
         self.status = status
 
 
-class NoWay(ActuatorDown):
+class NoApiServer(ActuatorDown):
     """A configuration that does not name an API server."""
 
 
@@ -129,7 +129,7 @@ class failures:  # noqa: N801 - reads as a statement
                 raise TooOld(str(error.reason), error.status) from error
             raise ApiRefusal(f"Kubernetes refuses: {error.status} {error.reason}", error.status) from error
         if isinstance(error, ConfigException):
-            raise NoWay(f"no way to a Kubernetes API server is known: {error}") from error
+            raise NoApiServer(f"no way to a Kubernetes API server is known: {error}") from error
         if isinstance(error, aiohttp.ClientError | TimeoutError | OSError):
             raise ActuatorDown(f"Kubernetes' API server does not answer: {error!r}") from error
         if isinstance(error, msgspec.MsgspecError):

@@ -10,7 +10,7 @@ import structlog
 from kubernetes_asyncio import client
 from kubernetes_asyncio.client.exceptions import ApiException
 
-from libs.actuators.kubernetes_client import CALL_S, RAW, ApiRefusal, NoWay, ShellClient, TooOld, failures, said
+from libs.actuators.kubernetes_client import CALL_S, RAW, ApiRefusal, NoApiServer, ShellClient, TooOld, failures, said
 from libs.actuators.port import ActuatorDown
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.foreign_text import plain
@@ -90,7 +90,7 @@ class PodFollower:
         """List the pods once. Raise InvalidRequest for a mistake that does not pass by itself."""
         try:
             await self._list()
-        except NoWay as error:
+        except NoApiServer as error:
             raise InvalidRequest(str(error)) from None
         except ActuatorDown as error:
             self._failure = self._explained(error)
