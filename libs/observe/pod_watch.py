@@ -82,8 +82,9 @@ class PodFollower:
         if self._pods.left_out:
             return f"{self._pods.left_out} servers are left out: one process observes {MOST_SERVERS} at most"
         if not self.targets:
-            found = f"{self._pods.matching} pods match" if self._pods.matching else "no pod matches"
-            return f"{found} {where}, and none was ready yet: waiting for pods"
+            if self._pods.matching:
+                return f"none of the pods ({self._pods.matching}) that match {where} is ready: waiting for pods"
+            return f"no pod matches {where}: waiting for pods"
         return ""
 
     async def begin(self) -> None:
@@ -180,6 +181,8 @@ class PodFollower:
         if isinstance(error, ApiRefusal) and error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             needed = f"verbs list and watch on pods in namespace {self.namespace!r}"
             return f"{error}. It needs the {needed}, which the Role of {PERMISSIONS} gives"
+        if isinstance(error, ApiRefusal) and error.status == HTTPStatus.BAD_REQUEST:
+            return f"{error} (the label selector is {self._query.selector!r})"
         return str(error)
 
 

@@ -107,14 +107,13 @@ class ObservedPods:
         self._query = query
         self._pods: dict[str, ServerPod] = {}
         """Servers by the name of their pod."""
-        self.matching = 0
-        """The number of pods that match, servers or not, at the last list."""
+        self._matching: set[str] = set()
+        """Names of the pods that match, servers or not."""
 
     def replace(self, pods: Iterable[ServerPod]) -> None:
         """Enter a list of all pods that match."""
-        known, self._pods, self.matching = self._pods, {}, 0
+        known, self._pods, self._matching = self._pods, {}, set()
         for pod in pods:
-            self.matching += 1
             self._enter(pod, known.get(pod.metadata.name))
 
     def put(self, pod: ServerPod) -> None:
@@ -124,10 +123,16 @@ class ObservedPods:
     def remove(self, name: str) -> None:
         """Remove a pod that was deleted, or does not match any more."""
         self._pods.pop(name, None)
+        self._matching.discard(name)
 
     def targets(self) -> list[ObservedTarget]:
         """Return the servers by name, MOST_SERVERS at most."""
         return sorted(self._targets(), key=lambda each: each.name)[:MOST_SERVERS]
+
+    @property
+    def matching(self) -> int:
+        """The number of pods that match, servers or not."""
+        return len(self._matching)
 
     @property
     def left_out(self) -> int:
@@ -144,6 +149,7 @@ class ObservedPods:
                 yield target
 
     def _enter(self, pod: ServerPod, known: ServerPod | None) -> None:
+        self._matching.add(pod.metadata.name)
         serves = pod.is_ready or (known is not None and known.metadata.uid == pod.metadata.uid)
         if serves and pod.status.phase == RUNNING and pod.status.pod_ip:
             self._pods[pod.metadata.name] = pod

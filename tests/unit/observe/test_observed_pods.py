@@ -118,6 +118,8 @@ def test_a_deleted_pod_is_no_server() -> None:
     found.remove("a")
     found.remove("never-seen")
     assert [each.name for each in found.targets()] == ["b"]
+    found.put(pod("c", ready=False))
+    assert found.matching == 2
 
 
 def test_an_address_that_passed_to_another_pod_is_that_of_the_ready_one() -> None:
