@@ -16,6 +16,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.foreign_text import plain
 from libs.observe.fleet import MOST_SERVERS, ObservedTarget
 from libs.observe.pods import ObservedPods, PodQuery, ServerPod
+from libs.policy.verdict.state import PodLabel
 
 log = structlog.get_logger()
 
@@ -72,6 +73,10 @@ class PodFollower:
     @property
     def targets(self) -> list[ObservedTarget]:
         return self._pods.targets()
+
+    @property
+    def label(self) -> PodLabel:
+        return PodLabel(self.namespace, self._query.role_label)
 
     @property
     def trouble(self) -> str:

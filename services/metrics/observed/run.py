@@ -23,6 +23,7 @@ from libs.contracts.topics import QUEUES, STEPS
 from libs.observe.dynamo_folder import check_folder
 from libs.observe.fleet import ObservedTarget, read_fleet, targets_of, token_of
 from libs.observe.scrape import ScrapeFailed, Scraper
+from libs.policy.verdict.state import PodLabel
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from services.metrics.observed.dynamo import HEARTBEAT_MS, DynamoFleet
@@ -65,10 +66,15 @@ class PodServers(Protocol):
     """Servers whose list follows a cluster's pods."""
 
     @property
-    def targets(self) -> list[ObservedTarget]: ...
+    def targets(self) -> Sequence[ObservedTarget]: ...
 
     @property
     def trouble(self) -> str: ...
+
+    @property
+    def label(self) -> PodLabel:
+        """The label with their role."""
+        ...
 
     async def follow(self, changed: Callable[[], None]) -> None: ...
 
@@ -195,6 +201,10 @@ class ObservedFleet(Collector):
             each.model for each in self._servers.values() if each.target.role != "mixed" and each.model in models
         )
 
+    @property
+    def pod_label(self) -> PodLabel | None:
+        return None if self._pods is None else self._pods.label
+
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily(names.OBSERVED_SCRAPES_TOTAL, "Scrapes that gave a server's metrics.", self._done)
         failures = CounterMetricFamily(
@@ -251,7 +261,7 @@ class ObservedFleet(Collector):
     def _pods_changed(self) -> None:
         assert self._pods is not None
         self.trouble = self._pods.trouble
-        if (targets := self._pods.targets) != self._targets:
+        if (targets := list(self._pods.targets)) != self._targets:
             self._follow(targets)
 
     async def _watch(self, file: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from libs.bus.local import LocalBus
 from libs.observe.fleet import ObservedTarget
+from libs.policy.verdict.state import PodLabel
 from libs.runtime.tasks import TaskOwner
 from libs.testing.wait import ManualClock
 from services.metrics.observed.run import ObservedFleet
@@ -24,6 +25,7 @@ class Pods:
     targets: list[ObservedTarget] = field(default_factory=list)
     trouble: str = ""
     changed: Callable[[], None] = lambda: None
+    label: PodLabel = field(default_factory=lambda: PodLabel("serving", "llm-d.ai/role"))
 
     async def follow(self, changed: Callable[[], None]) -> None:
         self.changed = changed
