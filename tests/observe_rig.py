@@ -123,7 +123,7 @@ class FakeVllm:
 
 
 @contextmanager
-def serving(fake: FakeVllm, token: str = "") -> Iterator[str]:
+def serving(fake: FakeVllm, token: str = "", host: str = "127.0.0.1") -> Iterator[str]:
     """The address of a server; with a token it refuses requests without it."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -141,12 +141,12 @@ def serving(fake: FakeVllm, token: str = "") -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+    with ThreadingHTTPServer((host, 0), Handler) as http:
         http.daemon_threads = True
         thread = Thread(target=http.serve_forever, args=(0.05,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{http.server_port}"
+            yield f"http://{host}:{http.server_port}"
         finally:
             http.shutdown()
             thread.join()

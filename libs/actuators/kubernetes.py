@@ -11,21 +11,18 @@ from typing import Any, Final
 import structlog
 
 from libs.actuators.kubernetes_api import (
-    CALL_S,
-    ApiRefusal,
     Change,
     DeploymentPool,
     KubeApi,
     Pod,
-    ScaledMeanwhile,
     ScaleRequest,
     SetCosts,
     SetReplicas,
-    TooOld,
     Wait,
     next_step,
     oldest_first,
 )
+from libs.actuators.kubernetes_client import CALL_S, ApiRefusal, ScaledMeanwhile, TooOld
 from libs.actuators.port import ActuatorDown, Started
 from libs.runtime.tasks import TaskOwner
 

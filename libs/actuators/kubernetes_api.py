@@ -1,17 +1,16 @@
 """Calls of a Kubernetes API server, each with a timeout, and the next call towards a number of workers."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import aiohttp
 import msgspec
-from kubernetes_asyncio import client, config
+from kubernetes_asyncio import client
 from kubernetes_asyncio.client.exceptions import ApiException
-from kubernetes_asyncio.config.config_exception import ConfigException
 
+from libs.actuators.kubernetes_client import RAW, KubeClient, failures, said
 from libs.actuators.port import ActuatorDown, to_end
 
 # A ReplicaSet first deletes pods that have not started, then those of the lowest deletion cost. A request that names
@@ -94,7 +93,6 @@ def next_step(pods: Sequence[Pod], replicas: int, request: ScaleRequest, *, most
     return SetReplicas(count)
 
 
-CALL_S: Final = 2.0
 # The timeout for listing all pods: a thousand are megabytes, and only the watch waits for them.
 LIST_S: Final = 10.0
 WATCH_S: Final = 60
@@ -108,7 +106,6 @@ COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 MODEL: Final = "FULCRUM_WORKER_MODEL"
 ENDED: Final = ("Succeeded", "Failed")
 MERGE: Final = "application/merge-patch+json"
-T = TypeVar("T")
 
 
 class _Struct(msgspec.Struct, frozen=True, rename="camel"):
@@ -217,18 +214,6 @@ class Change:
     """The pod's new state; None once it has ended."""
 
 
-class ApiRefusal(ActuatorDown):
-    """A response of the server that refuses the call."""
-
-
-class ScaledMeanwhile(ApiRefusal):
-    """A conflict, because somebody else has scaled the Deployment in the meantime."""
-
-
-class TooOld(ApiRefusal):
-    """A version whose changes the server no longer keeps; the pods have to be listed again."""
-
-
 class KubeApi:
     """The calls about one Deployment and its pods.
 
@@ -238,13 +223,12 @@ class KubeApi:
     def __init__(self, namespace: str, name: str, kubeconfig: str) -> None:
         self._namespace = namespace
         self._name = name
-        self._kubeconfig = kubeconfig
-        self._client: client.ApiClient | None = None
+        self._client = KubeClient(kubeconfig)
 
     async def pool(self) -> DeploymentPool:
-        apps = client.AppsV1Api(await self._connected())
-        found = await self._call(
-            lambda: apps.read_namespaced_deployment(self._name, self._namespace, **_RAW), _Deployment
+        apps = client.AppsV1Api(await self._client.connected())
+        found = await self._client.call(
+            lambda: apps.read_namespaced_deployment(self._name, self._namespace, **RAW), _Deployment
         )
         variables = {
             each.name: each.value for container in found.spec.template.spec.containers for each in container.env
@@ -254,10 +238,10 @@ class KubeApi:
 
     async def pods(self, selector: str) -> tuple[dict[str, Pod], str]:
         """Return the pods that have not ended, by name, and the version to watch from."""
-        core = client.CoreV1Api(await self._connected())
-        found = await self._call(
+        core = client.CoreV1Api(await self._client.connected())
+        found = await self._client.call(
             lambda: core.list_namespaced_pod(
-                self._namespace, label_selector=selector, **{**_RAW, "_request_timeout": LIST_S}
+                self._namespace, label_selector=selector, **{**RAW, "_request_timeout": LIST_S}
             ),
             _PodList,
         )
@@ -273,15 +257,15 @@ class KubeApi:
 
         Raise TooOld if the server no longer keeps the changes since that version.
         """
-        core = client.CoreV1Api(await self._connected())
-        with _failures():
+        core = client.CoreV1Api(await self._client.connected())
+        with failures():
             response = await core.list_namespaced_pod(
                 self._namespace, label_selector=selector, resource_version=version, watch=True,
-                allow_watch_bookmarks=True, timeout_seconds=WATCH_S, **{**_RAW, "_request_timeout": SILENCE_S},
+                allow_watch_bookmarks=True, timeout_seconds=WATCH_S, **{**RAW, "_request_timeout": SILENCE_S},
             )  # fmt: skip
             try:
                 if response.status >= HTTPStatus.BAD_REQUEST:
-                    raise ApiException(status=response.status, reason=_said(await response.read()))
+                    raise ApiException(status=response.status, reason=said(await response.read()))
                 async for line in response.content:
                     yield _change(msgspec.json.decode(line, type=_Event))
             finally:
@@ -289,21 +273,21 @@ class KubeApi:
 
     async def scale(self) -> tuple[int, str]:
         """Return the requested number of pods, and the resource version of that number."""
-        apps = client.AppsV1Api(await self._connected())
-        found = await self._call(
-            lambda: apps.read_namespaced_deployment_scale(self._name, self._namespace, **_RAW), _Scale
+        apps = client.AppsV1Api(await self._client.connected())
+        found = await self._client.call(
+            lambda: apps.read_namespaced_deployment_scale(self._name, self._namespace, **RAW), _Scale
         )
         return found.spec.replicas, found.metadata.resource_version
 
     async def set_scale(self, count: int, version: str) -> None:
         """Request this many pods. Raise ScaledMeanwhile if the scale no longer has that version."""
-        apps = client.AppsV1Api(await self._connected())
+        apps = client.AppsV1Api(await self._client.connected())
         body = {
             "metadata": {"name": self._name, "namespace": self._namespace, "resourceVersion": version},
             "spec": {"replicas": count},
         }
-        await self._call(
-            lambda: apps.replace_namespaced_deployment_scale(self._name, self._namespace, body, **_RAW), _Scale
+        await self._client.call(
+            lambda: apps.replace_namespaced_deployment_scale(self._name, self._namespace, body, **RAW), _Scale
         )
 
     async def set_cost(self, pod: str, cost: int) -> None:
@@ -322,79 +306,24 @@ class KubeApi:
         await self._say({"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}, reason, message)
 
     async def _say(self, of: dict[str, str], reason: str, message: str) -> None:
-        core = client.CoreV1Api(await self._connected())
+        core = client.CoreV1Api(await self._client.connected())
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         body = {
             "metadata": {"generateName": f"{of['name']}-"}, "type": "Normal", "reason": reason, "message": message,
             "involvedObject": {**of, "namespace": self._namespace}, "source": {"component": "fulcrum-planner"},
             "firstTimestamp": now, "lastTimestamp": now, "count": 1,
         }  # fmt: skip
-        await self._call(lambda: core.create_namespaced_event(self._namespace, body, **_RAW), dict)
+        await self._client.call(lambda: core.create_namespaced_event(self._namespace, body, **RAW), dict)
 
     async def close(self) -> None:
-        connected, self._client = self._client, None
-        if connected is not None:
-            await connected.close()
+        await self._client.close()
 
     async def _patch(self, pod: str, metadata: dict[str, Any]) -> None:
-        core = client.CoreV1Api(await self._connected())
+        core = client.CoreV1Api(await self._client.connected())
         body = {"metadata": metadata}
-        await self._call(
-            lambda: core.patch_namespaced_pod(pod, self._namespace, body, _content_type=MERGE, **_RAW), _Pod, gone=True
+        await self._client.call(
+            lambda: core.patch_namespaced_pod(pod, self._namespace, body, _content_type=MERGE, **RAW), _Pod, gone=True
         )
-
-    async def _connected(self) -> client.ApiClient:
-        if self._client is None:
-            with _failures():
-                settings = client.Configuration()
-                if self._kubeconfig:
-                    await config.load_kube_config(self._kubeconfig, client_configuration=settings)
-                else:
-                    config.load_incluster_config(client_configuration=settings)
-                self._client = client.ApiClient(settings)
-        return self._client
-
-    async def _call(self, call: Callable[[], Awaitable[Any]], answer: type[T], *, gone: bool = False) -> T:
-        """Call the server and decode the response. If `gone`, a missing object is returned as an empty one."""
-        with _failures():
-            response = await call()
-            body = await response.read()
-            if gone and response.status == HTTPStatus.NOT_FOUND:
-                body = b'{"metadata": {}}'
-            elif response.status >= HTTPStatus.BAD_REQUEST:  # the client checks only responses that it reads itself
-                raise ApiException(status=response.status, reason=_said(body) or response.reason)
-            return msgspec.json.decode(body, type=answer)
-
-
-_RAW: Final[dict[str, Any]] = {"_preload_content": False, "_request_timeout": CALL_S}
-
-
-class _failures:  # noqa: N801 - reads as a statement
-    """A context that turns failures into ActuatorDown, ScaledMeanwhile or TooOld."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, ApiException):
-            if error.status == HTTPStatus.CONFLICT:
-                raise ScaledMeanwhile(error.reason) from error
-            if error.status == HTTPStatus.GONE:
-                raise TooOld(error.reason) from error
-            raise ApiRefusal(f"Kubernetes refuses: {error.status} {error.reason}") from error
-        if isinstance(error, ConfigException):
-            raise ActuatorDown(f"no way to a Kubernetes API server is known: {error}") from error
-        if isinstance(error, aiohttp.ClientError | TimeoutError | OSError):
-            raise ActuatorDown(f"Kubernetes' API server does not answer: {error!r}") from error
-        if isinstance(error, msgspec.MsgspecError):
-            raise ActuatorDown(f"Kubernetes' API server answers what is not understood: {error}") from error
-
-
-def _said(body: bytes) -> str:
-    """Return the message of a refusing response, or an empty string."""
-    try:
-        return str(msgspec.json.decode(body)["message"])[:300]
-    except (msgspec.MsgspecError, KeyError, TypeError):
-        return ""
 
 
 def _change(event: _Event) -> Change:

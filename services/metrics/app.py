@@ -2,6 +2,7 @@
 
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -9,8 +10,10 @@ from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaLiveBus
 from libs.bus.local import LocalBus
 from libs.bus.port import LiveBus
+from libs.contracts.errors import InvalidRequest, StartupError
 from libs.keys.gate import follow_keys, start_keys
 from libs.keys.store import open_keys
+from libs.observe.pods import NO_EXTRA
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.service import Service
@@ -20,6 +23,9 @@ from services.metrics.history import HistoryFile
 from services.metrics.observed.run import observe
 from services.metrics.run import MetricsPorts, open_metrics
 from services.metrics.settings import MetricsSettings
+
+if TYPE_CHECKING:
+    from libs.observe.pod_watch import PodFollower
 
 
 async def main(service: Service[MetricsSettings]) -> None:
@@ -34,12 +40,33 @@ async def main(service: Service[MetricsSettings]) -> None:
         table = await start_keys(settings, store, service.clock)
         tasks.spawn("keys", follow_keys(store, table, service.clock))
         history, demand = _open_history(settings), _open_demand(settings)
-        observed = observe(settings, bus, service.clock) if settings.observes else None
+        pods = await _open_pods(settings)
+        if pods is not None:
+            stack.push_async_callback(pods.close)
+        observed = observe(settings, bus, service.clock, pods) if settings.observes else None
         ports = MetricsPorts(bus, history, demand, httpx.AsyncClient, table, observed)
         opening = open_metrics(settings=settings, ports=ports, sock=sock, clock=service.clock, tasks=tasks)
         metrics = await stack.enter_async_context(opening)
         status.emit("ready", http=metrics.url)
         await service.stopping.wait()
+
+
+async def _open_pods(settings: MetricsSettings) -> "PodFollower | None":
+    """List the pods to observe, if any are. Raise StartupError."""
+    query = settings.observed_pods()
+    if query is None:
+        return None
+    try:
+        from libs.observe.pod_watch import PodFollower  # noqa: PLC0415 (needs the extra)
+    except ImportError:
+        raise StartupError(NO_EXTRA) from None
+    pods = PodFollower(query, settings.observe_kubeconfig)
+    try:
+        await pods.begin()
+    except InvalidRequest as error:
+        await pods.close()
+        raise StartupError(error.message) from None
+    return pods
 
 
 def _open_bus(service: Service[MetricsSettings]) -> LiveBus:

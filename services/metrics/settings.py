@@ -7,6 +7,7 @@ import httpx
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from libs.observe.pods import ROLE_LABEL, PodQuery
 from libs.policy.alerts.rules import AlertLimits
 from libs.policy.verdict.state import Threshold
 from libs.runtime.http.settings import HttpSettings
@@ -73,6 +74,16 @@ class MetricsSettings(HttpSettings):
     """TOML file of such servers, which is read again when it changes."""
     observe_dynamo: str = ""
     """Discovery folder (DYN_FILE_KV) of a Dynamo fleet whose workers to observe, alone or beside such servers."""
+    observe_kubernetes: str = ""
+    """Label selector of the pods to observe in a Kubernetes cluster, say app=vllm, in place of such a list."""
+    observe_namespace: str = ""
+    """Their namespace; empty: that of the service account or kubeconfig."""
+    observe_port: int = Field(0, ge=0, le=65_535)
+    """Port of their metrics; 0: each pod's container port named metrics or http, or 8000."""
+    observe_role_label: str = ROLE_LABEL
+    """Label of pods with their role: prefill or decode; others do both."""
+    observe_kubeconfig: str = ""
+    """Kubeconfig file; empty: the pod's service account, or outside a cluster the file that kubectl uses."""
     observe_every_ms: int = Field(0, ge=0, le=1_000)
     """Time between two scrapes of each; 0: twice a second, or once a second where there are over a hundred."""
     traces_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
@@ -144,12 +155,12 @@ class MetricsSettings(HttpSettings):
 
     @property
     def observes(self) -> bool:
-        return bool(self.observe or self.observe_file or self.observe_dynamo)
+        return bool(self.observe or self.observe_file or self.observe_dynamo or self.observe_kubernetes)
 
     @model_validator(mode="after")
     def _observes_one_list(self) -> Self:
-        if self.observe and self.observe_file:
-            raise ValueError("FULCRUM_METRICS_OBSERVE and FULCRUM_METRICS_OBSERVE_FILE exclude each other")
+        if sum(map(bool, (self.observe, self.observe_file, self.observe_kubernetes))) > 1:
+            raise ValueError("FULCRUM_METRICS_OBSERVE, _OBSERVE_FILE and _OBSERVE_KUBERNETES exclude each other")
         if self.observes and self.shared:
             raise ValueError("FULCRUM_METRICS_SHARED is for suites: each process observes servers by itself")
         return self
@@ -159,6 +170,11 @@ class MetricsSettings(HttpSettings):
 
     def observed_file(self) -> Path | None:
         return Path(self.observe_file).expanduser() if self.observe_file else None
+
+    def observed_pods(self) -> PodQuery | None:
+        if not self.observe_kubernetes:
+            return None
+        return PodQuery(self.observe_kubernetes, self.observe_namespace, self.observe_port, self.observe_role_label)
 
     def dynamo_folder(self) -> Path | None:
         return Path(self.observe_dynamo).expanduser() if self.observe_dynamo else None

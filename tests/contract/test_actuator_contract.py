@@ -15,7 +15,7 @@ import pytest
 
 from libs.actuators.docker import SERVICE, DockerActuator
 from libs.actuators.kubernetes import KubernetesActuator
-from libs.actuators.kubernetes_api import CALL_S
+from libs.actuators.kubernetes_client import CALL_S
 from libs.actuators.port import Actuator, ActuatorDown, Started
 from libs.actuators.process import ProcessActuator
 from libs.contracts.errors import StartupError

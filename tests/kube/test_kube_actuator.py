@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from libs.actuators.kubernetes import CONFLICTS, KubernetesActuator, PodView
-from libs.actuators.kubernetes_api import CALL_S, Change, KubeApi
+from libs.actuators.kubernetes_api import Change, KubeApi
+from libs.actuators.kubernetes_client import CALL_S
 from libs.actuators.port import ActuatorDown
 from libs.runtime.tasks import TaskOwner
 from libs.testing.kube.namespace import CommandFailed, Namespace, installed, run, two_models

@@ -234,6 +234,21 @@ def occupancy(
     show_occupancy(ready, window, as_json=json)
 
 
+Selector = Annotated[
+    str | None,
+    typer.Option("--kubernetes", metavar="SELECTOR", help="Pods by label in a Kubernetes cluster, e.g. app=vllm."),
+]
+Namespace = Annotated[
+    str, typer.Option(metavar="NAME", help="With --kubernetes. Default: that of the kubeconfig or service account.")
+]
+PodPort = Annotated[
+    int, typer.Option(min=0, max=65535, metavar="PORT", help="Default: the pods' port named metrics or http, or 8000.")
+]
+RoleLabel = Annotated[
+    str, typer.Option(metavar="LABEL", help="The pods' label with their role: prefill or decode; others do both.")
+]
+
+
 def observe(
     vllm: Annotated[
         list[str] | None,
@@ -255,6 +270,10 @@ def observe(
         typer.Option("--dynamo", metavar="FOLDER", help="With --page: a Dynamo fleet's discovery folder, DYN_FILE_KV."),
     ] = None,
     *,
+    kubernetes: Selector = None,
+    namespace: Namespace = "",
+    kubernetes_port: PodPort = 0,
+    role_label: RoleLabel = "llm-d.ai/role",
     page: Annotated[
         bool, typer.Option("--page", metavar="", help="Serve page, status, verdict and alerts instead of lines.")
     ] = False,
@@ -267,11 +286,17 @@ def observe(
     json: Json = False,
 ) -> None:
     """Estimate how servers spend GPU time, from their /metrics alone: nothing is replaced, no request is touched."""
-    from libs.cli.status.observe import fleet_urls, replay_file, watch_servers  # noqa: PLC0415 (its own imports)
+    from libs.cli.status.observe import fleet_urls, replay_file, watch_pods, watch_servers  # noqa: PLC0415
+    from libs.observe.pods import PodQuery  # noqa: PLC0415 (what only this command needs)
 
-    sources = sum((replay is not None, bool(vllm), file is not None))
+    pods = None if kubernetes is None else PodQuery(kubernetes, namespace, kubernetes_port, role_label)
+    if pods is not None and not pods.selector.strip():
+        raise typer.BadParameter("--kubernetes needs a label selector, such as app=vllm")
+    sources = sum((replay is not None, bool(vllm), file is not None, pods is not None))
     if sources > 1 or (not sources and dynamo is None):
-        raise typer.BadParameter("give servers by --vllm, --file or --dynamo, or a recording by --replay")
+        raise typer.BadParameter("give servers by --vllm, --file, --kubernetes or --dynamo, or a recording by --replay")
+    if pods is None and (namespace or kubernetes_port):
+        raise typer.BadParameter("--namespace and --kubernetes-port go with --kubernetes")
     if dynamo is not None and not page:
         raise typer.BadParameter("--dynamo goes with --page")
     if page and (replay is not None or lines is not None):
@@ -279,8 +304,12 @@ def observe(
     if page:
         from libs.cli.status.observe_page import show_page  # noqa: PLC0415 (what only this option needs)
 
-        raise typer.Exit(show_page(vllm or [], file, dynamo, host=host, port=port, ready_file=ready, as_json=json))
+        raise typer.Exit(
+            show_page(vllm or [], file, dynamo, pods, host=host, port=port, ready_file=ready, as_json=json)
+        )
     if replay is not None:
         replay_file(replay, as_json=json)
+    elif pods is not None:
+        watch_pods(pods, lines, as_json=json)
     else:
         watch_servers(vllm or fleet_urls(file), lines, as_json=json)

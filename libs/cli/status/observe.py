@@ -3,19 +3,26 @@
 import asyncio
 import gzip
 import json
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import httpx
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.foreign_text import plain
-from libs.observe.fleet import read_fleet
+from libs.observe.fleet import ObservedTarget, read_fleet
+from libs.observe.pods import NO_EXTRA, PodQuery
 from libs.observe.server import ObservedServer, ObservedShares
+from libs.runtime.tasks import TaskOwner
+
+if TYPE_CHECKING:
+    from libs.observe.pod_watch import PodFollower
 
 SCRAPES_A_SECOND: Final = 2
 TIMEOUT_S: Final = 0.4
@@ -23,6 +30,7 @@ MAX_EXPOSITION_BYTES: Final = 8 * 1024 * 1024
 MOST_SERVERS: Final = 256
 LINE_S: Final = 1.0
 DIGITS: Final = 4
+GONE: Final = "gone (its pod ended or was deleted)"
 
 
 def replay_file(file: Path, *, as_json: bool) -> None:
@@ -68,21 +76,67 @@ def watch_servers(urls: Sequence[str], lines: int | None, *, as_json: bool) -> N
     for url in urls:
         if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
             raise InvalidRequest(f"{url!r} is no address of a server: http://host:port is wanted")
-    asyncio.run(_watch(urls, lines, as_json=as_json))
+    targets = [ObservedTarget(url, name=url) for url in urls]
+    asyncio.run(_watch(lambda: targets, lines, as_json=as_json))
 
 
-async def _watch(urls: Sequence[str], lines: int | None, *, as_json: bool) -> None:
-    servers = {url: ObservedServer() for url in urls}
+def watch_pods(query: PodQuery, lines: int | None, *, as_json: bool) -> None:
+    """Scrape the pods of a query as servers, and follow their list. Raise InvalidRequest."""
+    try:
+        from libs.observe.pod_watch import PodFollower  # noqa: PLC0415 (needs the extra)
+    except ImportError:
+        raise InvalidRequest(NO_EXTRA) from None
+    asyncio.run(_watch_pods(PodFollower(query), lines, as_json=as_json))
+
+
+async def _watch_pods(pods: "PodFollower", lines: int | None, *, as_json: bool) -> None:
+    told = ""
+
+    def tell() -> None:
+        nonlocal told
+        if pods.trouble != told:
+            told = pods.trouble
+            print(plain(told) or "the list of pods is followed again", file=sys.stderr, flush=True)
+
+    tasks = TaskOwner()
+    try:
+        await pods.begin()
+        tell()
+        following = tasks.spawn("observed pods", pods.follow(tell))
+        watching = tasks.spawn(
+            "observed servers", _watch(lambda: pods.targets[:MOST_SERVERS], lines, as_json=as_json, are_pods=True)
+        )
+        ended, _ = await asyncio.wait((following, watching), return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+    finally:
+        await tasks.close()
+        await pods.close()
+
+
+async def _watch(
+    listed: Callable[[], Sequence[ObservedTarget]], lines: int | None, *, as_json: bool, are_pods: bool = False
+) -> None:
+    servers: dict[str, ObservedServer] = {}
     next_s = time.monotonic()
     rounds = printed = 0
     async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
         while lines is None or printed < lines:
-            troubles = await asyncio.gather(*(_scrape(client, url, server) for url, server in servers.items()))
+            targets = listed()
+            gone = servers.keys() - {each.name for each in targets}
+            for name in sorted(gone):
+                _print(ObservedShares(time.time(), None, None, None, None), name, as_json=as_json, trouble=GONE)
+                del servers[name]
+            for each in targets:
+                servers.setdefault(each.name, ObservedServer())
+            troubles = await asyncio.gather(*(_scrape(client, each.url, servers[each.name]) for each in targets))
             rounds += 1
             if rounds > 1 and rounds % SCRAPES_A_SECOND == 1:
                 printed += 1
-                for (url, server), trouble in zip(servers.items(), troubles, strict=True):
-                    _print(server.shares(time.time()), url, as_json=as_json, trouble=trouble)
+                for each, trouble in zip(targets, troubles, strict=True):
+                    pod = {"url": each.url, "role": each.role} if are_pods else {}
+                    shares = servers[each.name].shares(time.time())
+                    _print(shares, each.name, as_json=as_json, trouble=trouble, pod=pod)
             next_s += LINE_S / SCRAPES_A_SECOND
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
             next_s = max(next_s, time.monotonic())
@@ -107,16 +161,25 @@ async def _scrape(client: httpx.AsyncClient, url: str, server: ObservedServer) -
     return ""
 
 
-def _print(shares: ObservedShares, url: str, *, as_json: bool, trouble: str = "") -> None:
+def _print(
+    shares: ObservedShares,
+    name: str,
+    *,
+    as_json: bool,
+    trouble: str = "",
+    pod: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     if as_json:
-        line: dict[str, Any] = {"server": url} if url else {}
+        line: dict[str, Any] = {"server": name} if name else {}
+        line |= pod
         line |= {name: round(value, DIGITS) if value is not None else None for name, value in asdict(shares).items()}
         if trouble:
             line["trouble"] = trouble
         print(json.dumps(line), flush=True)
         return
     at = time.strftime("%H:%M:%S", time.localtime(shares.t_s))
-    print("  ".join(part for part in (at, url, plain(trouble) or _sentence(shares)) if part), flush=True)
+    parts = (at, name, pod.get("role", ""), plain(trouble) or _sentence(shares))
+    print("  ".join(part for part in parts if part), flush=True)
 
 
 def _sentence(shares: ObservedShares) -> str:

@@ -16,6 +16,7 @@ from libs.launch.processes import leash
 from libs.launch.ready import Ready, default_ready_file, write_ready
 from libs.observe.dynamo_folder import check_folder, read_members
 from libs.observe.fleet import read_fleet, targets_of
+from libs.observe.pods import PodQuery
 
 STOP_S: Final = 10.0
 MAX_LINE_CHARS: Final = 65_536
@@ -25,6 +26,7 @@ def show_page(
     urls: Sequence[str],
     file: Path | None,
     dynamo: Path | None,
+    pods: PodQuery | None = None,
     *,
     host: str,
     port: int,
@@ -43,6 +45,7 @@ def show_page(
         "FULCRUM_METRICS_OBSERVE": ",".join(urls),
         "FULCRUM_METRICS_OBSERVE_FILE": "" if file is None else str(file.resolve()),
         "FULCRUM_METRICS_OBSERVE_DYNAMO": "" if dynamo is None else str(dynamo.resolve()),
+        **_pod_settings(pods),
         "FULCRUM_METRICS_PORT": str(port),
         "FULCRUM_HOST": host,
         "FULCRUM_TOKEN": token,
@@ -66,7 +69,7 @@ def show_page(
             url = _ready_url(line)
             if url:
                 written = _write_ready(url, token, ready_file)
-                _tell(url, written, len(servers), workers, as_json=as_json)
+                _tell(url, written, len(servers), workers, pods, as_json=as_json)
         return child.wait()
     finally:
         if child.poll() is None:
@@ -74,6 +77,17 @@ def show_page(
             child.wait(STOP_S)
         if written is not None:
             written.unlink(missing_ok=True)
+
+
+def _pod_settings(pods: PodQuery | None) -> dict[str, str]:
+    if pods is None:
+        return {"FULCRUM_METRICS_OBSERVE_KUBERNETES": ""}
+    return {
+        "FULCRUM_METRICS_OBSERVE_KUBERNETES": pods.selector,
+        "FULCRUM_METRICS_OBSERVE_NAMESPACE": pods.namespace,
+        "FULCRUM_METRICS_OBSERVE_PORT": str(pods.port),
+        "FULCRUM_METRICS_OBSERVE_ROLE_LABEL": pods.role_label,
+    }
 
 
 def _ready_url(line: str) -> str:
@@ -95,13 +109,15 @@ def _write_ready(url: str, token: str, ready_file: Path | None) -> Path:
     return path
 
 
-def _tell(url: str, ready: Path, servers: int, workers: int, *, as_json: bool) -> None:
+def _tell(url: str, ready: Path, servers: int, workers: int, pods: PodQuery | None, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"page": url, "ready": str(ready), "servers": servers + workers}), flush=True)
         return
     several = "server" if servers == 1 else "servers"
     observed = f"{servers} {several}; all GPU time is estimated"
-    if workers:
+    if pods is not None:
+        observed = f"pods that match {plain(pods.selector)}; all GPU time is estimated"
+    elif workers:
         exact = f"{workers} of Dynamo's workers; their steps are measured"
         observed = f"{servers} {several}, estimated, and {exact}" if servers else exact
     print(

@@ -234,7 +234,7 @@ def observed_lines(status: Status) -> Iterator[Text]:
     if len(wrong) > MAX_AWAY:
         yield Text(f"  and {len(wrong) - MAX_AWAY} more", "yellow")
     if status.observed.trouble:
-        yield Text(f"The file of servers is not followed: {status.observed.trouble}", "yellow")
+        yield Text(f"Observed servers: {status.observed.trouble}", "yellow")
 
 
 def estimate_text(estimate: EstimateAnswer | None) -> str:

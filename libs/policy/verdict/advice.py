@@ -12,6 +12,7 @@ from libs.policy.verdict.aftermath import aftermath, decodes_to_come
 from libs.policy.verdict.state import (
     NO_MARGIN,
     ModelState,
+    PodLabel,
     Promise,
     PromisedFigure,
     RoleCounts,
@@ -46,6 +47,7 @@ class Action:
     """The command that stood before it for the same cause; empty for the first."""
     foreign: bool = False
     """True for observed servers, which have an `instruction` in place of a `command`."""
+    pod_label: PodLabel | None = None
 
     @property
     def command(self) -> str:
@@ -65,8 +67,18 @@ class Action:
             return ""
         servers = ", ".join(self.workers)
         if self.role == "mixed":
-            return f"Have the router send prompts to {servers} too."
-        return f"Have the router use {servers} for {self.role}; a server started as kv_both takes either role."
+            return f"Have the router send prompts to {servers} too.{self._relabel('both')}"
+        change = f"Have the router use {servers} for {self.role}; a server started as kv_both takes either role."
+        return f"{change}{self._relabel(self.role)}"
+
+    def _relabel(self, value: str) -> str:
+        """Return the sentence with the command that changes the pods' label; empty if they are no pods."""
+        label = self.pod_label
+        if label is None:
+            return ""
+        words = ("kubectl", "--namespace", label.namespace, "label", "--overwrite", "pod", *self.workers)
+        # A ReplicaSet that selects by the label lets the pod go and starts another, which takes GPUs.
+        return f" By label: {shlex.join((*words, f'{label.name}={value}'))} (not if their Deployment selects by it)."
 
     @property
     def promises(self) -> Mapping[PromisedFigure, Promise]:
@@ -247,6 +259,7 @@ def _action(state: ModelState, chosen: Sequence[WorkerState], then: Split, role:
         widened.get(PromisedFigure.TTFT),
         widened.get(PromisedFigure.TPOT),
         foreign=state.foreign,
+        pod_label=state.pod_label,
     )
 
 

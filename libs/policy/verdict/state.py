@@ -340,6 +340,14 @@ class SilentWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class PodLabel:
+    """The label that gives the pods of a Kubernetes namespace their role."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelState:
     """A model about which enough is known for a verdict."""
 
@@ -381,6 +389,8 @@ class ModelState:
     margins: Margins = field(default_factory=dict)
     foreign: bool = False
     """True for observed servers, which take no commands."""
+    pod_label: PodLabel | None = None
+    """The label with the role of observed servers that are pods."""
     roles_fixed: bool = False
     """True if no worker can change its role, as where all servers do both phases."""
     silent: Sequence[SilentWorker] = ()

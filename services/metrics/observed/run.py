@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 from prometheus_client import Metric
@@ -23,6 +23,7 @@ from libs.contracts.topics import QUEUES, STEPS
 from libs.observe.dynamo_folder import check_folder
 from libs.observe.fleet import ObservedTarget, read_fleet, targets_of, token_of
 from libs.observe.scrape import ScrapeFailed, Scraper
+from libs.policy.verdict.state import PodLabel
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from services.metrics.observed.dynamo import HEARTBEAT_MS, DynamoFleet
@@ -61,11 +62,29 @@ def every_ms_of(servers: int, wanted_ms: int) -> int:
     return wanted_ms or (FEW_EVERY_MS if servers <= FEW_SERVERS else MANY_EVERY_MS)
 
 
-def observe(settings: MetricsSettings, bus: Bus, clock: Clock) -> "ObservedFleet":
+class PodServers(Protocol):
+    """Servers whose list follows a cluster's pods."""
+
+    @property
+    def targets(self) -> Sequence[ObservedTarget]: ...
+
+    @property
+    def trouble(self) -> str: ...
+
+    @property
+    def label(self) -> PodLabel:
+        """The label with their role."""
+        ...
+
+    async def follow(self, changed: Callable[[], None]) -> None: ...
+
+
+def observe(settings: MetricsSettings, bus: Bus, clock: Clock, pods: PodServers | None = None) -> "ObservedFleet":
     """Return the fleet of the settings, and set the lags of windows to what scrapes need. Raises StartupError."""
     file = settings.observed_file()
     try:
         targets = targets_of(settings.observed_addresses()) if file is None else read_fleet(file)
+        targets += [] if pods is None else pods.targets
         if (folder := settings.dynamo_folder()) is not None:
             check_folder(folder)
     except InvalidRequest as error:
@@ -77,7 +96,7 @@ def observe(settings: MetricsSettings, bus: Bus, clock: Clock) -> "ObservedFleet
     traffic = ObservedTraffic(
         ttft_limit_ns=settings.ttft_deadline_ms * 1_000_000, tpot_ns=round(settings.tpot_target_ms * 1e6)
     )
-    return ObservedFleet(targets, bus, clock, traffic, every_ms=every_ms)
+    return ObservedFleet(targets, bus, clock, traffic, every_ms=every_ms, pods=pods)
 
 
 class FitBudget:
@@ -113,7 +132,14 @@ class ObservedFleet(Collector):
     """The observed servers, each scraped by a task of its own."""
 
     def __init__(
-        self, targets: Sequence[ObservedTarget], bus: Bus, clock: Clock, traffic: ObservedTraffic, *, every_ms: int
+        self,
+        targets: Sequence[ObservedTarget],
+        bus: Bus,
+        clock: Clock,
+        traffic: ObservedTraffic,
+        *,
+        every_ms: int,
+        pods: PodServers | None = None,
     ) -> None:
         self.traffic = traffic
         self._bus = bus
@@ -124,6 +150,7 @@ class ObservedFleet(Collector):
         self._servers: dict[str, ServerTelemetry] = {}
         self._scraping: dict[str, asyncio.Task[None]] = {}
         self._targets = list(targets)
+        self._pods = pods
         self._tasks: TaskOwner | None = None
         self._dynamo: DynamoFleet | None = None
         for target in targets:
@@ -135,7 +162,7 @@ class ObservedFleet(Collector):
         self._failures: Counter[str] = Counter()
         self._done = 0
         self.trouble = ""
-        """Why the file of servers is not followed; empty if it is, or if there is none."""
+        """Why the list of servers may be out of date; empty if it is not."""
 
     def server(self, name: str) -> ServerTelemetry:
         """Return what is known of a server in the list."""
@@ -151,6 +178,9 @@ class ObservedFleet(Collector):
         tasks.spawn("observed queues", self._publish_queues())
         if file is not None:
             tasks.spawn("observed file", self._watch(file))
+        if self._pods is not None:
+            self._pods_changed()
+            tasks.spawn("observed pods", self._pods.follow(self._pods_changed))
 
     def status(self) -> ObservedFleetStatus:
         """Return all servers in the order of their list, then Dynamo's workers."""
@@ -170,6 +200,10 @@ class ObservedFleet(Collector):
         return frozenset(
             each.model for each in self._servers.values() if each.target.role != "mixed" and each.model in models
         )
+
+    @property
+    def pod_label(self) -> PodLabel | None:
+        return None if self._pods is None else self._pods.label
 
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily(names.OBSERVED_SCRAPES_TOTAL, "Scrapes that gave a server's metrics.", self._done)
@@ -224,6 +258,12 @@ class ObservedFleet(Collector):
             self._scraping[name] = self._tasks.spawn(f"observe {name}", self._scrape_forever(known, first_s))
         self._targets = list(targets)
 
+    def _pods_changed(self) -> None:
+        assert self._pods is not None
+        self.trouble = self._pods.trouble
+        if (targets := list(self._pods.targets)) != self._targets:
+            self._follow(targets)
+
     async def _watch(self, file: Path) -> None:
         known = _stamp(file)
         while True:
@@ -236,7 +276,7 @@ class ObservedFleet(Collector):
                 self._follow(read_fleet(file))
                 self.trouble = ""
             except InvalidRequest as error:
-                self.trouble = error.message
+                self.trouble = f"the file is not followed: {error.message}"
                 log.warning("the file of observed servers is not followed", error=plain(error.message))
 
     # ------------------------------------------------------------ scraping

@@ -439,7 +439,9 @@ def _of_others(models: Sequence[Subject], observed: ObservedView) -> list[Subjec
     """Return the models as those of servers whose roles their own router gives."""
     differ = observed.roles_differ([each.model for each in models])
     return [
-        replace(each, foreign=True, roles_fixed=each.model not in differ) if isinstance(each, ModelState) else each
+        replace(each, foreign=True, roles_fixed=each.model not in differ, pod_label=observed.pod_label)
+        if isinstance(each, ModelState)
+        else each
         for each in models
     ]
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.policy.verdict.late import Punctuality
+from libs.policy.verdict.state import PodLabel
 from libs.telemetry.gateways import AwaitedTokens
 from services.metrics.requests import RequestsReport
 from services.metrics.status.traffic import Traffic
@@ -33,7 +34,7 @@ class ObservedServerStatus:
 class ObservedFleetStatus:
     servers: list[ObservedServerStatus]
     trouble: str
-    """The reason why the file of servers is not followed; empty if it is, or if there is none."""
+    """The reason why the list of servers may be out of date; empty if it is not."""
 
 
 class TrafficSource(Protocol):
@@ -85,6 +86,11 @@ class ObservedView(Protocol):
 
     @property
     def traffic(self) -> ObservedTrafficSource: ...
+
+    @property
+    def pod_label(self) -> PodLabel | None:
+        """The label with the role of servers that are pods; None if they are none."""
+        ...
 
     def status(self) -> ObservedFleetStatus: ...
 

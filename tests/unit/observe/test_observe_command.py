@@ -1,6 +1,7 @@
 """`fulcrum observe`: what it prints of servers and of recordings."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -106,3 +107,24 @@ def test_servers_are_scraped_and_one_that_is_away_does_not_hold_the_others_up() 
     assert len(here) == len(away) == 5
     assert here[-1]["prefill"] == 0.0
     assert all(line["trouble"] == "away (ConnectError)" and line["busy"] is None for line in away)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--kubernetes", " "], "needs a label selector"),
+        (["--kubernetes", "app=vllm", "--vllm", "http://a"], "--kubernetes"),
+        (["--vllm", "http://a", "--namespace", "b"], "go with --kubernetes"),
+    ],
+)
+def test_options_about_pods_are_refused_where_they_mean_nothing(arguments: list[str], says: str) -> None:
+    result = RUN.invoke(make_app(["observe"]), ["observe", *arguments])
+    assert result.exit_code
+    assert says in result.output + str(result.exception)
+
+
+def test_pods_without_the_extra_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libs.observe.pod_watch", None)
+    result = RUN.invoke(make_app(["observe"]), ["observe", "--kubernetes", "app=vllm"])
+    assert isinstance(result.exception, InvalidRequest)
+    assert "pip install 'fulcrum-serving[kubernetes]'" in result.exception.message

@@ -1,6 +1,6 @@
 """What the metrics service makes of observed servers: telemetry, verdict, advice and traffic, in virtual time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from google.protobuf.message import Message
@@ -11,10 +11,10 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import Topic
 from libs.observe.fleet import ObservedTarget
 from libs.policy.verdict.causes import CauseCode
-from libs.policy.verdict.state import VerdictLimits
+from libs.policy.verdict.state import PodLabel, VerdictLimits
 from libs.telemetry.steps import prefill_shares
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.observed.run import ObservedFleet
+from services.metrics.observed.run import ObservedFleet, PodServers
 from services.metrics.observed.server import ServerState
 from services.metrics.observed.traffic import ObservedTraffic, percentile
 from services.metrics.requests import RequestMetrics
@@ -51,12 +51,12 @@ class _Bus:
 class Observed:
     """A metrics service over fake servers, whose clock a test moves."""
 
-    def __init__(self, roles: Mapping[str, str], tpot_ms: float = 100.0) -> None:
+    def __init__(self, roles: Mapping[str, str], tpot_ms: float = 100.0, pods: PodServers | None = None) -> None:
         self.bus = _Bus()
         self.fakes = {name: FakeVllm(now_s=lambda: self.bus.now_ns / 1e9) for name in roles}
         targets = [ObservedTarget(f"http://{name}:1", name, role) for name, role in roles.items()]
         traffic = ObservedTraffic(ttft_limit_ns=5 * SECOND_NS, tpot_ns=round(tpot_ms * 1e6))
-        self.fleet = ObservedFleet(targets, self.bus, self, traffic, every_ms=500)  # type: ignore[arg-type]
+        self.fleet = ObservedFleet(targets, self.bus, self, traffic, every_ms=500, pods=pods)  # type: ignore[arg-type]
         self.state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()), observes=True)
         self.verdicts = VerdictEvaluator(
             self.state, VerdictLimits(), ttft_limit_ns=5 * SECOND_NS, tpot_ns=round(tpot_ms * 1e6), lag_ns=LAG_NS,
@@ -125,6 +125,29 @@ async def test_a_flood_of_prompts_names_prefill_and_advises_in_words_without_a_c
     assert status.verdict.action.command == ""
     assert "for prefill" in status.verdict.action.instruction
     assert "fulcrum role" not in status.verdict.sentence + status.verdict.action.instruction
+
+
+async def test_advice_over_pods_has_the_command_that_changes_their_label() -> None:
+    observed = Observed(PAIR, pods=LlmdPods())
+    for fake in observed.fakes.values():
+        fake.set(BUSY)
+    await observed.run(15)
+    observed.fakes["p0"].set(Load(decoding=4, prompts_per_s=30, waiting=40, waiting_per_s=20, ttft_s=3))
+    action = (await observed.run(5)).verdict.action
+    assert action is not None
+    (server,) = action.workers
+    command = f"kubectl --namespace serving label --overwrite pod {server} llm-d.ai/role=prefill"
+    assert command in action.instruction
+
+
+class LlmdPods:
+    """Pods that do not change, with the label of llm-d."""
+
+    label = PodLabel("serving", "llm-d.ai/role")
+    trouble = ""
+    targets = ()
+
+    async def follow(self, changed: Callable[[], None]) -> None: ...
 
 
 async def test_a_flood_of_decodes_names_decode() -> None:

@@ -13,7 +13,7 @@ export function drawObserved(status) {
   $("servers").hidden = observed === null;
   if (observed === null) return;
   $("estimate-bounds").textContent = bounded(status.estimate, "prefill ", " of busy time");
-  $("servers-note").textContent = observed.trouble ? `the file is not followed: ${observed.trouble}` : countOf(observed.servers);
+  $("servers-note").textContent = observed.trouble ? observed.trouble : countOf(observed.servers);
   $("servers-note").classList.toggle("refused", observed.trouble !== "");
   const estimates = new Map(status.workers.map((each) => [each.id, each.estimate]));
   const rows = observed.servers.map((each) => cellsOf(each, estimates.get(each.name), status.as_of_unix_ms));

@@ -1,0 +1,199 @@
+"""The watch that follows the servers of a Kubernetes namespace. Needs the extra `kubernetes`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+import structlog
+from kubernetes_asyncio import client
+from kubernetes_asyncio.client.exceptions import ApiException
+
+from libs.actuators.kubernetes_client import CALL_S, RAW, ApiRefusal, NoApiServer, ShellClient, TooOld, failures, said
+from libs.actuators.port import ActuatorDown
+from libs.contracts.errors import InvalidRequest
+from libs.contracts.foreign_text import plain
+from libs.observe.fleet import MOST_SERVERS, ObservedTarget
+from libs.observe.pods import ObservedPods, PodQuery, ServerPod
+from libs.policy.verdict.state import PodLabel
+
+log = structlog.get_logger()
+
+LIST_S: Final = 10.0
+"""The timeout of a list, which is megabytes for a thousand pods."""
+WATCH_S: Final = 20
+"""The time after which a watch ends by itself and is opened again."""
+# A server that has not ended the watch by then counts as unreachable.
+SILENCE_S: Final = WATCH_S + 5.0
+MOST_PODS: Final = 4_096
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 8.0
+PERMISSIONS: Final = "deploy/observe/kubernetes.yaml"
+_HELPLESS: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
+"""Refusals that do not pass by themselves."""
+
+
+class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str = ""
+    more: str = msgspec.field(name="continue", default="")
+
+
+class _PodList(msgspec.Struct, frozen=True):
+    metadata: _ListMeta
+    items: list[ServerPod]
+
+
+class _Event(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    code: int = 0
+    message: str = ""
+
+
+class PodFollower:
+    """The servers of a query, current while `follow` runs."""
+
+    def __init__(self, query: PodQuery, kubeconfig: str = "") -> None:
+        """`kubeconfig` is a file; if empty, the account of this pod is used, or outside a pod kubectl's default."""
+        self._query = query
+        self._client = ShellClient(kubeconfig)
+        self._pods = ObservedPods(query)
+        self._version = ""
+        """The version to watch from; empty if the pods have to be listed."""
+        self._failure = ""
+
+    @property
+    def namespace(self) -> str:
+        return self._query.namespace or self._client.namespace
+
+    @property
+    def targets(self) -> list[ObservedTarget]:
+        return self._pods.targets()
+
+    @property
+    def label(self) -> PodLabel:
+        return PodLabel(self.namespace, self._query.role_label)
+
+    @property
+    def trouble(self) -> str:
+        """The reason why servers may be missing from the list, or the list out of date; empty if there is none."""
+        where = f"{self._query.selector!r} in namespace {self.namespace!r}"
+        if self._failure:
+            return f"the list of pods is that of before: {self._failure}"
+        if self._pods.left_out:
+            return f"{self._pods.left_out} servers are left out: one process observes {MOST_SERVERS} at most"
+        if not self.targets:
+            if self._pods.matching:
+                return f"none of the pods ({self._pods.matching}) that match {where} is ready: waiting for pods"
+            return f"no pod matches {where}: waiting for pods"
+        return ""
+
+    async def begin(self) -> None:
+        """List the pods once. Raise InvalidRequest for a mistake that does not pass by itself."""
+        try:
+            await self._list()
+        except NoApiServer as error:
+            raise InvalidRequest(str(error)) from None
+        except ActuatorDown as error:
+            self._failure = self._explained(error)
+            if isinstance(error, ApiRefusal) and error.status in _HELPLESS:
+                raise InvalidRequest(self._failure) from None
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """Watch until cancelled, and call `changed` after each change of `targets` or `trouble`.
+
+        While the server is away, the last list stands and the server is asked again at growing intervals.
+        """
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                    changed()
+                async for _ in self._changes():
+                    if self._failure:
+                        self._failure = ""
+                        log.info("pods are followed again", namespace=self.namespace)
+                    pause_s = FIRST_PAUSE_S
+                    changed()
+                await asyncio.sleep(FIRST_PAUSE_S)
+            except TooOld:
+                self._version = ""
+                await asyncio.sleep(FIRST_PAUSE_S)
+            except ActuatorDown as error:
+                # A list fails sooner than a watch where the server hangs, and one restored to an older state lacks our
+                # version.
+                self._version = ""
+                if not self._failure:
+                    log.warning("pods are not followed: asked again", error=plain(str(error)))
+                self._failure = self._explained(error)
+                changed()
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _list(self) -> None:
+        core = client.CoreV1Api(await self._client.connected())
+        raw = {**RAW, "_request_timeout": LIST_S}
+        found = await self._client.call(
+            lambda: core.list_namespaced_pod(
+                self.namespace, label_selector=self._query.selector, limit=MOST_PODS, **raw
+            ),
+            _PodList,
+        )
+        if found.metadata.more:
+            raise ActuatorDown(f"over {MOST_PODS} pods match {self._query.selector!r}")
+        self._pods.replace(found.items)
+        self._version = found.metadata.resource_version
+
+    async def _changes(self) -> AsyncIterator[None]:
+        """Enter changes for up to WATCH_S, yielding after each and once as the watch begins."""
+        core = client.CoreV1Api(await self._client.connected())
+        with failures():
+            async with asyncio.timeout(CALL_S):  # the head comes at once
+                response = await core.list_namespaced_pod(
+                    self.namespace, label_selector=self._query.selector, resource_version=self._version, watch=True,
+                    allow_watch_bookmarks=True, timeout_seconds=WATCH_S, **{**RAW, "_request_timeout": SILENCE_S},
+                )  # fmt: skip
+            try:
+                if response.status >= HTTPStatus.BAD_REQUEST:
+                    raise ApiException(status=response.status, reason=said(await response.read()))
+                yield
+                async for line in _lines(response):
+                    self._take(msgspec.json.decode(line, type=_Event))
+                    yield
+            finally:
+                response.close()
+
+    def _take(self, event: _Event) -> None:
+        if event.type == "ERROR":
+            refusal = msgspec.json.decode(event.object, type=_Refusal)
+            raise ApiException(status=refusal.code, reason=refusal.message)
+        pod = msgspec.json.decode(event.object, type=ServerPod)
+        self._version = pod.metadata.resource_version
+        if event.type == "DELETED":
+            self._pods.remove(pod.metadata.name)
+        elif event.type != "BOOKMARK":
+            self._pods.put(pod)
+
+    def _explained(self, error: ActuatorDown) -> str:
+        if isinstance(error, ApiRefusal) and error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            needed = f"verbs list and watch on pods in namespace {self.namespace!r}"
+            return f"{error}. It needs the {needed}, which the Role of {PERMISSIONS} gives"
+        if isinstance(error, ApiRefusal) and error.status == HTTPStatus.BAD_REQUEST:
+            return f"{error} (the label selector is {self._query.selector!r})"
+        return str(error)
+
+
+async def _lines(response: Any) -> AsyncIterator[bytes]:
+    try:
+        async for line in response.content:
+            yield line
+    except ValueError as error:  # a line that aiohttp does not buffer: the list has it too
+        raise ApiException(status=HTTPStatus.GONE, reason=f"an event is too long: {error}") from None

@@ -1,0 +1,168 @@
+"""The servers of a Kubernetes namespace: from pods, as the API server describes them, to targets."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from libs.observe.fleet import MAX_GPUS, MOST_SERVERS, ObservedTarget
+
+ROLE_LABEL: Final = "llm-d.ai/role"
+PORT_NAMES: Final = ("metrics", "http")
+"""Names of container ports to look for, the most telling first: a sidecar may have a port `http` of its own."""
+DEFAULT_PORT: Final = 8_000
+GPU_RESOURCE: Final = "/gpu"
+"""The end of the names of resources that are GPUs, such as nvidia.com/gpu."""
+RUNNING: Final = "Running"
+NO_EXTRA: Final = "to observe pods, install the extra: pip install 'fulcrum-serving[kubernetes]'"
+
+
+@dataclass(frozen=True, slots=True)
+class PodQuery:
+    """The pods to observe."""
+
+    selector: str
+    namespace: str = ""
+    """The namespace of the kubeconfig or service account if empty."""
+    port: int = 0
+    """The port of all pods; 0 for each pod's own."""
+    role_label: str = ROLE_LABEL
+
+
+class _Struct(msgspec.Struct, frozen=True, rename="camel"):
+    pass
+
+
+class _Meta(_Struct, frozen=True):
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] = {}
+
+
+class _Port(_Struct, frozen=True):
+    container_port: int
+    name: str = ""
+
+
+class _Resources(_Struct, frozen=True):
+    limits: dict[str, str | int] = {}
+
+
+class _Container(_Struct, frozen=True):
+    ports: list[_Port] = []
+    resources: _Resources = _Resources()
+
+
+class _Spec(_Struct, frozen=True):
+    containers: list[_Container] = []
+
+
+class _Condition(_Struct, frozen=True):
+    type: str
+    status: str
+
+
+class _Status(_Struct, frozen=True):
+    phase: str = ""
+    pod_ip: str = msgspec.field(name="podIP", default="")
+    conditions: list[_Condition] = []
+
+
+class ServerPod(_Struct, frozen=True):
+    """The parts of a pod that are read."""
+
+    metadata: _Meta
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the pod takes requests, which one that is being deleted does not."""
+        ready = any(each.type == "Ready" and each.status == "True" for each in self.status.conditions)
+        return ready and self.metadata.deletion_timestamp is None
+
+    def port(self, wanted: int) -> int:
+        """Return the port of its metrics; `wanted` unless 0."""
+        named = {port.name: port.container_port for each in self.spec.containers for port in each.ports}
+        return wanted or next((named[name] for name in PORT_NAMES if name in named), DEFAULT_PORT)
+
+    @property
+    def gpus(self) -> int:
+        limits = [(name, value) for each in self.spec.containers for name, value in each.resources.limits.items()]
+        counts = [str(value) for name, value in limits if name.endswith(GPU_RESOURCE)]
+        return min(max(sum(int(count) for count in counts if count.isdecimal()), 1), MAX_GPUS)
+
+
+class ObservedPods:
+    """The pods of a query that are servers.
+
+    A pod becomes one when it is ready, and then stays one until it ends: one that is not ready any more is a server
+    that is away. Its name is its identity, so a pod of a StatefulSet keeps its history when it is made anew.
+    """
+
+    def __init__(self, query: PodQuery) -> None:
+        self._query = query
+        self._pods: dict[str, ServerPod] = {}
+        """Servers by the name of their pod."""
+        self._matching: set[str] = set()
+        """Names of the pods that match, servers or not."""
+
+    def replace(self, pods: Iterable[ServerPod]) -> None:
+        """Enter a list of all pods that match."""
+        known, self._pods, self._matching = self._pods, {}, set()
+        for pod in pods:
+            self._enter(pod, known.get(pod.metadata.name))
+
+    def put(self, pod: ServerPod) -> None:
+        """Enter the new state of one pod."""
+        self._enter(pod, self._pods.pop(pod.metadata.name, None))
+
+    def remove(self, name: str) -> None:
+        """Remove a pod that was deleted, or does not match any more."""
+        self._pods.pop(name, None)
+        self._matching.discard(name)
+
+    def targets(self) -> list[ObservedTarget]:
+        """Return the servers by name, MOST_SERVERS at most."""
+        return sorted(self._targets(), key=lambda each: each.name)[:MOST_SERVERS]
+
+    @property
+    def matching(self) -> int:
+        """The number of pods that match, servers or not."""
+        return len(self._matching)
+
+    @property
+    def left_out(self) -> int:
+        """The number of servers beyond MOST_SERVERS."""
+        return max(len(self._pods) - MOST_SERVERS, 0)
+
+    def _targets(self) -> Iterator[ObservedTarget]:
+        taken: set[str] = set()
+        # A pod that is gone may still be listed when another has its address already.
+        for pod in sorted(self._pods.values(), key=lambda each: not each.is_ready):
+            target = target_of(pod, self._query)
+            if target.url not in taken:
+                taken.add(target.url)
+                yield target
+
+    def _enter(self, pod: ServerPod, known: ServerPod | None) -> None:
+        self._matching.add(pod.metadata.name)
+        serves = pod.is_ready or (known is not None and known.metadata.uid == pod.metadata.uid)
+        if serves and pod.status.phase == RUNNING and pod.status.pod_ip:
+            self._pods[pod.metadata.name] = pod
+
+
+def target_of(pod: ServerPod, query: PodQuery) -> ObservedTarget:
+    """Return the server of a pod that has an address."""
+    role = pod.metadata.labels.get(query.role_label, "")
+    address = pod.status.pod_ip
+    host = f"[{address}]" if ":" in address else address
+    return ObservedTarget(
+        url=f"http://{host}:{pod.port(query.port)}",
+        name=pod.metadata.name,
+        role=role if role in ("prefill", "decode") else "mixed",  # llm-d's other values do both
+        gpus=pod.gpus,
+    )
