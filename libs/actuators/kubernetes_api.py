@@ -10,7 +10,7 @@ import msgspec
 from kubernetes_asyncio import client
 from kubernetes_asyncio.client.exceptions import ApiException
 
-from libs.actuators.kubernetes_client import RAW, KubeClient, failures, said
+from libs.actuators.kubernetes_client import RAW, KubeClient, failures, said, watch_lines
 from libs.actuators.port import ActuatorDown, to_end
 
 # A ReplicaSet first deletes pods that have not started, then those of the lowest deletion cost. A request that names
@@ -266,7 +266,7 @@ class KubeApi:
             try:
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     raise ApiException(status=response.status, reason=said(await response.read()))
-                async for line in response.content:
+                async for line in watch_lines(response):
                     yield _change(msgspec.json.decode(line, type=_Event))
             finally:
                 response.close()

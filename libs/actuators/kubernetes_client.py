@@ -1,6 +1,6 @@
 """A connection to a Kubernetes API server: where it is, and calls with a timeout whose failures have a type."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -142,3 +142,12 @@ def said(body: bytes) -> str:
         return str(msgspec.json.decode(body)["message"])[:300]
     except (msgspec.MsgspecError, KeyError, TypeError):
         return ""
+
+
+async def watch_lines(response: Any) -> AsyncIterator[bytes]:
+    """Yield the lines of a watch. A line too long for aiohttp is refused as outdated, since a list has its object too."""
+    try:
+        async for line in response.content:
+            yield line
+    except ValueError as error:
+        raise ApiException(status=HTTPStatus.GONE, reason=f"an event is too long: {error}") from None

@@ -3,14 +3,24 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
 from kubernetes_asyncio import client
 from kubernetes_asyncio.client.exceptions import ApiException
 
-from libs.actuators.kubernetes_client import CALL_S, RAW, ApiRefusal, NoApiServer, ShellClient, TooOld, failures, said
+from libs.actuators.kubernetes_client import (
+    CALL_S,
+    RAW,
+    ApiRefusal,
+    NoApiServer,
+    ShellClient,
+    TooOld,
+    failures,
+    said,
+    watch_lines,
+)
 from libs.actuators.port import ActuatorDown
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.foreign_text import plain
@@ -165,7 +175,7 @@ class PodFollower:
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     raise ApiException(status=response.status, reason=said(await response.read()))
                 yield
-                async for line in _lines(response):
+                async for line in watch_lines(response):
                     self._take(msgspec.json.decode(line, type=_Event))
                     yield
             finally:
@@ -189,11 +199,3 @@ class PodFollower:
         if isinstance(error, ApiRefusal) and error.status == HTTPStatus.BAD_REQUEST:
             return f"{error} (the label selector is {self._query.selector!r})"
         return str(error)
-
-
-async def _lines(response: Any) -> AsyncIterator[bytes]:
-    try:
-        async for line in response.content:
-            yield line
-    except ValueError as error:  # a line that aiohttp does not buffer: the list has it too
-        raise ApiException(status=HTTPStatus.GONE, reason=f"an event is too long: {error}") from None
