@@ -145,7 +145,7 @@ def said(body: bytes) -> str:
 
 
 async def watch_lines(response: Any) -> AsyncIterator[bytes]:
-    """Yield the lines of a watch. A line too long for aiohttp is refused as outdated, since a list has its object too."""
+    """Yield the lines of a watch. One too long for aiohttp is refused as outdated, since a list has its object too."""
     try:
         async for line in response.content:
             yield line
