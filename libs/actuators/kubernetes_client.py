@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
 from kubernetes_asyncio import client, config
 from kubernetes_asyncio.client.exceptions import ApiException
 from kubernetes_asyncio.config.config_exception import ConfigException
@@ -149,5 +150,5 @@ async def watch_lines(response: Any) -> AsyncIterator[bytes]:
     try:
         async for line in response.content:
             yield line
-    except ValueError as error:
+    except (ValueError, HttpProcessingError) as error:  # the second since aiohttp 3.14, which is no ClientError
         raise ApiException(status=HTTPStatus.GONE, reason=f"an event is too long: {error}") from None
