@@ -93,20 +93,29 @@ def highest_rate(
     return SearchResult(start * STEP**step, runs[step], bounds)
 
 
-def fewest_workers(attempt: Callable[[int], LabReport], least: int, most: int) -> tuple[int, LabReport] | None:
+def fewest_workers(
+    attempt: Callable[[int], LabReport], least: int, most: int, *, guess: int = 0, measure: Measure = "both"
+) -> tuple[int, LabReport] | None:
     """Bisect for the fewest workers that keep the SLO; return None if not even `most` do.
 
-    More workers never do worse, or nearly never.
+    More workers never do worse, or nearly never. A guess saves the large clusters, which take longest: from there
+    the steps double until both sides of the edge are known.
     """
     best: tuple[int, LabReport] | None = None
     low, high = least, most
+    at = min(max(guess, least), most) if guess else (least + most) // 2
+    leap = max(guess // 4, 1)
     while low <= high:
-        middle = (low + high) // 2
-        report = attempt(middle)
-        if passes([report]) >= WANTED:
-            best, high = (middle, report), middle - 1
+        report = attempt(at)
+        if passes([report], measure) >= WANTED:
+            best, high = (at, report), at - 1
         else:
-            low = middle + 1
+            low = at + 1
+        if guess and (best is None or low == least):
+            at = min(max(at - leap if best else at + leap, low), high)
+            leap *= 2
+        else:
+            at = (low + high) // 2
     return best
 
 
