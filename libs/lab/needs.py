@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from libs.lab.experiment import Experiment, LabReport
 from libs.lab.policies import Design, design_of, has_hindsight
-from libs.lab.search import Measure, fewest_workers, first_guess, fluid_rate, passes
+from libs.lab.search import WANTED, Measure, fewest_workers, first_guess, fluid_rate, passes
 from libs.lab.study import Note, run_named, side_by_side, without_split
 
 MARGIN: Final = 1.25
@@ -57,7 +57,14 @@ def find_need(experiment: Experiment, name: str, note: Note, *, most: int, measu
             near = reports[min(reports, key=lambda each: abs(each - workers))]
             prefill, others = map(int, near.roles.split(":"))
             guess = min(max(round(workers * prefill / (prefill + others)), 1), workers - 1)
-        reports[workers] = run_named(sized, policy, lambda line: note(f"{workers} workers: {line}"), guess=guess)
+        # Any split that keeps the SLO shows that so many workers do.
+        reports[workers] = run_named(
+            sized,
+            policy,
+            lambda line: note(f"{workers} workers: {line}"),
+            guess=guess,
+            enough=lambda report: passes([report], measure) >= WANTED,
+        )
         return reports[workers]
 
     rate = fluid_rate(experiment, measure)

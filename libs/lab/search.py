@@ -137,8 +137,10 @@ def first_guess(experiment: Experiment) -> int:
     return min(max(round(workers * prefill / max(whole, 1.0)), 1), workers - 1)
 
 
-def best_split(workers: int, guess: int, attempt: Try) -> LabReport:
-    """Climb from the guess one worker at a time, past at most one step that does not improve."""
+def best_split(
+    workers: int, guess: int, attempt: Try, enough: Callable[[LabReport], bool] = lambda report: False
+) -> LabReport:
+    """Climb from the guess one worker at a time, past at most one step that does not improve, until it is enough."""
     tried: dict[int, LabReport] = {}
 
     def at(prefill: int) -> LabReport:
@@ -150,7 +152,7 @@ def best_split(workers: int, guess: int, attempt: Try) -> LabReport:
     at(best)
     for step in (1, -1):
         here, misses = best, 0
-        while 1 <= here + step < workers and misses < 2:
+        while 1 <= here + step < workers and misses < 2 and not enough(at(best)):
             here += step
             if merit(at(here)) > merit(at(best)):
                 best, misses = here, 0

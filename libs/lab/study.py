@@ -30,10 +30,18 @@ Note = Callable[[str], None]
 """A callback that receives a line of progress."""
 
 
-def run_named(experiment: Experiment, name: str, note: Note = lambda line: None, *, guess: int = 0) -> LabReport:
+def run_named(
+    experiment: Experiment,
+    name: str,
+    note: Note = lambda line: None,
+    *,
+    guess: int = 0,
+    enough: Callable[[LabReport], bool] = lambda report: False,
+) -> LabReport:
     """Run one policy. `fulcrum` and `static` without a split use the best one in hindsight.
 
-    The search for it starts at `guess` prefill workers (0 for their share of the work).
+    The search for it starts at `guess` prefill workers (0 for their share of the work) and ends early at a split
+    that is `enough`.
     """
     workers = experiment.workers
     if name == OFFLINE:
@@ -49,7 +57,7 @@ def run_named(experiment: Experiment, name: str, note: Note = lambda line: None,
 
     # Raises InvalidRequest if the name cannot have a split.
     policy_named(with_split(name, 1, max(workers - 1, 1)), workers)
-    return best_split(workers, guess or first_guess(experiment), attempt)
+    return best_split(workers, guess or first_guess(experiment), attempt, enough)
 
 
 def _counter(experiment: Experiment, name: str, note: Note) -> Callable[[int], None]:

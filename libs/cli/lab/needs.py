@@ -77,6 +77,7 @@ def answer_needs(
         except KeyboardInterrupt:
             interrupted = True
             answer = decide(needs, experiment.hardware.profile.gpus, most)
+            explained = [f"Interrupted: {len(needs)} of {len(names)} policies are compared."]
     outcome = Outcome(experiment, answer, sorted(needs, key=rank), explained, measure)
     if html is not None:
         _write(html, needs_page(outcome))
