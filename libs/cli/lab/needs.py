@@ -27,7 +27,7 @@ MEASURE_WORDS: Final = {"requests": "of requests", "work": "of work", "both": "o
 CLASS_WIDE: Final = ' class="wide"'
 CSS: Final = """<style>.bar{display:flex;height:1.1em;min-width:2px}.bar i{display:block;height:100%}
 .answer{font-size:1.35em;font-weight:600;margin:.4em 0 .6em}.wide{width:38%}.key i{display:inline-block;width:.8em;
-height:.8em;margin:0 .3em 0 .9em}.wide,.wide+td{text-align:left}</style>"""
+height:.8em;margin:0 .3em 0 .9em}.wide,.wide+td,.wide+th{text-align:left}</style>"""
 
 
 @dataclass(frozen=True, slots=True)
