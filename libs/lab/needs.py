@@ -14,6 +14,9 @@ from libs.lab.study import Note, run_named, side_by_side, without_split
 MARGIN: Final = 1.25
 """The workers tried first, as a multiple of those that the fluid bound asks for."""
 
+FEWEST_ANSWERS: Final = 4
+"""The least length of a trace whose load levels off, in mean answers at the pace of the SLO."""
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -152,6 +155,8 @@ def reasons(experiment: Experiment, answer: Answer, versus: LabReport | None) ->
     prompts = sum(work.prompt_ns(each.input_tokens) for each in experiment.trace.requests)
     whole = sum(work.ns(each.input_tokens, each.output_tokens) for each in experiment.trace.requests)
     found = [f"Prompts are {prompts / max(whole, 1.0):.0%} of the GPU time that the trace asks for, answers the rest."]
+    if short := _short(experiment):
+        found.append(short)
     if answer.winner is None or answer.loser is None or answer.winner.workers is None or versus is None:
         return found
     gpus = experiment.hardware.profile.gpus
@@ -162,6 +167,19 @@ def reasons(experiment: Experiment, answer: Answer, versus: LabReport | None) ->
     if answer.winner.workers == answer.loser.workers:
         found.append("Both designs need the same number, so splitting them would add transfers and save nothing.")
     return found
+
+
+def _short(experiment: Experiment) -> str:
+    """Return a warning about a trace that ends while most of its answers still decode, else an empty text."""
+    requests = experiment.trace.requests
+    tokens = sum(each.output_tokens for each in requests) / len(requests)
+    answer_s, trace_s = tokens * experiment.slo.tpot_ns / 1e9, experiment.trace.duration_ns / 1e9
+    if answer_s * FEWEST_ANSWERS <= trace_s:
+        return ""
+    return (
+        f"The trace lasts {trace_s:,.0f} s and a mean answer up to {answer_s:,.0f} s: its load never levels off, so "
+        "a longer trace may need more GPUs."
+    )
 
 
 def _figures(policy: str, report: LabReport) -> str:

@@ -33,7 +33,7 @@ def answered(experiment: Experiment) -> tuple[Answer, list[Need]]:
 
 @pytest.fixture(scope="module")
 def light() -> Experiment:
-    return made("poisson:rate=1,isl=500,osl=50,seconds=10", "ttft=max(2s,3x),tpot=50ms", 0.0)
+    return made("poisson:rate=1,isl=500,osl=40,seconds=10", "ttft=max(2s,3x),tpot=50ms", 0.0)
 
 
 def test_a_trace_that_one_gpu_serves_is_answered_with_aggregate(light: Experiment) -> None:
@@ -44,7 +44,7 @@ def test_a_trace_that_one_gpu_serves_is_answered_with_aggregate(light: Experimen
 
 
 def test_prompts_that_break_the_pace_of_decodes_beside_them_are_answered_with_disaggregate() -> None:
-    experiment = made("poisson:rate=8,isl=6000,osl=150,spread=0.3,seconds=8", "ttft=2s,tpot=12ms", 1.0)
+    experiment = made("poisson:rate=8,isl=6000,osl=150,spread=0.3,seconds=9", "ttft=2s,tpot=12ms", 1.0)
     answer, _ = answered(experiment)
     assert answer.verdict == "disaggregate"
     assert answer.sentence.startswith("Disaggregate: 2 GPUs as 1 prefill + 1 decode by fulcrum; aggregated needs ")
@@ -52,6 +52,13 @@ def test_prompts_that_break_the_pace_of_decodes_beside_them_are_answered_with_di
     assert versus is not None and versus.score.slo_attainment < 0.9
     said = reasons(experiment, answer, versus)
     assert "of the GPU time" in said[0] and said[1].startswith("With 2 GPUs, fulcrum serves ")
+
+
+def test_a_trace_that_is_short_beside_its_answers_is_called_so(light: Experiment) -> None:
+    nobody = Answer("neither", "", None, None)
+    assert len(reasons(light, nobody, None)) == 1
+    trace = replace(light.trace, requests=[replace(each, output_tokens=2000) for each in light.trace.requests])
+    assert "a longer trace may need more GPUs" in reasons(replace(light, trace=trace), nobody, None)[1]
 
 
 @pytest.fixture(scope="module")
