@@ -157,6 +157,8 @@ def reasons(experiment: Experiment, answer: Answer, versus: LabReport | None) ->
     found = [f"Prompts are {prompts / max(whole, 1.0):.0%} of the GPU time that the trace asks for, answers the rest."]
     if short := _short(experiment):
         found.append(short)
+    if answer.winner and answer.loser and answer.winner.workers == 1:
+        found.append("One worker is enough, and a split takes at least two.")
     if answer.winner is None or answer.loser is None or answer.winner.workers is None or versus is None:
         return found
     gpus = experiment.hardware.profile.gpus

@@ -226,5 +226,5 @@ def _row(need: Need, gpus: int, widest: int, *, best: bool) -> str:
 
 
 def _tried(need: Need, gpus: int) -> str:
-    shares = ", ".join(f"{workers * gpus}: {good:.0%}" for workers, good in sorted(need.tried.items()))
+    shares = ", ".join(f"{workers * gpus}: {good:.1%}" for workers, good in sorted(need.tried.items()))
     return f'<tr><td>{escape(need.policy)}</td><td style="text-align:left">{shares}</td></tr>'

@@ -41,6 +41,8 @@ def test_a_trace_that_one_gpu_serves_is_answered_with_aggregate(light: Experimen
     assert answer.verdict == "aggregate"
     assert answer.sentence.startswith("Aggregate: 1 GPU by ") and "disaggregated needs 2 GPUs" in answer.sentence
     assert {need.policy: need.workers for need in needs} == {"fulcrum": 2, "fulcrum-mixed": 1, "aggregated": 1}
+    assert compare_at_winner(light, answer, lambda line: None) is None
+    assert reasons(light, answer, None)[-1] == "One worker is enough, and a split takes at least two."
 
 
 def test_prompts_that_break_the_pace_of_decodes_beside_them_are_answered_with_disaggregate() -> None:
