@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from libs.contracts.errors import InvalidRequest
 from libs.lab.cluster.planner import OnLook
@@ -94,6 +94,8 @@ OFFLINE: Final = "offline"
 """The best schedule of a search that knows the trace (libs/lab/offline.py)."""
 HINDSIGHT: Final = (STILL, "static", OFFLINE)
 """Policies that use the best split in hindsight if their name has none."""
+Design = Literal["aggregated", "disaggregated", "hybrid"]
+"""Every worker does both phases, each does one, or workers lean to one phase and do some of the other."""
 ALL: Final = (STILL, MIXED, "static", *(name for name in RIVALS if name != "static"))
 
 
@@ -123,9 +125,9 @@ def policy_named(name: str, workers: int) -> Policy:
 
     Raise InvalidRequest, which lists the available names.
     """
-    if workers < 2:
-        raise InvalidRequest(f"{workers} workers cannot be split into prefill and decode: name two or more")
     bare, extras = bare_name(name)
+    if workers < 2 and design_of(name) != "aggregated":
+        raise InvalidRequest(f"{workers} workers cannot be split into prefill and decode: name two or more")
     if lacking := [lack for lack in LACKS if lack in extras]:
         return _without(policy_named(bare, workers), name, lacking)
     kind, colon, split = bare.partition(":")
@@ -170,6 +172,14 @@ def bare_name(name: str) -> tuple[str, str]:
     while extra := next((each for each in (*EXTRAS, *LACKS) if bare.endswith(each)), ""):
         bare = bare.removesuffix(extra)
     return bare, name[len(bare) :]
+
+
+def design_of(name: str) -> Design:
+    """Return what a policy of this name does with prompts and decodes."""
+    kind, _, numbers = bare_name(name)[0].partition(":")
+    if kind == "taichi" or (kind == MIXED and numbers):
+        return "hybrid"
+    return "aggregated" if kind in ("aggregated", "niyama", MIXED) else "disaggregated"
 
 
 def with_split(name: str, prefill: int, decode: int) -> str:

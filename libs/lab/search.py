@@ -93,20 +93,29 @@ def highest_rate(
     return SearchResult(start * STEP**step, runs[step], bounds)
 
 
-def fewest_workers(attempt: Callable[[int], LabReport], least: int, most: int) -> tuple[int, LabReport] | None:
+def fewest_workers(
+    attempt: Callable[[int], LabReport], least: int, most: int, *, guess: int = 0, measure: Measure = "both"
+) -> tuple[int, LabReport] | None:
     """Bisect for the fewest workers that keep the SLO; return None if not even `most` do.
 
-    More workers never do worse, or nearly never.
+    More workers never do worse, or nearly never. A guess saves the large clusters, which take longest: from there
+    the steps double until both sides of the edge are known.
     """
     best: tuple[int, LabReport] | None = None
     low, high = least, most
+    at = min(max(guess, least), most) if guess else (least + most) // 2
+    leap = max(guess // 4, 1)
     while low <= high:
-        middle = (low + high) // 2
-        report = attempt(middle)
-        if passes([report]) >= WANTED:
-            best, high = (middle, report), middle - 1
+        report = attempt(at)
+        if passes([report], measure) >= WANTED:
+            best, high = (at, report), at - 1
         else:
-            low = middle + 1
+            low = at + 1
+        if guess and (best is None or low == least):
+            at = min(max(at - leap if best else at + leap, low), high)
+            leap *= 2
+        else:
+            at = (low + high) // 2
     return best
 
 
@@ -128,8 +137,10 @@ def first_guess(experiment: Experiment) -> int:
     return min(max(round(workers * prefill / max(whole, 1.0)), 1), workers - 1)
 
 
-def best_split(workers: int, guess: int, attempt: Try) -> LabReport:
-    """Climb from the guess one worker at a time, past at most one step that does not improve."""
+def best_split(
+    workers: int, guess: int, attempt: Try, enough: Callable[[LabReport], bool] = lambda report: False
+) -> LabReport:
+    """Climb from the guess one worker at a time, past at most one step that does not improve, until it is enough."""
     tried: dict[int, LabReport] = {}
 
     def at(prefill: int) -> LabReport:
@@ -141,7 +152,7 @@ def best_split(workers: int, guess: int, attempt: Try) -> LabReport:
     at(best)
     for step in (1, -1):
         here, misses = best, 0
-        while 1 <= here + step < workers and misses < 2:
+        while 1 <= here + step < workers and misses < 2 and not enough(at(best)):
             here += step
             if merit(at(here)) > merit(at(best)):
                 best, misses = here, 0

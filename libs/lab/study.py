@@ -4,11 +4,13 @@ request.
 
 import logging
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import replace
 from functools import cache
 from multiprocessing import active_children, get_context
+from multiprocessing.queues import SimpleQueue
 from typing import Final, TypeVar
 
 import structlog
@@ -28,10 +30,18 @@ Note = Callable[[str], None]
 """A callback that receives a line of progress."""
 
 
-def run_named(experiment: Experiment, name: str, note: Note = lambda line: None, *, guess: int = 0) -> LabReport:
+def run_named(
+    experiment: Experiment,
+    name: str,
+    note: Note = lambda line: None,
+    *,
+    guess: int = 0,
+    enough: Callable[[LabReport], bool] = lambda report: False,
+) -> LabReport:
     """Run one policy. `fulcrum` and `static` without a split use the best one in hindsight.
 
-    The search for it starts at `guess` prefill workers (0 for their share of the work).
+    The search for it starts at `guess` prefill workers (0 for their share of the work) and ends early at a split
+    that is `enough`.
     """
     workers = experiment.workers
     if name == OFFLINE:
@@ -47,7 +57,7 @@ def run_named(experiment: Experiment, name: str, note: Note = lambda line: None,
 
     # Raises InvalidRequest if the name cannot have a split.
     policy_named(with_split(name, 1, max(workers - 1, 1)), workers)
-    return best_split(workers, guess or first_guess(experiment), attempt)
+    return best_split(workers, guess or first_guess(experiment), attempt, enough)
 
 
 def _counter(experiment: Experiment, name: str, note: Note) -> Callable[[int], None]:
@@ -123,13 +133,13 @@ def search_measures(
     return {each: highest_rate(at_rate, start, every_step=every_step, measure=each) for each in measures}
 
 
-def fewest_named(experiment: Experiment, name: str) -> int | None:
+def fewest_named(experiment: Experiment, name: str, note: Note = lambda line: None) -> int | None:
     """Return the fewest workers with which a policy keeps the SLO. Its split, if it has one, is chosen again at each
     size.
     """
 
     def attempt(workers: int) -> LabReport:
-        return run_named(replace(experiment, workers=workers), _without_split(name))
+        return run_named(replace(experiment, workers=workers), without_split(name), note)
 
     found = fewest_workers(attempt, 2, MOST_WORKERS * experiment.workers)
     return found[0] if found else None
@@ -137,10 +147,10 @@ def fewest_named(experiment: Experiment, name: str) -> int | None:
 
 def count_gpus(experiment: Experiment, names: Sequence[str], jobs: int) -> Iterator[tuple[str, int | None]]:
     """Yield (policy, workers needed) as results arrive."""
-    return _side_by_side(fewest_named, experiment, names, jobs)
+    return side_by_side(fewest_named, experiment, names, jobs)
 
 
-def _without_split(name: str) -> str:
+def without_split(name: str) -> str:
     """Return the policy's name for a cluster of another size, where a split for this one does not fit."""
     bare, extras = bare_name(name)
     kind, *numbers = bare.split(":")
@@ -149,40 +159,63 @@ def _without_split(name: str) -> str:
 
 def run_all(experiment: Experiment, names: Sequence[str], jobs: int) -> Iterator[tuple[str, LabReport]]:
     """Yield (policy, report) as results arrive. A caller that stops iterating ends the remaining runs."""
-    return _side_by_side(run_named, experiment, names, jobs)
+    return side_by_side(run_named, experiment, names, jobs)
 
 
-def _side_by_side(
-    call: Callable[[Experiment, str], Result], experiment: Experiment, names: Sequence[str], jobs: int
+def side_by_side(
+    call: Callable[[Experiment, str, Note], Result],
+    experiment: Experiment,
+    names: Sequence[str],
+    jobs: int,
+    note: Note = lambda line: None,
 ) -> Iterator[tuple[str, Result]]:
+    """Yield (policy, result of the call) as results arrive. The calls' notes arrive late by up to `LOOK_S`."""
     # Do not fork, since reading traces may have started threads.
+    context = get_context("spawn")
+    notes: SimpleQueue[str] = context.SimpleQueue()
     pool = ProcessPoolExecutor(
-        max(min(jobs, len(names)), 1), mp_context=get_context("spawn"), initializer=_start, initargs=(experiment,)
+        max(min(jobs, len(names)), 1), mp_context=context, initializer=_start, initargs=(experiment, notes)
     )
     try:
         asked = {pool.submit(_call, call, name): name for name in names}
-        for future in as_completed(asked):
-            yield asked[future], future.result()
+        waiting = set(asked)
+        while waiting:
+            done, waiting = wait(waiting, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+            while not notes.empty():
+                note(notes.get())
+            for future in done:
+                yield asked[future], future.result()
     finally:
         for child in active_children():  # a run takes up to minutes and its result is no longer needed
             child.kill()
         pool.shutdown(cancel_futures=True)
 
 
-_shared: Experiment | None = None
-"""The experiment of this pool process, sent once because traces are large."""
+LOOK_S: Final = 1.0
+"""The pause between two looks for notes from the processes of a pool, and between two notes of one of them."""
+_shared: tuple[Experiment, Note] | None = None
+"""The experiment of this pool process, sent once because traces are large, and where its notes go."""
 
 
-def _start(experiment: Experiment) -> None:
+def _start(experiment: Experiment, notes: SimpleQueue[str]) -> None:
     global _shared  # noqa: PLW0603 (a process of a pool has nowhere else)
-    _shared = experiment
+    noted_s = time.monotonic()
+
+    def note(line: str) -> None:
+        nonlocal noted_s
+        if time.monotonic() - noted_s >= LOOK_S:
+            noted_s = time.monotonic()
+            notes.put(line)
+
+    _shared = experiment, note
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
     quiet()
 
 
-def _call(call: Callable[[Experiment, str], Result], name: str) -> Result:
+def _call(call: Callable[[Experiment, str, Note], Result], name: str) -> Result:
     assert _shared is not None
-    return call(_shared, name)
+    experiment, note = _shared
+    return call(experiment, name, note)
 
 
 def quiet() -> None:

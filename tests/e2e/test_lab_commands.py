@@ -55,6 +55,20 @@ def test_policies_side_by_side_make_a_table_a_page_and_json(tmp_path: Path) -> N
     assert all(each["gpus_needed"] >= 2 for each in found["policies"]), "an easy trace needs the least there can be"
 
 
+def test_gpus_needed_are_one_answer_as_text_page_and_json(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.csv"
+    mine.write_text("time_s,input_tokens,output_tokens\n" + "".join(f"{at / 4},400,20\n" for at in range(20)))
+    page = tmp_path / "needs.html"
+    asked = ("compare", "--trace", str(mine), "--gpus-needed", "--policies", "fulcrum,aggregated", "--jobs", "1")
+    said = lab(*asked, "--html", str(page)).stdout
+    assert said.startswith("Aggregate: 1 GPU by aggregated; disaggregated needs 2 GPUs (fulcrum)")
+    assert said.splitlines()[0] in page.read_text()
+    found = json.loads(lab(*asked, "--json").stdout)
+    assert found["verdict"] == "aggregate" and found["measure"] == "requests" and not found["interrupted"]
+    assert {each["policy"]: each["gpus_needed"] for each in found["policies"]} == {"aggregated": 1, "fulcrum": 2}
+    assert all(each["tried"] for each in found["policies"])
+
+
 def test_a_search_finds_a_rate_and_tells_what_it_tried() -> None:
     found = json.loads(
         lab(
@@ -85,7 +99,11 @@ def test_traces_are_listed_described_and_written(tmp_path: Path) -> None:
         (("run", "--trace", "poisson:rate=1,isl=500000,spread=0"), "larger --tp"),
         (("run", "--trace", "poisson:speed=1"), "no parameter"),
         (("compare", "--trace", TINY, "--policies", "fulcrum,arow"), "no rival 'arow'"),
-        (("run", "--trace", "README.md"), "no known trace format"),
+        (("run", "--trace", "README.md"), "this header works: time_s,input_tokens,output_tokens"),
+        (("compare", "--trace", TINY, "--gpus-needed", "--policies", "offline"), "leave it out of --policies"),
+        (("compare", "--trace", TINY, "--gpus-needed", "--html", "nowhere/a.html"), "there is no folder nowhere"),
+        (("compare", "--trace", TINY, "--gpus-needed", "--report", "out"), "with --html FILE"),
+        (("compare", "--trace", TINY, "--html", "a.html"), "is the page of --gpus-needed"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_that_says_what_to_do(arguments: tuple[str, ...], says: str) -> None:

@@ -134,21 +134,46 @@ def compare(
     lose: Lose = None,
     wrong: WrongOption = None,
     gpus: Annotated[bool, typer.Option(help="Also find how many GPUs each policy needs.")] = True,
+    gpus_needed: Annotated[
+        bool,
+        typer.Option(
+            "--gpus-needed", metavar="", help="Only find the GPUs needed, and answer whether to disaggregate at all."
+        ),
+    ] = False,
+    most_workers: Annotated[
+        int, typer.Option(min=2, max=1024, metavar="N", help="Workers tried at most, with --gpus-needed.")
+    ] = 64,
+    measure: Annotated[
+        Literal["requests", "work", "both"],
+        typer.Option(help="What 90 % of has to be in time, with --gpus-needed."),
+    ] = "requests",
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File for the answer as one HTML page, with --gpus-needed.")
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder for an HTML page with plots and the figures as JSON.")
     ] = None,
     jobs: Jobs = 0,
     json: Json = False,
 ) -> None:
-    """Run several policies on one trace, side by side."""
+    """Run several policies on one trace, side by side; or find the GPUs that each needs, with --gpus-needed."""
     from libs.cli.lab.compare import compare_all  # noqa: PLC0415
+    from libs.cli.lab.needs import answer_needs  # noqa: PLC0415
     from libs.cli.lab.runs import RunOptions  # noqa: PLC0415
+    from libs.contracts.errors import InvalidRequest  # noqa: PLC0415
 
     asked = RunOptions(
         trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
         profile=profile, closed_loop=closed_loop, losses=lose or (), wrong=wrong or (),
         allowed_tokens=max_output_tokens,
     )  # fmt: skip
+    if gpus_needed:
+        if report is not None:
+            raise InvalidRequest("--gpus-needed writes its page with --html FILE, not with --report")
+        answer_needs(asked, policies, most=most_workers, measure=measure, html=html, jobs=jobs, as_json=json)
+        return
+    if html is not None:
+        raise InvalidRequest("--html is the page of --gpus-needed; the page of all figures is --report FOLDER")
     compare_all(asked, policies, count=gpus, report=report, jobs=jobs, as_json=json)
 
 

@@ -50,7 +50,7 @@ def read_azure(source: Source) -> Iterator[TraceRequest]:
         cells = source.cells(text)
         return TraceRequest(
             number=0,
-            arrival_ns=_date_time_ns(cells["TIMESTAMP"]),
+            arrival_ns=date_time_ns(cells["TIMESTAMP"]),
             input_tokens=tokens(cells["ContextTokens"], "ContextTokens"),
             output_tokens=tokens(cells["GeneratedTokens"], "GeneratedTokens"),
         )
@@ -112,7 +112,7 @@ def _named(text: str, name: str) -> str:
     return text
 
 
-def _date_time_ns(text: str) -> int:
+def date_time_ns(text: str, name: str = "TIMESTAMP") -> int:
     """Return Unix ns, reading a time without a zone as UTC. `datetime` alone would drop the seventh digit."""
     found = _DATE_TIME.fullmatch(text)
     try:
@@ -120,7 +120,7 @@ def _date_time_ns(text: str) -> int:
     except ValueError:
         at = None
     if at is None or found is None:
-        raise Fault(f"TIMESTAMP is {quoted(text)}, not a date and time")
+        raise Fault(f"{name} is {quoted(text)}, not a date and time")
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
     return int(at.timestamp()) * SECOND_NS + _fraction_ns(found[2])
 

@@ -21,7 +21,7 @@ MAX_TOKENS: Final = 10_000_000
 """The most tokens of one prompt or one output, more than any model's context."""
 MAX_NS: Final = (1 << 63) - 1
 
-_GZIP: Final = b"\x1f\x8b"
+GZIP: Final = b"\x1f\x8b"
 _WHOLE: Final = re.compile(r"-?[0-9]{1,19}")
 
 _Row = TypeVar("_Row")
@@ -35,7 +35,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield each non-blank line without its line ending, with its line number counted from 1."""
     try:
         with path.open("rb") as file:
-            zipped = file.read(len(_GZIP)) == _GZIP
+            zipped = file.read(len(GZIP)) == GZIP
             file.seek(0)
             if not zipped:
                 yield from _lines(path, file)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
+from libs.lab.traces.columns import WORKING_HEADER, read_columns, roles_of
 from libs.lab.traces.formats import (
     AEGAEON_COLUMNS,
     AZURE_COLUMNS,
@@ -22,6 +23,18 @@ from libs.lab.traces.formats import (
     read_servegen,
 )
 from libs.lab.traces.lines import MAX_REQUESTS, Fault, Source, broken, csv_cells, json_row, numbered_lines
+from libs.lab.traces.logs import (
+    AIPERF_KEYS,
+    DYNAMO_KEYS,
+    GUIDELLM_KEYS,
+    VLLM_KEYS,
+    Gathered,
+    is_aiperf,
+    is_dynamo,
+    read_aiperf,
+    read_document,
+    read_dynamo,
+)
 from libs.lab.traces.recording import HEADER_KEYS, REQUIRED_KEYS, is_recording, read_recording
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.lab.traces.scaling import cut, scale_rate
@@ -48,6 +61,11 @@ _MOONCAKE: Final = _LogFormat("Mooncake (JSONL)", MOONCAKE_KEYS, read_mooncake, 
 KNOWN_FORMATS: Final = {
     **{each.name: each.columns for each in (*_CSV_LOGS, _MOONCAKE)},
     "ServeGen bins": SERVEGEN_COLUMNS,
+    "AIPerf, profile_export.jsonl": AIPERF_KEYS,
+    "Dynamo, request trace v1 (JSONL)": DYNAMO_KEYS,
+    "GuideLLM (JSON)": GUIDELLM_KEYS,
+    "vllm bench serve --save-detailed (JSON)": VLLM_KEYS,
+    "any other CSV with times and lengths, e.g.": WORKING_HEADER,
     "Fulcrum's own (JSONL), first line": HEADER_KEYS,
     "Fulcrum's own (JSONL), each request": (*REQUIRED_KEYS, "…"),
 }
@@ -68,13 +86,17 @@ def read_trace(
     if not (start_s >= 0 and (seconds is None or seconds > 0) and 0 < rate_factor < inf):
         raise InvalidRequest("start_s has to be 0 or more, seconds and rate_factor more than 0")
     end_s = inf if seconds is None else start_s + seconds
+    document = read_document(path)
+    if document is not None:
+        return _gathered(Source(path, (), iter(()), seed), document, start_s, end_s, rate_factor)
     lines = numbered_lines(path)
     number, first = next(lines, (0, ""))
     if not number:
         raise InvalidRequest(f"{path}: nothing in it; {_known()}")
     try:
         is_json = first.lstrip().startswith("{")
-        columns = tuple(json_row(first)) if is_json else tuple(csv_cells(first))
+        row = json_row(first) if is_json else {}
+        columns = tuple(row) if is_json else tuple(csv_cells(first))
     except Fault as fault:
         raise broken(path, number, f"{fault}; {_known()}") from None
     if is_json:
@@ -92,6 +114,12 @@ def read_trace(
         if keys == set(each.columns) and len(keys) == len(columns):
             trace = _log(source, each, start_s, end_s)
             return trace if rate_factor == 1 else scale_rate(trace, rate_factor, "superpose", seed)
+    for known, read in ((is_dynamo, read_dynamo), (is_aiperf, read_aiperf)):
+        if known(row):
+            return _gathered(source, read(source), start_s, end_s, rate_factor)
+    roles = None if is_json or len(keys) != len(columns) else roles_of(columns, path)
+    if roles is not None:
+        return _gathered(source, read_columns(source, roles), start_s, end_s, rate_factor)
     found = ", ".join(columns[:20])
     raise InvalidRequest(f"{path}: no known trace format has the columns {found[:200]}; {_known()}")
 
@@ -103,6 +131,16 @@ def _log(source: Source, form: _LogFormat, start_s: float, end_s: float) -> Trac
         raise InvalidRequest(f"{source.path}: no request in it")
     requests = _window(source, chain([first], rows), first.arrival_ns, start_s, end_s)
     return _trace(source, requests, form.block_tokens)
+
+
+def _gathered(source: Source, found: Gathered, start_s: float, end_s: float, rate_factor: float) -> Trace:
+    rows = found.in_order()
+    if not rows:
+        raise InvalidRequest(f"{source.path}: no request with times and lengths in it")
+    source.notes.extend(found.notes)
+    requests = _window(source, iter(rows), rows[0].arrival_ns, start_s, end_s)
+    trace = _trace(source, requests, found.block_tokens)
+    return trace if rate_factor == 1 else scale_rate(trace, rate_factor, "superpose", source.seed)
 
 
 def _window(
@@ -132,4 +170,5 @@ def _trace(source: Source, requests: list[TraceRequest], block_tokens: int) -> T
 
 
 def _known() -> str:
-    return "known are " + "; ".join(f"{name}: {', '.join(columns)}" for name, columns in KNOWN_FORMATS.items())
+    known = "; ".join(f"{name}: {', '.join(columns)}" for name, columns in KNOWN_FORMATS.items())
+    return f"known are {known}; for a CSV of your own this header works: {','.join(WORKING_HEADER)}"
