@@ -120,10 +120,10 @@ LOOK_AGAIN_S: Final = 1.0
 # A scale written by somebody else is not lowered for this long, since a person who scales by hand has a reason.
 BY_HAND_S: Final = 600.0
 SHOWN_AT_ONCE: Final = 8
-"""The most role labels written by one call; the next call continues."""
+"""The maximum number of role labels written by one call; the next call continues."""
 
 SAID_AT_ONCE: Final = 5
-"""The most pods that are named in an event and get an event of their own."""
+"""The maximum number of pods that are named in an event and get an event of their own."""
 
 
 class KubernetesActuator:

@@ -378,7 +378,7 @@ class Core:
 
     @property
     def holds_blocks(self) -> bool:
-        """Whether any sequence or handle exists that may hold blocks."""
+        """True if any sequence or handle exists that may hold blocks."""
         return bool(self._sequences or len(self.offers))
 
     def pool_fault(self) -> str:

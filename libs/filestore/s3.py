@@ -39,7 +39,7 @@ log = structlog.get_logger()
 PART_BYTES = 8 * 1024 * 1024
 READ_BYTES = 256 * 1024
 MAX_READING = 16
-"""The most descriptions that are fetched concurrently."""
+"""The maximum number of descriptions that are fetched concurrently."""
 MEASURE_S = 5.0
 """The interval between measurements of the store. Files kept by this process count at once."""
 ORPHAN_S = 3600.0

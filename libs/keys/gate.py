@@ -41,7 +41,7 @@ from libs.runtime.settings import CommonSettings
 
 VARIABLE: Final = "FULCRUM_HTTP_HOSTS"
 MAX_REMEMBERED: Final = 256
-"""The most cached verdicts on hosts and origins."""
+"""The maximum number of cached verdicts on hosts and origins."""
 
 
 def own_hosts(settings: HttpSettings) -> "HostCheck | None":
@@ -86,7 +86,7 @@ class HostCheck:
 
 COOKIE: Final = "fulcrum_session"
 MAX_SESSIONS: Final = 1_000
-"""The most sessions; one more ends the oldest."""
+"""The maximum number of sessions; one more ends the oldest."""
 SESSION_S: Final = 12 * 3600
 """The seconds from a login to the next."""
 TOKEN_BYTES: Final = 32

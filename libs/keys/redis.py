@@ -17,7 +17,7 @@ LOAD_TIMEOUT_S: Final = 1.0
 # Longer than a read: a person waits for the change, and would only try again.
 CHANGE_TIMEOUT_S: Final = 5.0
 MAX_ATTEMPTS: Final = 32
-"""The most attempts at a change while others change the keys concurrently."""
+"""The maximum number of attempts at a change while others change the keys concurrently."""
 _BOOK, _VERSION = "book", "version"
 ABSENT: Final = "0"
 

@@ -12,7 +12,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.policy.roles import MAX_BUDGET_TOKENS
 
 MOST_SERVERS: Final = 2_000
-"""The most servers that one process observes."""
+"""The maximum number of servers that one process observes."""
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 MAX_NAME_CHARS: Final = 200
 MAX_GPUS: Final = 4_096

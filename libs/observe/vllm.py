@@ -48,9 +48,9 @@ SCALARS: Final = frozenset(
 _BUCKETS: Final = {f"{name}_bucket": name for name in HISTOGRAMS}
 _LABEL: Final = re.compile(rb'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)",?')
 MOST_ENGINES: Final = 64
-"""The most data-parallel engines behind one exposition."""
+"""The maximum number of data-parallel engines behind one exposition."""
 MOST_LINES: Final = 4_096
-"""The most known lines of one exposition; vLLM has about a hundred an engine."""
+"""The maximum number of known lines of one exposition; vLLM has about a hundred an engine."""
 
 Buckets = tuple[tuple[float, float], ...]
 """Pairs of (upper bound, count so far) in ascending order."""

@@ -22,7 +22,7 @@ class Speed:
 
     step_time: StepTimeModel
     chunk_tokens: int
-    """The most prompt tokens that one step computes."""
+    """The maximum number of prompt tokens that one step computes."""
     kv_token_ns: float = 0.0
     """Time to receive the KV of one token; 0 if unknown."""
     measured: bool = False

@@ -66,7 +66,7 @@ def _reading(message: pb.GpuReading) -> GpuReading | None:
 
 
 MAX_LINKS: Final = 4_096
-"""The most links that are kept; the one that has been idle longest is dropped."""
+"""The maximum number of links that are kept; the one that has been idle longest is dropped."""
 STEPWISE: Final = frozenset({"vllm"})
 """Engines that notice the arrival of KV only between their steps (libs/engine/vllm/scheduling/scheduler.py)."""
 IDLE_STEP_NS: Final = 2_000_000
@@ -190,7 +190,7 @@ def _step_ns(batch: StepBatch) -> int:
 BUCKET_NS: Final = 10 * 1_000_000_000
 BUCKETS: Final = 6
 MAX_NODES: Final = 4096
-"""The most nodes tracked at once. A further one is left out until another has been silent for a minute."""
+"""The maximum number of nodes tracked at once. A further one is left out until another has been silent for a minute."""
 
 
 class Clocks:

@@ -57,7 +57,7 @@ class Outbox:
 
     @property
     def overflowed(self) -> bool:
-        """Whether so much is pending that the gateway must be dropped."""
+        """True if so much is pending that the gateway must be dropped."""
         return len(self._token_ids) + len(self._events) > MAX_PENDING
 
     def add_tokens(self, output: SequenceOutput) -> None:
@@ -173,7 +173,7 @@ class AttachedGateway:
     epoch: int = 0
     """Epoch of the assignment by which the gateway routes, as last reported."""
     leaving: bool = False
-    """Whether the worker ends the stream once all pending output is sent."""
+    """True if the worker ends the stream once all pending output is sent."""
     error: FulcrumError | None = None
     """Why the worker closed the stream; None if the gateway left."""
     _handles: "OrderedDict[int, bytes]" = field(default_factory=OrderedDict)

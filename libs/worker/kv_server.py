@@ -38,9 +38,9 @@ class _Pull:
     ahead_bytes: int = 0
     """Bytes sent that the receiver has not reported as taken in."""
     sent_lately: bool = True
-    """Whether anything was sent since the last tick."""
+    """True if anything was sent since the last tick."""
     drained: bool = True
-    """Whether all blocks that the receiver knows to be ready have been sent."""
+    """True if all blocks that the receiver knows to be ready have been sent."""
     silent_ticks: int = 0
     """Ticks since the receiver last confirmed sent blocks."""
 
@@ -63,7 +63,7 @@ class KvOutbox:
         self._failed: list[pb.PullFailed] = []
         self._alive: list[int] = []
         self._carries_data: bool | None = None
-        """Whether chunks that are not read in place carry bytes; None before the first one."""
+        """True if chunks that are not read in place carry bytes; None before the first one."""
 
     def __len__(self) -> int:
         return len(self._pulls)

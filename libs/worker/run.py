@@ -66,7 +66,7 @@ class ModelStay:
     epoch: int
     """Epoch of its first assignment. Epochs continue over the models that the worker holds."""
     asleep: bool
-    """Whether its engine sleeps and has to be woken."""
+    """True if its engine sleeps and has to be woken."""
     leave: Callable[[], Awaitable[None]]
     """Called in place of closing the engine."""
     pool: Callable[[], common.PoolWorker]

@@ -185,7 +185,7 @@ class Tuned:
 
     @property
     def truncated(self) -> bool:
-        """Whether the curve ends before its plateau."""
+        """True if the curve ends before its plateau."""
         return self.curve is not None and not self.curve.saturation.is_whole
 
 
@@ -264,7 +264,7 @@ class PrefillTuner:
         self._busy = False
         self._tries_left = AGAIN
         self._settled = named_tokens > 0
-        """Whether measurements by other workers are ignored."""
+        """True if measurements by other workers are ignored."""
         self._prompts_come = asyncio.Event()
         """Set while the role is prefill."""
         self.chunk_tokens = named_tokens or DEFAULT_CHUNK_TOKENS

@@ -311,7 +311,7 @@ async def _gone(receive: Receive) -> None:
 
 
 MAX_UNSENT: Final = 32
-"""The most records that may wait for the broker before sending stops, as loads would arrive too old."""
+"""The maximum number of records that may wait for the broker before sending stops, as loads would arrive too old."""
 
 
 class LoadPublisher:

@@ -18,7 +18,7 @@ from libs.contracts.errors import InvalidRequest, quoted
 POLL_S: Final = 0.5
 # Requested at each poll while following: more than happen between two.
 AT_ONCE: Final = 200
-# The most that the service lists.
+# The maximum number of events that the service lists.
 MAX_LISTED: Final = 1_000
 DEFAULT_LISTED: Final = 30
 # Keys of printed events to remember; far more than one poll can repeat.

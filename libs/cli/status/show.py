@@ -142,7 +142,7 @@ def span(ms: float) -> str:
 
 BAR_CELLS: Final = 16
 INDENT: Final = 10
-# The least gain in pressure for which another split is mentioned: less is within the error.
+# The minimum gain in pressure for which another split is mentioned: less is within the error.
 WORTH_SAYING: Final = 0.1
 # Older data are marked.
 OLD_MS: Final = 2_000

@@ -95,7 +95,7 @@ class VllmCore:
         self._over = threading.Event()
         self._sent = 0
         self._dropped = False
-        """Whether the process sleeps without its weights in host memory."""
+        """True if the process sleeps without its weights in host memory."""
         self._stage = "starting"
 
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:

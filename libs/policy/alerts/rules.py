@@ -34,7 +34,7 @@ class AlertLimits:
     slo_objective: float
     """The share of requests that must meet the target."""
     slo_requests: int
-    """The least number of requests in a window for it to be graded."""
+    """The minimum number of requests in a window for it to be graded."""
 
 
 class Name(StrEnum):

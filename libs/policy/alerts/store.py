@@ -251,7 +251,7 @@ def _id(name: str, labels: Labels) -> str:
 
 
 MAX_SILENCES: Final = 256
-"""The most silences and acknowledgements in force at a time."""
+"""The maximum number of silences and acknowledgements in force at a time."""
 LEAST_NS: Final = 60 * 10**9
 MOST_NS: Final = 7 * 86_400 * 10**9
 """The longest silence; the longest acknowledgement too, however long its alert fires."""

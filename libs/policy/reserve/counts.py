@@ -323,7 +323,7 @@ def _transition(middle: Floats, weight: Floats, keep: float) -> Floats:
 
 
 MAX_SCORES: Final = 2880
-"""The most past scores that are kept: those of the latest windows."""
+"""The maximum number of past scores that are kept: those of the latest windows."""
 HALF_LIFE: Final = 600.0
 """The number of windows after which a score weighs half."""
 TRUSTED: Final = 60.0

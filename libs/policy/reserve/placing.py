@@ -16,7 +16,7 @@ from libs.policy.reserve.pool import Eviction, PlacedModel, PlacementOrder, Pool
 SETTLE_S: Final = 1.0
 """The time a worker keeps a newly assigned model, whose first requests are on their way."""
 PAY_BACK: Final = 4.0
-"""The least length of a turn as a multiple of the switch to it."""
+"""The minimum length of a turn as a multiple of the switch to it."""
 AHEAD_GAIN: Final = 1.5
 """The multiple of its cost that loading ahead of requests has to save."""
 BESIDE_S: Final = 0.5

@@ -76,7 +76,7 @@ class PlacedModel:
     least: int = 0
     """The workers that a floor, a pin or a reservation requires for it now."""
     most: int = 1
-    """The most workers that its load justifies."""
+    """The maximum number of workers that its load justifies."""
     soon: float = 0.0
     """The probability that it is requested before a switch would have paid off."""
     worth: float = 0.0

@@ -87,7 +87,7 @@ ERRORS: Final = 1.5
 # Sequences end and begin while workers move, so decode pressure is uncertain by this share.
 DECODE_ERROR: Final = 0.1
 LEAST_ERROR: Final = 0.1
-"""The least relative error of the prompts' pressure, however steadily they arrive."""
+"""The minimum relative error of the prompts' pressure, however steadily they arrive."""
 
 _Tried = tuple[Sequence[WorkerState], Split]
 """Workers to move, and the split that results."""

@@ -123,7 +123,7 @@ def least_pressed(engine: WorkerProfile, work: Workload, workers: int) -> Split:
 
 
 def fewest_workers(engine: WorkerProfile, work: Workload, workers: int, most: int) -> int | None:
-    """Return the least number above `workers`, at most `most`, for which some roles leave a pressure of at most 1.
+    """Return the smallest number above `workers`, at most `most`, for which some roles leave a pressure of at most 1.
 
     None means that no such number does.
     """

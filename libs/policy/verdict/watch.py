@@ -14,7 +14,7 @@ _SHORTAGE = "shortage"
 # These have lasted before they are a cause at all.
 _SEEN_TO_LAST = frozenset((CauseCode.SLOW_WORKER, CauseCode.SILENT_WORKER))
 MAX_FOLLOWED = 256
-"""The most causes tracked over all models; later ones are not named."""
+"""The maximum number of causes tracked over all models; later ones are not named."""
 
 
 @dataclass(frozen=True, slots=True)

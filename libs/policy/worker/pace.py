@@ -186,7 +186,7 @@ class Decoding:
 
     tokens: int
     most_left: int
-    """The most output tokens still to come."""
+    """The maximum number of output tokens still to come."""
     tpot_ns: int = 0
     """The TPOT target; 0 if there is none."""
     line: TokenLine | None = None
@@ -344,7 +344,7 @@ class Paced(Protocol):
 
     @property
     def most_left(self) -> int:
-        """The most tokens that may still be sampled."""
+        """The maximum number of tokens that may still be sampled."""
         ...
 
     @property
@@ -369,7 +369,7 @@ class Pace:
 
     def __init__(self, chunk_tokens: int) -> None:
         self.chunk_tokens = chunk_tokens
-        """The most prompt tokens of a step under any budget (see libs/policy/worker/saturation.py)."""
+        """The maximum number of prompt tokens of a step under any budget (see libs/policy/worker/saturation.py)."""
         self.budget_tokens = chunk_tokens
         self.step_time: StepTimeModel | None = None
         self._prompts_stand_since_ns = 0

@@ -367,7 +367,7 @@ class AnswerFormat:
     calls: str = ""
     """A key of CALLS, or "harmony"; empty if the format is unknown."""
     fenced: bool = False
-    """Whether DeepSeek's arguments are in a block of JSON, as before V3.1."""
+    """True if DeepSeek's arguments are in a block of JSON, as before V3.1."""
 
     @property
     def reasons(self) -> bool:

@@ -111,7 +111,7 @@ class RequestLimits:
     max_n: int
     max_choices: int
     max_inputs: int
-    """The most texts of one request that become vectors."""
+    """The maximum number of texts of one request that become vectors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class _Use:
     lines_in_flight: int = 0
     """The batch lines in flight, including those that wait."""
     lines_alone: bool = False
-    """Whether only batch lines waited at the last report."""
+    """True if only batch lines waited at the last report."""
     cold_ms: int = 0
     """The time of the last request for which no worker had the model."""
 

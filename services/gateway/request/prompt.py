@@ -39,7 +39,7 @@ from services.gateway.request import tool_text
 from services.gateway.request.parse import ParsedRequest
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
-# The most models that an error message lists.
+# The maximum number of models that an error message lists.
 MAX_NAMED = 20
 
 

@@ -174,7 +174,7 @@ class QueueReporter:
         self._began_ns = clock.now_ns()
         self._left = False
         self._reported_waiting = True
-        """Whether the last report had queues; True before the first report."""
+        """True if the last report had queues; True before the first report."""
         self._reported_ns = 0
 
     async def run(self) -> None:

@@ -18,7 +18,7 @@ SECOND_NS: Final = 1_000_000_000
 KEPT_S: Final = 60
 """Seconds for which figures are kept."""
 MAX_MODELS: Final = 64
-"""The most models with figures of their own; of further ones nothing is known."""
+"""The maximum number of models with figures of their own; of further ones nothing is known."""
 TPOT_SPAN_NS: Final = 2 * SECOND_NS
 
 Span = tuple[float, float]

@@ -24,7 +24,7 @@ from libs.telemetry.gateways import ModelBacklog
 HEARD_SHARE: Final = 0.5
 """The share of a model's workers that must report for it to be judged."""
 MAX_MODELS_TOLD: Final = 64
-"""The most workers whose step-time models are compared to choose the usual one."""
+"""The maximum number of workers whose step-time models are compared to choose the usual one."""
 
 
 @dataclass(frozen=True, slots=True)
