@@ -38,7 +38,7 @@ def changes(method: str, path: str) -> bool:
 
 
 def deletes(method: str, path: str) -> bool:
-    """Return whether a request to a gateway deletes or cancels something; all others are tenants' requests."""
+    """Return whether a request to a gateway deletes or cancels something; all others are tenants' ordinary requests."""
     return method == "DELETE" or path.endswith("/cancel")
 
 

@@ -107,7 +107,7 @@ class KeySet(msgspec.Struct, frozen=True):
     cache_secret: str = ""
     """The secret, in hex, from which each tenant's salt of KV blocks is derived; empty before the first key."""
     deleted: dict[str, int] = {}
-    """The deleted tenants with the time of deletion in Unix ns; what they had before belongs to nobody."""
+    """The deleted tenants with the time of deletion in Unix ns. Data from before then belongs to nobody."""
 
     def with_cache_secret(self, *, anew: bool = False) -> Self:
         """Return the book with a cache secret; `anew` draws another one, so that no cached KV block is found again."""

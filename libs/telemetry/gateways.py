@@ -131,7 +131,7 @@ class GatewayReports:
         return _by_model(queue for report in self._live(newest_ns) for queue in report.queues)
 
     def awaited(self, now_ns: int) -> dict[str, AwaitedTokens]:
-        """Return the requests that wait for a first token by model; nothing while no gateway reports."""
+        """Return the number of requests that wait for a first token, by model; empty while no gateway reports."""
         newest_ns, found = self._newest_ns(), dict[str, AwaitedTokens]()
         if newest_ns is None or now_ns > newest_ns + SILENT_NS:
             return found

@@ -164,7 +164,7 @@ class KvLinks:
 def _awaited_prompt(transfer: KvTransfer, chunk_tokens: int) -> bool:
     """Report whether a transfer lasted mostly because its prompt was computed in several steps meanwhile."""
     whole_ns = transfer.end_unix_ns - transfer.start_unix_ns
-    # KV of a single step comes at once, before the receiver hears that it is ready.
+    # KV of a single step arrives at once, before the receiver is notified that it is ready.
     return 0 < chunk_tokens < transfer.prompt_tokens and 0 < transfer.ready_ns < whole_ns * READY_SHARE
 
 

@@ -395,7 +395,7 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
             return
         log.info("gateway attached", gateway=gateway.demand.gateway_id)
         try:
-            # By itself: a first frame that is cut short would leave gRPC unable to send the final status.
+            # Sent separately: a truncated first frame would leave gRPC unable to send the final status.
             await context.send_initial_metadata(())
             await self._carry(gateway, first, context)
         finally:

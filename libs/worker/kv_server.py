@@ -233,7 +233,7 @@ class KvServicer:
     async def pull(self, _frames: Any, context: Context) -> None:
         """Serve one receiver's pulls until it leaves."""
         try:
-            # By itself: a first frame that is cut short would leave gRPC unable to send the final status.
+            # Sent separately: a truncated first frame would leave gRPC unable to send the final status.
             await context.send_initial_metadata(())
             await self._carry(context)
         except FulcrumError as error:

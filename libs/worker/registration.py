@@ -1,4 +1,4 @@
-"""What a worker keeps in Redis under a lease: its registration, and the KV blocks that it can reuse."""
+"""A worker's entries in Redis under a lease: its registration, and the KV blocks that it can reuse."""
 
 import asyncio
 from itertools import islice

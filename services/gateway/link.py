@@ -131,7 +131,7 @@ class WorkerLink:
 
     @property
     def connected(self) -> bool:
-        """Return whether the stream stands and the worker has identified itself on it."""
+        """Return whether the stream is open and the worker has identified itself on it."""
         return self._worker is not None
 
     @property

@@ -318,7 +318,7 @@ class DecisionLog:
 
     def __init__(self) -> None:
         self._log: dict[str, ReportedDecision] = {}
-        """The last decisions by id, in the order of their arrival."""
+        """The last decisions by id, in order of arrival."""
         self._kept: ReportedDecision | None = None
 
     def add(self, decision: Decision) -> None:

@@ -75,11 +75,11 @@ class ServiceLevel:
     """The attainment of a target that each request carries itself."""
 
     requests: int
-    """Number of requests that can be judged."""
+    """The number of requests that can be evaluated."""
     target_s: float | None
     """The median of the requests' targets; null if none has one."""
     met: float | None
-    """The share of judged requests that met their target; null without any."""
+    """The share of evaluated requests that met their target; null if there are none."""
 
 
 @dataclass(frozen=True, slots=True)

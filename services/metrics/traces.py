@@ -284,7 +284,7 @@ class TraceBuffer:
 
 
 def _transfers_of(event: RequestEvent) -> int:
-    """Return the smallest number of transfers that the request must have had."""
+    """Return the minimum number of transfers for the request."""
     return event.moves + (event.decode_worker not in {"", event.prefill_worker})
 
 

@@ -1,4 +1,4 @@
-"""The commands `fulcrum models backtest` and `generate`: what reservations would have been worth on a log."""
+"""The commands `fulcrum models backtest` and `generate`, which evaluate reservations on a usage log."""
 
 import csv
 import json

@@ -272,7 +272,7 @@ class ScoreAnswer(msgspec.Struct, frozen=True):
     outcomes: list[OutcomeAnswer] = []
 
 
-# How each figure other than pressure is shown: its name, and its unit.
+# The name and unit with which each figure other than pressure is shown.
 FIGURES: Final = {"backlog": ("backlog gone", "s"), "ttft": ("TTFT p95", "ms"), "tpot": ("TPOT p95", "ms")}
 # The kinds of promises of which a line is printed, as they are named there.
 NAMES: Final = {"pressure": "pressure", "backlog": "backlog", "ttft": "TTFT", "tpot": "TPOT"}

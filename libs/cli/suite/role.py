@@ -1,4 +1,4 @@
-"""The command `fulcrum role`: finds workers, changes their roles, and reports how soon each change held."""
+"""The command `fulcrum role`: find workers, change their roles, and report how soon each change took effect."""
 
 import asyncio
 import json

@@ -288,7 +288,7 @@ async def follow(config: EngineConfig, identity: EngineIdentity, stopping: async
             over.set_exception(error) if error else over.set_result(None)
 
     def own() -> None:
-        # This thread lives as long as the processes, since Linux ends them with the thread that started them.
+        # This thread must outlive the processes: Linux ends them with the thread that started them.
         error: BaseException | None = None
         try:
             import_launch().follow(config, identity)

@@ -271,14 +271,14 @@ class Silence:
     id: str
     made_ns: int
     until_ns: int
-    # Of several versions of a silence, the one that changed last counts.
+    # If a silence has several versions, the one that changed last counts.
     changed_ns: int
     actor: str
     reason: str
     name: str = ""
     """The name of the alerts to silence; empty for any name."""
     labels: Labels = ()
-    """Labels that an alert must have, possibly among others."""
+    """Labels that an alert must have; it may have others."""
     alert_id: str = ""
     ended: bool = False
     """True if somebody ended it, or its acknowledged alert has ended."""

@@ -289,7 +289,7 @@ class StartUp:
 
     @property
     def ahead_ns(self) -> int:
-        """The expected start-up time of a worker requested now."""
+        """The expected start-up time of a worker if it is requested now."""
         return self.start_ns + (self.machine_ns if self.scarce else 0)
 
     def note(

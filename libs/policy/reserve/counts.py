@@ -130,7 +130,7 @@ class HazardTable:
             self.refresh()
 
     def forget(self, seconds: float) -> None:
-        """Decay all evidence by the seconds passed."""
+        """Decay all evidence by the elapsed seconds."""
         keep = self._keep_per_s**seconds
         self._ends *= keep
         self._spent_s *= keep

@@ -24,7 +24,7 @@ BESIDE_S: Final = 0.5
 LINES_WAIT_S: Final = 600.0
 """The wait after which batch lines may take a worker from interactive requests, which would starve them otherwise."""
 NEVER_S: Final = 86_400.0
-"""The wait that stands for one that never ends."""
+"""A wait that never ends."""
 DRAIN_S: Final = 2.0
 """The assumed time until a switched worker's running answers have ended."""
 

@@ -159,7 +159,7 @@ class GpuClaim:
     to_minute: int = 0
     """The first minute after the claim.
 
-    Equal to `from_minute` it means all day, and below it a claim past midnight.
+    If it equals `from_minute`, the claim covers the whole day; if it is lower, the claim ends on the next day.
     """
     priority: int = 0
 

@@ -157,7 +157,7 @@ class PromiseLog:
             if state.has_backlog and age_ns < WATCHED_NS:
                 return False
             promise = followed.action.backlog_s
-            # What was promised to last longer than it is watched may still be kept.
+            # A promise that runs longer than it is watched may still be kept.
             if promise is not None and not (state.has_backlog and promise.most > age_ns / 1e9):
                 self._record(followed, state.model, PromisedFigure.BACKLOG, age_ns / 1e9)
             followed.gone_ns = now_ns

@@ -291,7 +291,7 @@ class TaggedParser:
         parts += more
         self._held = rest or ""
         if rest is not None:
-            # What follows Llama's calls is no call, though it may begin like one.
+            # Text after Llama's calls is not a call, though it may begin like one.
             self._mode = _Mode.CONTENT if isinstance(self._reader, LlamaCalls) else _Mode.BEGIN
             self._reader, self._first = None, False
         return rest is not None

@@ -238,7 +238,7 @@ async def spool(bus: WorkBus, files: FileStore, created: pb.Created, file_id: st
 
 def cannot_begin(error: FulcrumError, created: pb.Created) -> pb.Finished:
     """Return the end of a job whose lines can never be counted because of `error`."""
-    # The store's error names the file by the store's own parameter, not by the field of the job's request.
+    # The store's error names its own parameter, not the field of the job's request.
     param = error.param if isinstance(error, TopicNotFound) else _input_field(created)
     return failed(error.code, error.message, param)
 

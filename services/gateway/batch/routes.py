@@ -238,7 +238,7 @@ class Shelf:
         self._clock = clock
 
     def over(self, info: FileInfo) -> bool:
-        """Return whether the file counts as absent, even if it has not been deleted yet."""
+        """Return whether the file has expired, even if it has not been deleted yet."""
         bounds, now_s = self.bounds, self._clock.now_ns() / 1e9
         return is_over(info, bounds.limits_of(info.tenant), now_s, bounds.deleted_unix_ns(info.tenant))
 

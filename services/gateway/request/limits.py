@@ -80,7 +80,7 @@ class Allowance:
     async def choices(self, _count: int) -> None:
         """Count this many choices as running.
 
-        Raise RateLimited, or InvalidRequest for more than may ever run at once.
+        Raise RateLimited, or InvalidRequest if the count alone exceeds the limit.
         """
 
     async def prompt(self, _tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""What the gateway publishes: an event for each ended choice, its queues, and counts of arrivals."""
+"""The records that the gateway publishes: an event per finished choice, its queues, and counts of arrivals."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -150,7 +150,7 @@ MAX_UNSENT: Final = 256
 
 
 class Waiting(Protocol):
-    """What a reporter reads of the dispatcher."""
+    """The dispatcher as a reporter sees it."""
 
     @property
     def live(self) -> int:

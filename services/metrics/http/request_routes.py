@@ -191,7 +191,7 @@ def requests_router(
         end_ns = clock.now_ns()
         return log.slowest(slowest, end_ns - parse_window_ns(window or SLOWEST_WINDOW), end_ns, worker)
 
-    # Clients choose ids, in which a slash may stand.
+    # Clients choose ids, which may contain a slash.
     @router.get("/requests/{request_id:path}", responses=UNKNOWN)
     async def request(request_id: str) -> RequestDetail:
         """Return one finished request and the time that it spent in each stage, by its id or the beginning of it."""

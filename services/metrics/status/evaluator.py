@@ -244,7 +244,7 @@ class VerdictEvaluator:
         return [assessment_of(each, self.seen.verdict.causes) for each in known[:MAX_ASSESSED]]
 
     async def look(self, now_ns: int) -> None:
-        """Evaluate if it is time, yielding to the event loop in between."""
+        """Evaluate if an evaluation is due, yielding to the event loop in between."""
         newest = self._newest()
         every = every_ns(len(newest))
         if now_ns // every == self._looked_ns // every:
