@@ -226,7 +226,7 @@ def record(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Record a trace of what a running suite has served, or serves from now on. Ctrl-C keeps what was read.
+    """Record a trace of the requests that a running suite served, or serves from now on. Ctrl-C keeps the trace so far.
 
     Requests count as they end: the trace has lengths and arrivals, not prompts, prefixes or conversations.
     """

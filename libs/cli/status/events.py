@@ -1,4 +1,4 @@
-"""The command `fulcrum events`: role moves, decisions, workers that came or died, and alerts in order of time."""
+"""The command `fulcrum events`: role moves, decisions, workers that started or died, and alerts in order of time."""
 
 import json
 import time
