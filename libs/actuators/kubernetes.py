@@ -91,7 +91,7 @@ class PodView:
                 if isinstance(error, ApiRefusal):
                     version = ""  # a server restored to an older state does not have our version
                 if not self._failed:
-                    log.warning("a Deployment's pods cannot be followed: asked again", error=str(error))
+                    log.warning("a Deployment's pods cannot be watched: retrying", error=str(error))
                 self._failed = str(error)
                 self._changed.set()
                 await asyncio.sleep(pause_s)

@@ -382,11 +382,11 @@ class _failures:  # noqa: N801 - reads as a statement
                 raise TooOld(error.reason) from error
             raise ApiRefusal(f"Kubernetes refuses: {error.status} {error.reason}") from error
         if isinstance(error, ConfigException):
-            raise ActuatorDown(f"no way to a Kubernetes API server is known: {error}") from error
+            raise ActuatorDown(f"no configuration for a Kubernetes API server was found: {error}") from error
         if isinstance(error, aiohttp.ClientError | TimeoutError | OSError):
             raise ActuatorDown(f"Kubernetes' API server does not answer: {error!r}") from error
         if isinstance(error, msgspec.MsgspecError):
-            raise ActuatorDown(f"Kubernetes' API server answers what is not understood: {error}") from error
+            raise ActuatorDown(f"Kubernetes' API server sent an invalid answer: {error}") from error
 
 
 def _said(body: bytes) -> str:

@@ -374,7 +374,7 @@ def check_request(sequence: Sequence, capabilities: Capabilities) -> None:
     if capabilities.vocab_size and not 0 <= min(ids) <= max(ids) < capabilities.vocab_size:
         raise InvalidRequest(f"token ids must be from 0 to {capabilities.vocab_size - 1}, in logit_bias too")
     if request.sampling.prompt_logprobs and not capabilities.scores_prompts:
-        raise InvalidRequest("this engine gives no logprobs of prompts: ask without echo and prompt_logprobs")
+        raise InvalidRequest("this engine has no logprobs of prompts: send the request without echo or prompt_logprobs")
     if request.pooling is not None:
         _check_pooling(request, capabilities)
     elif not capabilities.generates:
@@ -394,7 +394,7 @@ def _check_pooling(request: EngineRequest, capabilities: Capabilities) -> None:
         )
     if request.pooling is not None and request.pooling not in capabilities.pools:
         raise InvalidRequest(
-            f"this engine does not pool by {request.pooling.name.lower()}: its model's files name another way"
+            f"this engine does not pool by {request.pooling.name.lower()}: its model's files name another method"
         )
     if request.phase is EnginePhase.DECODE or len(request.token_ids) != request.prompt_tokens:
         raise InvalidRequest("only a prompt becomes a vector, where it is computed")

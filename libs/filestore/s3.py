@@ -248,7 +248,7 @@ class S3Files:
         try:
             return msgspec.json.decode(text, type=_StoredFile)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _Unreadable(f"what is known of file {file_id or key!r} cannot be read ({error})") from error
+            raise _Unreadable(f"the description of file {file_id or key!r} cannot be read ({error})") from error
 
     def known_key(self, file_id: str) -> str:
         """Return the key of a file's description. Raise FileNotFound for a malformed id."""

@@ -58,7 +58,7 @@ class RedisKeys:
                     return book
         except (RedisError, OSError, TimeoutError) as error:
             raise _unavailable(error) from error
-        raise StoreUnavailable(f"others changed the keys {MAX_ATTEMPTS} times meanwhile: try again")
+        raise StoreUnavailable(f"others changed the keys {MAX_ATTEMPTS} times in the meantime: try again")
 
     async def close(self) -> None:
         await self._redis.aclose()

@@ -81,7 +81,7 @@ class KvOutbox:
                 pull.silent_ticks = 0
         for asked in frame.opens:
             if asked.pull in self._pulls:
-                raise InvalidRequest(f"pull {asked.pull} is alive already")
+                raise InvalidRequest(f"pull {asked.pull} already runs")
             try:
                 self._open(asked)
             except FulcrumError as error:
@@ -156,7 +156,7 @@ class KvOutbox:
 
     def _open(self, asked: pb.PullOpen) -> None:
         if not self._has_room():
-            raise QueueFull("as many transfers are under way as this worker takes")
+            raise QueueFull("this worker has its maximum number of transfers under way")
         if asked.incarnation != self._incarnation:
             raise KvLost("the worker that held the blocks has restarted")
         engine = self._host.engine

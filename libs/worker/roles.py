@@ -84,7 +84,7 @@ _STALE = (AssignmentRefusal.DRAINING, AssignmentRefusal.STALE_EPOCH)
 _SENTENCES = {
     AssignmentRefusal.DRAINING: "the worker is draining: it takes no other role, choose another worker",
     AssignmentRefusal.STALE_EPOCH: (
-        "expected epoch {expected_epoch}, the worker is at {epoch}: look at what it does by now, then ask again"
+        "expected epoch {expected_epoch}, the worker is at {epoch}: check its state, then try again"
     ),
     AssignmentRefusal.OTHER_MODEL: "this worker holds model {held!r}, not {asked!r}",
     AssignmentRefusal.UNKNOWN_ROLE: "role must be prefill, mixed or standby",

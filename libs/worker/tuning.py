@@ -146,7 +146,7 @@ class Measurement:
                 if mine:
                     return await self.run(most_tokens, limit_s)
             if clock() >= end_s:
-                raise QueueFull("another worker of this kind measures: ask again when it has ended")
+                raise QueueFull("another worker of this kind measures: try again when it has ended")
             await asyncio.sleep(POLL_S)
 
     async def run(
@@ -433,7 +433,7 @@ class PrefillTuner:
 
     def _check_free(self) -> None:
         if self._busy:
-            raise QueueFull("another measurement runs: ask again when it has ended")
+            raise QueueFull("another measurement is running: try again when it has ended")
 
     def _take(self, chunk_tokens: int) -> None:
         log.info("prefill chunk chosen", tokens=chunk_tokens, before=self.chunk_tokens)

@@ -50,9 +50,9 @@ def submit(
     from libs.cli.batch.jobs import JobOptions, submit_job  # noqa: PLC0415 (start-up time)
 
     if (file is None) == (topic is None):
-        raise typer.BadParameter("either FILE or --topic says where the lines are")
+        raise typer.BadParameter("name either FILE or --topic as the source of lines")
     if file not in (None, Path("-")) and (file.is_dir() or not os.access(file, os.R_OK)):
-        raise typer.BadParameter(f"{file} is no file that can be read", param_hint="FILE")
+        raise typer.BadParameter(f"{file} is not a readable file", param_hint="FILE")
     asked = JobOptions(
         file=file,
         topic=topic,

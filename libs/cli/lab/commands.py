@@ -253,5 +253,5 @@ def calibrate(
     from libs.contracts.errors import InvalidRequest  # noqa: PLC0415
 
     if not from_live:
-        raise InvalidRequest("name where from: --from-live, a running suite, is all there is")
+        raise InvalidRequest("name the source: --from-live, a running suite, is the only one")
     calibrate_profile(ready_file=ready, worker=worker, out=out, as_json=json)

@@ -209,7 +209,7 @@ def request(
     if slowest:
         count = request_id or "10"
         if not (count.isdecimal() and 1 <= int(count) <= MAX_LISTED):
-            raise typer.BadParameter(f"--slowest takes how many to list, 1 to {MAX_LISTED}, not {count!r}")
+            raise typer.BadParameter(f"--slowest takes the number to list, 1 to {MAX_LISTED}, not {count!r}")
         show_slowest(ready, int(count), metrics=metrics, as_json=json)
     elif request_id is None:
         raise typer.BadParameter("name a request, or list some: fulcrum request --slowest")
@@ -272,7 +272,7 @@ def observe(
 
     sources = sum((replay is not None, bool(vllm), file is not None))
     if sources > 1 or (not sources and dynamo is None):
-        raise typer.BadParameter("give servers by --vllm, --file or --dynamo, or a recording by --replay")
+        raise typer.BadParameter("name servers with --vllm, --file or --dynamo, or a recording with --replay")
     if dynamo is not None and not page:
         raise typer.BadParameter("--dynamo goes with --page")
     if page and (replay is not None or lines is not None):

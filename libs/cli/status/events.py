@@ -103,7 +103,7 @@ def unix_ms_of(text: str, now_s: float, *, option: str) -> int:
             return int((now_s - span_s(text)) * 1e3)
         except InvalidRequest:
             raise InvalidRequest(
-                f"{option} is {quoted(text)}: it has to be a number and s, m, h or d, such as 10m, or a time such as "
+                f"{option} is {quoted(text)}: it must be a number and s, m, h or d, such as 10m, or a time such as "
                 "2026-01-31T12:00 or 2026-01-31T12:00Z"
             ) from None
     if at_s > now_s:

@@ -123,7 +123,7 @@ def read_request(
     asked = fit(body, BatchRequest, _without_nulls)
     check_endpoint(asked.endpoint)
     if bool(asked.input_file_id) == bool(asked.input_topic):
-        raise InvalidRequest("either input_file_id or input_topic says where the lines are", param="input_file_id")
+        raise InvalidRequest("name either input_file_id or input_topic as the source of lines", param="input_file_id")
     for name in ("input_topic", "output_topic", "error_topic"):
         topic = getattr(asked, name)
         if topic and not _TOPIC.fullmatch(topic):

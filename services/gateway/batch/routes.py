@@ -360,7 +360,7 @@ def _add_batches(
         await view.ready()
         if (known := view.get(event.job_id)) is not None:
             if not same_request(known.created, created):
-                raise Conflict(f"{known.id} was created with this key, and asks for something else", param="body")
+                raise Conflict(f"{known.id} was created with this key for another request", param="body")
             return show_batch(known)
         await _check_input(shelf, created, caller)
         await shelf.bounds.check_gpu_time(created.tenant)

@@ -77,7 +77,7 @@ async def _check(
     fault = verdict.fault or (f"{verdict.reason}; without strict it is checked afterwards" if strict else "")
     if verdict.fault or (strict and verdict.omitted):
         raise InvalidRequest(
-            f"{named}: {'it' if isinstance(schema, str) else 'the schema'} cannot be kept to: {fault}", param=named
+            f"{named}: {'it' if isinstance(schema, str) else 'the schema'} cannot be enforced: {fault}", param=named
         )
     return verdict
 

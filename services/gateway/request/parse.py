@@ -362,7 +362,7 @@ def _with_prompt(parsed: ParsedRequest, request: CompletionRequest, *, only_prom
     if best_of is not None and best_of < n:
         raise InvalidRequest("best_of is under n", param="best_of")
     if best_of is not None and best_of > n and request.stream:
-        raise InvalidRequest("best_of over n goes with no stream", param="best_of")
+        raise InvalidRequest("best_of over n cannot be streamed", param="best_of")
     parsed = replace(parsed, echo=bool(request.echo), only_prompt=only_prompt)
     if request.echo and request.logprobs is not None:
         parsed = _scored(parsed, max(request.logprobs, parsed.prompt_logprobs or 0))
@@ -439,7 +439,7 @@ def _convert(
     if request.prompt_logprobs is None:
         return parsed
     if request.stream:
-        raise InvalidRequest("prompt_logprobs go with no stream", param="prompt_logprobs")
+        raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
     return replace(_scored(parsed, request.prompt_logprobs), shows_prompt_logprobs=True)
 
 
@@ -469,7 +469,7 @@ def _or(value: float | None, default: float) -> float:
 def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
     if not all(map(_is_token_id, biases)):
         key = next(key for key in biases if not _is_token_id(key))
-        raise InvalidRequest(f"logit_bias: {quoted(key)} is no token id", param="logit_bias")
+        raise InvalidRequest(f"logit_bias: {quoted(key)} is not a token id", param="logit_bias")
     return {int(key): bias for key, bias in biases.items()}
 
 
