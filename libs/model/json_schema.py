@@ -76,7 +76,7 @@ class _Document:
                 raise error
         root = self._without_lone_ref(root)
         if not isinstance(root, dict):
-            raise SchemaRefused("nothing can match it: it is an empty not, or false")
+            raise SchemaRefused("no value can match it")
         return {**root, "$defs": self._definitions} if self._definitions else root
 
     def _without_lone_ref(self, schema: Schema) -> Schema:
