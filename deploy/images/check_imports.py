@@ -1,4 +1,5 @@
-r"""Whether a vLLM image can start, on a machine without a GPU: imports what a worker imports, and says what is missing.
+r"""Check on a machine without a GPU that a vLLM image can start: import what a worker imports, and report what is
+missing.
 
 Run it as a worker runs, read-only, as the image's user, without a network (`make test-image`):
 

@@ -93,7 +93,7 @@ class DockerActuator:
         try:
             await asyncio.to_thread(self._end, container)
         except (DockerException, RequestException, OSError) as error:
-            log.warning("a worker's container could not be ended: it is asked again", worker=name, error=str(error))
+            log.warning("a worker's container could not be stopped: retrying", worker=name, error=str(error))
         finally:
             del self._ending[name]
 
@@ -128,7 +128,7 @@ class DockerActuator:
             if SPARE not in container.labels:
                 attributes: dict[str, Any] = container.attrs
                 return attributes
-        raise KeyError(f"no container of service {self._service!r} runs to be taken as an example")
+        raise KeyError(f"no container of service {self._service!r} runs that could serve as a template")
 
     def _of_project(self) -> list[str]:
         return [f"com.docker.compose.project={self._project}"] if self._project else []

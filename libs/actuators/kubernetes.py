@@ -88,7 +88,7 @@ class PodView:
                 if isinstance(error, ApiRefusal):
                     version = ""  # a server restored to an older state does not have our version
                 if not self._failed:
-                    log.warning("a Deployment's pods cannot be followed: asked again", error=str(error))
+                    log.warning("a Deployment's pods cannot be watched: retrying", error=str(error))
                 self._failed = str(error)
                 self._changed.set()
                 await asyncio.sleep(pause_s)
@@ -117,10 +117,10 @@ LOOK_AGAIN_S: Final = 1.0
 # A scale written by somebody else is not lowered for this long, since a person who scales by hand has a reason.
 BY_HAND_S: Final = 600.0
 SHOWN_AT_ONCE: Final = 8
-"""The most role labels written by one call; the next call continues."""
+"""The maximum number of role labels written by one call; the next call continues."""
 
 SAID_AT_ONCE: Final = 5
-"""The most pods that are named in an event and get an event of their own."""
+"""The maximum number of pods that are named in an event and get an event of their own."""
 
 
 class KubernetesActuator:

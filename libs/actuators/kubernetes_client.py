@@ -130,11 +130,11 @@ class failures:  # noqa: N801 - reads as a statement
                 raise TooOld(str(error.reason), error.status) from error
             raise ApiRefusal(f"Kubernetes refuses: {error.status} {error.reason}", error.status) from error
         if isinstance(error, ConfigException):
-            raise NoApiServer(f"no way to a Kubernetes API server is known: {error}") from error
+            raise NoApiServer(f"no configuration for a Kubernetes API server was found: {error}") from error
         if isinstance(error, aiohttp.ClientError | TimeoutError | OSError):
             raise ActuatorDown(f"Kubernetes' API server does not answer: {error!r}") from error
         if isinstance(error, msgspec.MsgspecError):
-            raise ActuatorDown(f"Kubernetes' API server answers what is not understood: {error}") from error
+            raise ActuatorDown(f"Kubernetes' API server sent an invalid answer: {error}") from error
 
 
 def said(body: bytes) -> str:

@@ -136,7 +136,7 @@ async def committed_offsets(
     if partitions and not found and await _is_unknown(admin, group):
         return dict.fromkeys(partitions, NONE)
     if silent := [partition for partition in partitions if partition not in found]:
-        raise BrokerAway(f"the coordinator of {group} does not tell how far {len(silent)} partitions are")
+        raise BrokerAway(f"the coordinator of {group} does not report the offsets of {len(silent)} partitions")
     return {each: OffsetAndMetadata(found[each].offset, found[each].metadata or "") for each in partitions}
 
 

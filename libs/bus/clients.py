@@ -293,4 +293,4 @@ async def read_span(consumer: AIOKafkaConsumer, part: TopicPartition, start: int
         if position > known:
             moved_s = loop.time()
         elif loop.time() - moved_s > SPAN_STALL_S:
-            raise BrokerAway(f"{part} has records that do not come")
+            raise BrokerAway(f"{part} has records that do not arrive")

@@ -97,7 +97,7 @@ class SkippedRecords:
         skipped = sum(count for (stem, _), count in self.counts.items() if stem == topic.stem)
         self._logged[topic.stem] = now_s, skipped
         log.warning(
-            "records are skipped: nobody of this suite writes such", topic=topic.stem, reason=reason,
+            "invalid records are skipped: no service of this suite writes such", topic=topic.stem, reason=reason,
             partition=partition, offset=offset, skipped=skipped - known,
         )  # fmt: skip
 

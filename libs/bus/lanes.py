@@ -230,7 +230,7 @@ class KafkaLane:
                 position = await self._consumer.position(self._partition)
                 self.replayed = self.replayed or position >= self.end
                 if stalled and position < (await self._consumer.end_offsets([self._partition]))[self._partition]:
-                    raise BrokerAway(f"{self._partition} has records that do not come")
+                    raise BrokerAway(f"{self._partition} has records that do not arrive")
             yield batch
 
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:

@@ -13,7 +13,7 @@ from libs.bus.port import BackReader, BusStats, Gap, OffsetSpan, Record, Wanted
 from libs.contracts.topics import Topic
 
 MAX_QUEUED_RECORDS: Final = 20_000
-"""The most records that one reader may be behind; the oldest are dropped and counted."""
+"""The maximum number of records that one reader may be behind; the oldest are dropped and counted."""
 
 
 class _Queue:

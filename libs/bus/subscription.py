@@ -173,7 +173,7 @@ class Subscription:
             ends = await consumer.end_offsets(found)
             positions = {partition: await consumer.position(partition) for partition in found}
             if stalled := progress.stalled(asyncio.get_running_loop().time(), positions, ends):
-                raise BrokerAway(f"{len(stalled)} partitions have records that do not come")
+                raise BrokerAway(f"{len(stalled)} partitions have records that do not arrive")
             self._look_at_replay(positions)
             if self._jumps is not None:
                 self._jump(self._jumps, consumer, positions, ends)

@@ -53,12 +53,13 @@ class Lane(Protocol):
         ...
 
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
-        """Commit these records, `next_offset` as the next to be worked on, and a note, in one transaction at a time.
+        """Commit these records, a note, and `next_offset` as the next offset to process, in one transaction. A lane has
+        one transaction at a time.
 
         Raise TopicRefused if a client's topic does not accept its records, and TooLargeForTopic if one of them is
-        too large for it. Nothing is committed in these cases, and the lane can continue without the records. Any
-        other error means that the transaction was not committed, or that this is unknown. The lane is then
-        unusable, and the next one begins at the offset that the broker reports.
+        too large for it. Nothing is committed in these cases, and the lane can continue without the records. After any
+        other error the transaction was not committed, or its outcome is unknown. The lane is then unusable, and the
+        next one begins at the offset that the broker reports.
         """
         ...
 

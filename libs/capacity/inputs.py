@@ -47,7 +47,7 @@ class PlanInput:
 def input_of(demand: ModelDemand, kind: WorkerKind | None, there: dict[Phase, int]) -> PlanInput:
     """Return the input from recorded demand; raise InvalidRequest if no request is known."""
     if demand.mix is None:
-        raise InvalidRequest(f"no request of {demand.model} is known yet: there is nothing to plan for")
+        raise InvalidRequest(f"no request for {demand.model} is known yet: there is nothing to plan for")
     step_s = demand.history.step_s
     counts, heard = demand.bins.sums(), demand.bins.heard
     peaks = hour_peaks(counts, heard, max(round(HOUR_S / step_s), 1), max(round(PEAK_S / step_s), 1))
@@ -62,7 +62,7 @@ def input_of_history(history: DemandHistory, model: str) -> PlanInput:
     known = np.isfinite(history.requests) & np.isfinite(history.prefill) & np.isfinite(history.decode)
     requests = float(history.requests[known].sum()) if known.any() else 0.0
     if requests <= 0:
-        raise InvalidRequest("no request is in it: there is nothing to plan for")
+        raise InvalidRequest("it has no requests: there is nothing to plan for")
     prompts, outputs = float(history.prefill[known].sum()), float(history.decode[known].sum())
     per_hour = round(HOUR_S / history.step_s)
     peaks = np.ones(1)

@@ -175,7 +175,7 @@ NEAR_STEP: Final = 1.15
 ROUGH_HALVINGS: Final = 4
 ROUNDING: Final = 1.000001
 MOST_STEPS: Final = 12
-"""The most steps up or down from the first rate."""
+"""The maximum number of steps up or down from the first rate."""
 MOST_REQUESTS: Final = 1000
 LEAST_REQUESTS: Final = 300
 LEAST_S: Final = 20.0

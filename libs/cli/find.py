@@ -163,7 +163,7 @@ def _answer(base_url: str, method: str, path: str, headers: dict[str, str], body
     try:
         return json.loads(content)
     except ValueError:
-        raise StartupError(f"{base_url}{path} answers something that is not JSON: is it a suite?") from None
+        raise StartupError(f"{base_url}{path} does not answer in JSON: is it a suite?") from None
 
 
 def _no_key(status: int, sent: Mapping[str, str]) -> str:

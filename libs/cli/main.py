@@ -30,7 +30,7 @@ class Quick(NamedTuple):
     more: Mapping[str, Any] = {}
     """The keyword arguments that keep their default."""
     words: int = 0
-    """The least number of arguments, passed as the keyword `words`; 0 means that none are taken."""
+    """The minimum number of arguments, passed as the keyword `words`; 0 means that none are taken."""
 
 
 QUICK: Final[Mapping[str, Quick]] = {  # by one word or two

@@ -26,12 +26,12 @@ def worker_changes(cluster: str) -> str:
 
 
 def planner_mode(cluster: str) -> str:
-    """Return the key of the mode last set at the planner, in words; absent until someone has set one."""
+    """Return the key that holds the planner's mode as a word; absent until someone sets one."""
     return f"fulcrum:{cluster}:planner-mode"
 
 
 def planner_limits(cluster: str) -> str:
-    """Return the key of the limits last set at the planner, as JSON; absent until someone has set any."""
+    """Return the key that holds the planner's limits as JSON; absent until someone sets any."""
     return f"fulcrum:{cluster}:planner-limits"
 
 

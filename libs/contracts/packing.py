@@ -14,7 +14,7 @@ def unpack_u32(data: bytes) -> list[int]:
     """Unpack little-endian uint32s. Raise ValueError if `data` is not a whole number of them."""
     count, rest = divmod(len(data), 4)
     if rest:
-        raise ValueError(f"a buffer size of {len(data)} bytes is no whole number of uint32s")
+        raise ValueError(f"a buffer size of {len(data)} bytes is not a multiple of four")
     return list(struct.unpack(f"<{count}I", data))
 
 

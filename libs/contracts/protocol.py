@@ -30,8 +30,8 @@ def check_protocol(peer: str, protocol: int, oldest: int) -> None:
         )
 
 
-# Longest pause between two frames to a gateway that a worker has work of, with news or without. A frame within it
-# also answers the first submit to an idle worker.
+# Longest pause between two frames to a gateway whose work a worker has, even if nothing changed. An idle worker also
+# answers a first submit within it.
 SIGN_OF_LIFE_MS = 100
 # The same to a gateway without work here, for which nothing depends on it.
 RESTING_SIGN_OF_LIFE_MS = 500

@@ -49,7 +49,7 @@ class Range(NamedTuple):
 
 
 class Length(NamedTuple):
-    """The most characters, bytes or elements of a field, and the range of each element."""
+    """The maximum number of characters, bytes or elements of a field, and the range of each element."""
 
     most: int
     each: Range | None = None

@@ -49,7 +49,7 @@ def whole_columns(steps: StepColumns) -> list[bytes]:
     if length % ENTRY_BYTES == 0 and {*map(len, whole)} == {length}:
         return whole
     lengths = ", ".join(f"{name} {len(column)}" for name, column in zip(COLUMN_NAMES, columns, strict=True) if column)
-    raise ValueError(f"columns of unlike length in bytes: {lengths}")
+    raise ValueError(f"columns of different lengths in bytes: {lengths}")
 
 
 def step_rows(steps: StepColumns) -> list[StepRow]:

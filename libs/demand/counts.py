@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Protocol
 OTHER: Final = "other"
 """Stands for a tenant or class without a row of its own."""
 MAX_ROWS: Final = 256
-"""The most combinations of model, class and tenant at one gateway, without those in `OTHER`."""
+"""The maximum number of combinations of model, class and tenant at one gateway, without those in `OTHER`."""
 # Clients name classes freely, so further ones of a model are counted as `OTHER`.
 MAX_CLASSES: Final = 8
 

@@ -175,11 +175,11 @@ Phase = Literal["prefill", "decode"]
 What = Literal["balance", "prefill", "decode"]
 PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 LEAST_SPAN: Final = 3
-"""The least number of bins examined on either side of a change."""
+"""The minimum number of bins examined on either side of a change."""
 MOST_SPAN_S: Final = 86_400.0
 """The longest time examined on either side of a change."""
 NAMED: Final = 3
-"""The most causes named for one change."""
+"""The maximum number of causes named for one change."""
 
 
 @dataclass(frozen=True, slots=True)

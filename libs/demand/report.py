@@ -105,7 +105,7 @@ def coarser_history(history: DemandHistory, times: int) -> DemandHistory:
 
 BANDS: Final = (("p5", 0.05), ("p10", 0.1), ("p25", 0.25), ("p50", 0.5), ("p75", 0.75), ("p90", 0.9), ("p95", 0.95))
 MOST_SHOWN: Final = 336
-"""The most bins of history shown beside a forecast."""
+"""The maximum number of bins of history shown beside a forecast."""
 
 
 @dataclass(frozen=True, slots=True)

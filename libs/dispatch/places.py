@@ -43,7 +43,7 @@ class TenantCount(NamedTuple):
 
     @property
     def to_yield(self) -> GatewayYield:
-        """The part of these counts that decides who gives way."""
+        """The part of these counts that decides which tenant gives way."""
         return GatewayYield(self.running, max(self.running - self.fixed, 0), self.gave_way)
 
 
@@ -153,7 +153,7 @@ class _Round(NamedTuple):
         """Return how many choices of each tenant give way at all gateways."""
         yields = self._yields_for(self.demands)
         if any(self.demands[tenant].waiting > self.waits[tenant].here for tenant in yields):
-            # A gateway that has not heard who lacks places would take those that are given up for its own.
+            # A gateway that does not know yet which tenants lack places would take the ones that others give up.
             demands = self.demands.items()
             return self._yields_for({t: d._replace(waiting=min(d.waiting, self.known.get(t, 0))) for t, d in demands})
         return yields

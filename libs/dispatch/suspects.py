@@ -78,7 +78,7 @@ class Suspects:
             prompts = {_fingerprint(generation) for generation in generations}
             if any(self._suspicion.is_poison(prompt, now_ns) for prompt in prompts):
                 self.refused += 1
-                raise PoisonRequest(f"{LOST}, not long ago: it is not given to others for now")
+                raise PoisonRequest(f"{LOST}, recently: it is not sent to other workers for now")
         for generation in generations:
             generation.siblings = generations
             if prompts:

@@ -45,7 +45,7 @@ class EngineConfig:
     vllm_start_limit_s: float = 1800.0
     """Upper bound of vLLM's start, from its import to a serving EngineCore."""
     vllm_sleeps: bool = False
-    """Whether to start vLLM so that it can sleep, if device and connector allow it."""
+    """True to start vLLM so that it can sleep, if device and connector allow it."""
     vllm_asleep_mb: int = 0
     """Memory of each GPU reserved for engines that sleep on it."""
     sim_profile: str = "llama-8b-h100"

@@ -184,7 +184,7 @@ class Core:
         if sequence is None or kv is None or not kv.streamed or sequence.sampled_elsewhere is not None:
             return
         if sequence.length + len(token_ids) >= sequence.max_length or not self._capabilities.knows(token_ids):
-            raise InvalidRequest(f"a sequence of {sequence.length} tokens cannot go on from {token_ids}")
+            raise InvalidRequest(f"a sequence of {sequence.length} tokens cannot continue from {token_ids}")
         sequence.sampled_elsewhere = token_ids
         sequence.start_line(now_ns, sequence.length + len(token_ids))
         sequence.kv_ready = True  # the prompt is computed
@@ -378,7 +378,7 @@ class Core:
 
     @property
     def holds_blocks(self) -> bool:
-        """Whether any sequence or handle exists that may hold blocks."""
+        """True if any sequence or handle exists that may hold blocks."""
         return bool(self._sequences or len(self.offers))
 
     def pool_fault(self) -> str:

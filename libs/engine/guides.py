@@ -51,7 +51,7 @@ class Guides:
             fill_next_token_bitmask(matcher, self._mask)
         if matcher.is_error():
             self._positions.pop(chunk.sequence_id, None)
-            raise GuideFailed(f"the answer cannot go on under its guide: {_first_line(matcher.get_error())}")
+            raise GuideFailed(f"the answer cannot continue under its guide: {_first_line(matcher.get_error())}")
         bits = np.unpackbits(self._mask[0].view(np.uint8), count=self._vocabulary.vocab_size, bitorder="little")
         return bits.view(np.bool_)
 

@@ -189,7 +189,7 @@ class ReceivedTotals:
     blocks: int = 0
     data_bytes: int = 0
     shared: bool = False
-    """Whether they were copied from the sender's memory on this host."""
+    """True if they were copied from the sender's memory on this host."""
 
 
 class HandleTable:

@@ -17,7 +17,7 @@ class KvHandle:
     blocks: int
     kv_layout: str = ""
     streamed: bool = False
-    """Whether the prompt is still being computed. `tokens` and `blocks` are then final counts, and sampled tokens
+    """True if the prompt is still being computed. `tokens` and `blocks` are then final counts, and sampled tokens
     arrive by `Engine.proceed`.
     """
 
@@ -44,7 +44,7 @@ class KvChunk:
     ready_blocks: int = 0
     """Leading blocks of the handle that are ready at the sender; 0 if unknown. A chunk may report only this."""
     shared: bool = False
-    """Whether the views are of the sender's own memory on this host."""
+    """True if the views are of the sender's own memory on this host."""
 
 
 class KvExport(Protocol):
@@ -52,7 +52,7 @@ class KvExport(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether `take` has returned the last blocks."""
+        """True if `take` has returned the last blocks."""
         ...
 
     def take(self) -> KvChunk | None:

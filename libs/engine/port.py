@@ -58,20 +58,20 @@ class Capabilities:
     vocab_size: int = 0
     """Exclusive upper bound of token ids; 0 if unknown. `submit` refuses others: one would fail a whole step."""
     hands_over_running_kv: bool = False
-    """Whether `Engine.hand_over` is supported for decoding sequences."""
+    """True if `Engine.hand_over` is supported for decoding sequences."""
     streams_kv: bool = False
     scores_prompts: bool = False
-    """Whether the engine computes `SamplingParams.prompt_logprobs`; if not, `submit` refuses them."""
+    """True if the engine computes `SamplingParams.prompt_logprobs`; if not, `submit` refuses them."""
     pools: frozenset[Pooling] = frozenset()
     """The values of `EngineRequest.pooling` that the engine computes; `submit` refuses others."""
     generates: bool = True
     """True if the engine generates tokens; otherwise `submit` refuses sequences without `EngineRequest.pooling`."""
     seeds_by_position: bool = True
-    """Whether a seeded sequence that moves draws the tokens that it would have drawn here. If not, seeds repeat only
+    """True if a seeded sequence that moves draws the tokens that it would have drawn here. If not, seeds repeat only
     sequences that run in one place.
     """
     kv_once: bool = False
-    """Whether the blocks of a handle can be read only once. A later reader then gets no error but whatever has
+    """True if the blocks of a handle can be read only once. A later reader then gets no error but whatever has
     replaced them. Without this, blocks can be fetched again, or the fetch fails with KvLost.
     """
     first_token_from: Literal["prefill", "decode"] = "prefill"
@@ -89,11 +89,11 @@ class Capabilities:
     `kv_block_bytes` a block.
     """
     sleeps: bool = False
-    """Whether `Engine.sleep` and `Engine.wake` can be called."""
+    """True if `Engine.sleep` and `Engine.wake` can be called."""
     drops_weights: bool = False
-    """Whether `Engine.sleep` can drop the weights. Waking then reads them again, but skips the rest of a start."""
+    """True if `Engine.sleep` can drop the weights. Waking then reads them again, but skips the rest of a start."""
     loads_adapters: bool = False
-    """Whether an adapter that was not given at start is loaded when a sequence names its folder."""
+    """True if an adapter that was not given at start is loaded when a sequence names its folder."""
     variant: str = ""
     """Whatever affects step times beside model and device, in a few words: types, width, threads, versions."""
 
@@ -136,12 +136,12 @@ class SamplingParams:
     min_tokens: int = 0
     """Tokens to generate before one that ends the sequence is allowed."""
     prompt_logprobs: bool = False
-    """Whether the first token's logprob carries those of the prompt; requires `logprobs`."""
+    """True if the first token's logprob carries those of the prompt; requires `logprobs`."""
     prompt_top_logprobs: int = 0
 
     @property
     def follows_from_tokens(self) -> bool:
-        """Whether a sequence continues identically if its tokens are resubmitted as a prompt.
+        """True if a sequence continues identically if its tokens are resubmitted as a prompt.
 
         This holds without noise and without penalties that count generated tokens alone.
         """
@@ -172,7 +172,7 @@ class EngineRequest:
     adapter_source: str = ""
     """Folder of the adapter, if the engine was not started with it."""
     yields: bool = False
-    """Whether it is background work, such as a batch line. Its prompt is computed while no other prompt waits."""
+    """True if it is background work, such as a batch line. Its prompt is computed while no other prompt waits."""
     pooling: Pooling | None = None
     """The way to make one vector of the prompt, with which the sequence ends, without a token or a handle. None
     generates tokens. With `Pooling.MEAN`, `chain_root` must be empty.

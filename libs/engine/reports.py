@@ -55,7 +55,7 @@ class SequenceOutput:
     """With `finish`: number of prompt tokens computed here."""
     kv_bytes_received: int = 0
     pulling: bool = False
-    """Whether the first block was just requested, which fixes the decode worker."""
+    """True if the first block was just requested, which fixes the decode worker."""
     pooled: bytes = b""
     """The prompt's vector as packed little-endian float32, not normalised; with `finish` of a pooled sequence."""
     streamed_handle: KvHandle | None = None
@@ -63,7 +63,7 @@ class SequenceOutput:
 
     @property
     def only_tokens(self) -> bool:
-        """Whether the output carries tokens and no other event."""
+        """True if the output carries tokens and no other event."""
         return self.finish is None and self.streamed_handle is None and not self.pulling
 
 
@@ -99,7 +99,7 @@ class KvTransferReport:
     prompt_tokens_computed: int
     """Prompt tokens that this engine computes because their KV did not come: 0 or 1."""
     shared: bool = False
-    """Whether the blocks were copied from the sender's memory on the same host rather than sent."""
+    """True if the blocks were copied from the sender's memory on the same host rather than sent."""
     ready_ns: int = 0
     """Part of the time from start to end in which ready KV was under way; 0 if unknown. In the rest the sender was
     still computing the prompt.

@@ -29,7 +29,7 @@ class Chunk:
     block_table: NDArray[np.int32]
     """[blocks] 1D int32: the pool blocks for positions [0, start + n)."""
     sample: bool
-    """Whether a token is sampled after the last position."""
+    """True if a token is sampled after the last position."""
     sampling: SamplingParams
     history: NDArray[np.int32]
     """[start + n] 1D int32: all tokens so far, for penalties and the sim engine's next token."""
@@ -45,7 +45,7 @@ class Chunk:
 
     @property
     def decodes(self) -> bool:
-        """Whether this is the next token of a running sequence rather than part of a prompt."""
+        """True if this is the next token of a running sequence rather than part of a prompt."""
         return self.start >= self.prompt_tokens and len(self.token_ids) == 1
 
 

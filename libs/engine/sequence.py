@@ -50,7 +50,7 @@ class Sequence:
         self.max_length = min(request.prompt_tokens + request.max_output_tokens, max_context_tokens)
         self.blocks: list[int] = []
         self.preempted = False
-        """Whether it has ever lost its blocks. From then on it is computed here, wherever its prompt came from."""
+        """True if it has ever lost its blocks. From then on it is computed here, wherever its prompt came from."""
         self.reached = 0
         """Most tokens that have had KV here. Computing them a second time counts as recomputation."""
         self.cached_tokens = 0
@@ -58,7 +58,7 @@ class Sequence:
         self.kv_bytes_received = 0
         self.kv_arrived = False
         self.kv_ready = request.kv is not None and not request.kv.streamed
-        """Whether its source has ready KV that has not arrived here, as far as the source has reported."""
+        """True if its source has ready KV that has not arrived here, as far as the source has reported."""
         self.kv_ready_since_ns = 0
         """Time in Unix nanoseconds since which `kv_ready` holds; 0 while it does not."""
         self.kv_ready_ns = 0
@@ -70,7 +70,7 @@ class Sequence:
         self.streamed: Offer | None = None
         """The handle under which others can pull this prompt while it is computed."""
         self.joined = False
-        """Whether it has decoded here. A decode that has begun is not held back."""
+        """True if it has decoded here. A decode that has begun is not held back."""
         self.held_since_ns = 0
         """Time at which it could first have decoded here, in Unix nanoseconds; 0 if not yet."""
         self.line_from_ns = 0
@@ -79,10 +79,10 @@ class Sequence:
         self.prompt_logprobs: list[Logprob] = []
         """Log-probabilities of the prompt's tokens so far, if requested."""
         self.in_step = False
-        """Whether the running step computes it. Its blocks may not change owner before that step ends."""
+        """True if the running step computes it. Its blocks may not change owner before that step ends."""
         self.aborting = False
         self.handing_over = False
-        """Whether it is handed over at its next step boundary."""
+        """True if it is handed over at its next step boundary."""
         self._block_size = block_size_tokens
         self._room_tokens = 0
         """Number of tokens that its blocks can hold."""
@@ -97,12 +97,12 @@ class Sequence:
 
     @property
     def transferred(self) -> bool:
-        """Whether the prompt was computed by another worker."""
+        """True if the prompt was computed by another worker."""
         return self.request.kv is not None
 
     @property
     def yields(self) -> bool:
-        """Whether its prompt waits while one that does not yield can be computed."""
+        """True if its prompt waits while one that does not yield can be computed."""
         return self.request.yields
 
     @property
@@ -164,12 +164,12 @@ class Sequence:
 
     @property
     def has_room(self) -> bool:
-        """Whether its blocks can hold its current tokens."""
+        """True if its blocks can hold its current tokens."""
         return self.length <= self._room_tokens
 
     @property
     def may_grow(self) -> bool:
-        """Whether it may still need more blocks than it holds."""
+        """True if it may still need more blocks than it holds."""
         return max(len(self.blocks), self.blocks_now) < self.blocks_at_most
 
     def reusable_hashes(self) -> list[bytes]:
@@ -374,7 +374,7 @@ def check_request(sequence: Sequence, capabilities: Capabilities) -> None:
     if capabilities.vocab_size and not 0 <= min(ids) <= max(ids) < capabilities.vocab_size:
         raise InvalidRequest(f"token ids must be from 0 to {capabilities.vocab_size - 1}, in logit_bias too")
     if request.sampling.prompt_logprobs and not capabilities.scores_prompts:
-        raise InvalidRequest("this engine gives no logprobs of prompts: ask without echo and prompt_logprobs")
+        raise InvalidRequest("this engine has no logprobs of prompts: send the request without echo or prompt_logprobs")
     if request.pooling is not None:
         _check_pooling(request, capabilities)
     elif not capabilities.generates:
@@ -394,7 +394,7 @@ def _check_pooling(request: EngineRequest, capabilities: Capabilities) -> None:
         )
     if request.pooling is not None and request.pooling not in capabilities.pools:
         raise InvalidRequest(
-            f"this engine does not pool by {request.pooling.name.lower()}: its model's files name another way"
+            f"this engine does not pool by {request.pooling.name.lower()}: its model's files name another method"
         )
     if request.phase is EnginePhase.DECODE or len(request.token_ids) != request.prompt_tokens:
         raise InvalidRequest("only a prompt becomes a vector, where it is computed")

@@ -303,7 +303,7 @@ def _read_info(home: Path) -> FileInfo:
     try:
         return msgspec.json.decode((home / _INFO).read_bytes(), type=FileInfo)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreUnavailable(f"what is known of file {home.name!r} cannot be read ({error})") from error
+        raise StoreUnavailable(f"the description of file {home.name!r} cannot be read ({error})") from error
 
 
 def _sync(file: BinaryIO) -> None:

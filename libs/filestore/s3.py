@@ -39,7 +39,7 @@ log = structlog.get_logger()
 PART_BYTES = 8 * 1024 * 1024
 READ_BYTES = 256 * 1024
 MAX_READING = 16
-"""The most descriptions that are fetched concurrently."""
+"""The maximum number of descriptions that are fetched concurrently."""
 MEASURE_S = 5.0
 """The interval between measurements of the store. Files kept by this process count at once."""
 ORPHAN_S = 3600.0
@@ -248,7 +248,7 @@ class S3Files:
         try:
             return msgspec.json.decode(text, type=_StoredFile)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _Unreadable(f"what is known of file {file_id or key!r} cannot be read ({error})") from error
+            raise _Unreadable(f"the description of file {file_id or key!r} cannot be read ({error})") from error
 
     def known_key(self, file_id: str) -> str:
         """Return the key of a file's description. Raise FileNotFound for a malformed id."""

@@ -72,7 +72,7 @@ LEAST_BINS: Final = 24
 LEAST_FIT: Final = 6
 """The number of bins of the first fit."""
 _LEAST_ERRORS: Final = 12
-"""The least number of errors behind a baseline's band."""
+"""The minimum number of errors behind a baseline's band."""
 _HOURS: Final = 3
 """Hours of the day in one group of coverage."""
 

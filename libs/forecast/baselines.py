@@ -262,7 +262,7 @@ def light_baselines() -> list[Baseline]:
 PROPHET_WINDOW: Final = 50
 """The number of intervals that Dynamo's Prophet sees."""
 MOST_SEEN: Final = 2016
-"""The most bins before an origin that a model uses."""
+"""The maximum number of bins before an origin that a model uses."""
 _DAY_S: Final = 86_400.0
 
 

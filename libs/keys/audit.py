@@ -20,7 +20,7 @@ MAX_PATH_CHARS: Final = 300
 REFUSED_EVERY_S: Final = 60.0
 """The interval of summaries: refusals of one actor with one status are recorded once, then summed up."""
 MAX_REFUSED: Final = 1_000
-"""The most actors and statuses summed up at once; beyond it only the metric counts."""
+"""The maximum number of actors and statuses summed up at once; beyond it only the metric counts."""
 _READS: Final = ("GET", "HEAD", "OPTIONS")
 # Key in a request's scope. Its value is a list, because middleware before a route may copy the scope.
 _ACTOR: Final = "fulcrum.actor"
@@ -38,7 +38,7 @@ def changes(method: str, path: str) -> bool:
 
 
 def deletes(method: str, path: str) -> bool:
-    """Return whether a request to a gateway deletes or cancels something; all others are tenants' requests."""
+    """Return whether a request to a gateway deletes or cancels something; all others are tenants' ordinary requests."""
     return method == "DELETE" or path.endswith("/cancel")
 
 

@@ -27,13 +27,13 @@ PREFIX: Final = "sk-fulcrum-"
 """The prefix of every key, by which secret scanners find one that has leaked."""
 SECRET_BYTES: Final = 32
 MAX_KEYS: Final = 10_000
-"""The most stored keys; beyond it the oldest ended ones are dropped."""
+"""The maximum number of stored keys; beyond it the oldest ended ones are dropped."""
 MAX_LIMITED: Final = 10_000
-"""The most tenants with limits of their own."""
+"""The maximum number of tenants with limits of their own."""
 MAX_DELETED: Final = 10_000
-"""The most deleted tenants that are remembered, the latest ones."""
+"""The maximum number of deleted tenants that are remembered, the latest ones."""
 MAX_CHANGES: Final = 200
-"""The most changes of the book that are stored with it."""
+"""The maximum number of changes of the book that are stored with it."""
 MAX_KEY_MODELS: Final = 256
 MAX_PRIORITY: Final = 100
 ANY: Final = "*"
@@ -107,7 +107,7 @@ class KeySet(msgspec.Struct, frozen=True):
     cache_secret: str = ""
     """The secret, in hex, from which each tenant's salt of KV blocks is derived; empty before the first key."""
     deleted: dict[str, int] = {}
-    """The deleted tenants with the time of deletion in Unix ns; what they had before belongs to nobody."""
+    """The deleted tenants with the time of deletion in Unix ns. Data from before then belongs to nobody."""
 
     def with_cache_secret(self, *, anew: bool = False) -> Self:
         """Return the book with a cache secret; `anew` draws another one, so that no cached KV block is found again."""

@@ -41,7 +41,7 @@ from libs.runtime.settings import CommonSettings
 
 VARIABLE: Final = "FULCRUM_HTTP_HOSTS"
 MAX_REMEMBERED: Final = 256
-"""The most cached verdicts on hosts and origins."""
+"""The maximum number of cached verdicts on hosts and origins."""
 
 
 def own_hosts(settings: HttpSettings) -> "HostCheck | None":
@@ -86,7 +86,7 @@ class HostCheck:
 
 COOKIE: Final = "fulcrum_session"
 MAX_SESSIONS: Final = 1_000
-"""The most sessions; one more ends the oldest."""
+"""The maximum number of sessions; one more ends the oldest."""
 SESSION_S: Final = 12 * 3600
 """The seconds from a login to the next."""
 TOKEN_BYTES: Final = 32
@@ -295,7 +295,7 @@ async def start_keys(settings: HttpSettings, store: KeyStore, clock: Clock) -> K
     except StoreUnavailable as error:
         if settings.keys != IN_REDIS:
             raise StartupError(error.message) from None
-        log.warning("no request is answered until it is known which keys there are", error=error.message)
+        log.warning("no request is answered until the keys have been read", error=error.message)
         return table
     if not (trusted or table.closed):
         raise StartupError(
@@ -314,13 +314,13 @@ async def follow_keys(store: KeyStore, table: KeyTable, clock: Clock) -> None:
             found = await store.load(version)
             if found is not None:
                 if version and table.closed and not found.book.keys:
-                    log.warning("the store has lost all API keys: nobody is let in until there are some again")
+                    log.warning("the store has lost all API keys: nobody is admitted until there are keys again")
                 version = found.version
                 table.replace(found.book, clock.now_ns() / 1e9)
             away = False
         except StoreUnavailable as error:
             if not away:
-                log.warning("the store of API keys does not answer: the last known ones count", error=error.message)
+                log.warning("the store of API keys does not answer: the last known keys apply", error=error.message)
             away = True
         await asyncio.sleep(FOLLOW_S)
 

@@ -17,7 +17,7 @@ LOAD_TIMEOUT_S: Final = 1.0
 # Longer than a read: a person waits for the change, and would only try again.
 CHANGE_TIMEOUT_S: Final = 5.0
 MAX_ATTEMPTS: Final = 32
-"""The most attempts at a change while others change the keys concurrently."""
+"""The maximum number of attempts at a change while others change the keys concurrently."""
 _BOOK, _VERSION = "book", "version"
 ABSENT: Final = "0"
 
@@ -58,7 +58,7 @@ class RedisKeys:
                     return book
         except (RedisError, OSError, TimeoutError) as error:
             raise _unavailable(error) from error
-        raise StoreUnavailable(f"others changed the keys {MAX_ATTEMPTS} times meanwhile: try again")
+        raise StoreUnavailable(f"others changed the keys {MAX_ATTEMPTS} times in the meantime: try again")
 
     async def close(self) -> None:
         await self._redis.aclose()

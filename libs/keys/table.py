@@ -105,7 +105,7 @@ class Caller:
 
 SALT_BYTES: Final = 16
 MAX_SALTS: Final = 10_000
-"""The most tenants whose derived salts are cached."""
+"""The maximum number of tenants whose derived salts are cached."""
 NO_LIMITS: Final = TenantLimits()
 ANYBODY: Final = Caller()
 SUITE_TOKEN: Final = Caller(tenant=DEFAULT_TENANT, name="token")

@@ -59,7 +59,7 @@ class Experiment:
     lookup_ms: float = LOOKUP_MS
     max_sequences: int = MAX_SEQUENCES
     chunk_tokens: int = 0
-    """The most prompt tokens in a step; 0 for the smallest chunk that saturates the device."""
+    """The maximum number of prompt tokens in a step; 0 for the smallest chunk that saturates the device."""
     overtime_s: float = 600.0
     """The longest time for which the run may continue after the last arrival."""
     warm_up_s: float = 0.0

@@ -26,7 +26,7 @@ class Hardware:
     mixed_measured: bool
     """True if the joint cost of prompts and decodes was measured; otherwise `interference` is an assumption."""
     chunk_tokens: int = 0
-    """The most prompt tokens in a step; 0 for the smallest chunk that saturates the device."""
+    """The maximum number of prompt tokens in a step; 0 for the smallest chunk that saturates the device."""
     hop_ms: float | None = None
     link_gbps: float | None = None
     max_sequences: int | None = None

@@ -104,9 +104,9 @@ class SuiteOptions:
         if self.pool:
             return
         if self.prefill + self.mixed < 1:
-            raise StartupError("nobody would compute prompts: ask for --prefill 1 or --mixed 1 at least")
+            raise StartupError("nothing would compute prompts: use at least --prefill 1 or --mixed 1")
         if self.decode + self.mixed < 1:
-            raise StartupError("nobody would generate tokens: ask for --decode 1 or --mixed 1 at least")
+            raise StartupError("nothing would generate tokens: use at least --decode 1 or --mixed 1")
 
     def _check_profile(self, name: str) -> None:
         if self.spare:

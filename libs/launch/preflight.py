@@ -63,7 +63,7 @@ def gateway_port(options: SuiteOptions, host: str) -> Iterator[int]:
         try:
             port = stack.enter_context(held_port(host))
         except OSError as error:
-            raise StartupError(f"no port of {host} can be had ({error.strerror}): set FULCRUM_HOST") from None
+            raise StartupError(f"no port of {host} is available ({error.strerror}): set FULCRUM_HOST") from None
         yield port
 
 
@@ -80,7 +80,7 @@ def broker_port(options: SuiteOptions) -> Iterator[int]:
         try:
             port = stack.enter_context(held_port())
         except OSError as error:
-            raise StartupError(f"no port of 127.0.0.1 can be had for the embedded broker ({error.strerror})") from None
+            raise StartupError(f"no port of 127.0.0.1 is free for the embedded broker ({error.strerror})") from None
         yield port
 
 
@@ -115,13 +115,13 @@ async def _check_redis(url: str) -> None:
             raise StartupError(f"--redis {url}: there is no such socket")
         return
     if parts.scheme not in ("redis", "rediss") or not parts.hostname:
-        raise StartupError(f"--redis {url!r} is no URL such as redis://127.0.0.1:6379/0")
+        raise StartupError(f"--redis {url!r} is not a URL such as redis://127.0.0.1:6379/0")
     await _check_server("--redis", url, parts.hostname, str(parts.port or REDIS_PORT))
 
 
 async def _check_server(option: str, value: str, host: str, port: str) -> None:
     if not host or not port.isdigit():
-        raise StartupError(f"{option} {value!r} is no HOST:PORT")
+        raise StartupError(f"{option} {value!r} is not HOST:PORT")
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))

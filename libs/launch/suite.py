@@ -110,7 +110,7 @@ SERVICE_GRACE_S = 2.5
 STORE_GRACE_S = 0.5
 # For a spare worker to finish its sequences when fewer are requested, while the suite continues.
 SPARE_GRACE_S = 30.0
-# How often logs are checked against their bound.
+# Interval between checks of the logs' size.
 LOG_CHECK_S = 5.0
 
 T = TypeVar("T")

@@ -76,7 +76,7 @@ class _Document:
                 raise error
         root = self._without_lone_ref(root)
         if not isinstance(root, dict):
-            raise SchemaRefused("nothing fits it: it is not, or false")
+            raise SchemaRefused("no value can match it")
         return {**root, "$defs": self._definitions} if self._definitions else root
 
     def _without_lone_ref(self, schema: Schema) -> Schema:
@@ -269,7 +269,7 @@ class _Document:
             if value * sign > MAX_EXACT:
                 own[key] = sign * MAX_EXACT
             elif value * sign < -MAX_EXACT:
-                raise self._refused(f"{key}: numbers beyond 2**53 cannot be kept to")
+                raise self._refused(f"{key}: numbers beyond 2**53 cannot be enforced")
 
     def _values(self, own: dict[str, Any]) -> None:
         """Write `const` as an `enum` of one, and drop formats that are not enforced and empty lists."""
@@ -278,7 +278,7 @@ class _Document:
             const = own.pop("const")
             own["enum"] = [each for each in values if same(each, const)] if "enum" in own else [const]
         if any(abs(value) > MAX_EXACT + 1 for value in _numbers_in(own.get("enum"), MAX_DEPTH)):
-            raise self._refused("numbers beyond 2**53 cannot be kept to")
+            raise self._refused("numbers beyond 2**53 cannot be enforced")
         if not isinstance(own.get("format", ""), str):
             raise self._refused("format must be a string")
         if own.get("format") not in FORMATS:

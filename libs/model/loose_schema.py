@@ -73,7 +73,7 @@ def loosen(
             _omit(where, keyword)
         if len(omitted) > MAX_OMITTED:
             break
-    raise SchemaRefused(f"{reason}, and more than {MAX_OMITTED} constraints of it cannot be kept to")
+    raise SchemaRefused(f"{reason}, and more than {MAX_OMITTED} constraints of it cannot be enforced")
 
 
 def _omit(schema: dict[str, Any], keyword: str) -> None:

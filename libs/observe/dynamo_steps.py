@@ -12,7 +12,7 @@ from libs.telemetry.columns import LONGEST_NS
 
 ENGINE: Final = "dynamo"
 MAX_STEPS: Final = 16_384
-"""The most steps that await a cut; beyond it all of them are dropped, and their time is unknown."""
+"""The maximum number of steps that await a cut; beyond it all of them are dropped, and their time is unknown."""
 MAX_SLIP_NS: Final = 50_000_000
 """The most by which a step may be placed later than it was published, which says whole milliseconds alone."""
 COVERED_AT_ONCE: Final = 64

@@ -12,7 +12,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.policy.roles import MAX_BUDGET_TOKENS
 
 MOST_SERVERS: Final = 2_000
-"""The most servers that one process observes."""
+"""The maximum number of servers that one process observes."""
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 MAX_NAME_CHARS: Final = 200
 MAX_GPUS: Final = 4_096
@@ -67,7 +67,7 @@ def read_fleet(file: Path) -> list[ObservedTarget]:
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise InvalidRequest(f"{file} is no TOML: {error}") from None
+        raise InvalidRequest(f"{file} is not TOML: {error}") from None
     tables = found.pop(TABLE, [])
     if found or not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
         raise InvalidRequest(f"{file}: only tables [[{TABLE}]] belong there")
@@ -96,7 +96,7 @@ def _target(table: dict[str, Any], where: str) -> ObservedTarget:
             raise InvalidRequest(f"{where}: {key} is over {MAX_NAME_CHARS} characters, or has control characters")
     url = str(table.get("url", "")).rstrip("/").removesuffix("/metrics")
     if not _is_address(url):
-        raise InvalidRequest(f"{where}: {url[:80]!r} is no address of a server: http://host:port is wanted")
+        raise InvalidRequest(f"{where}: {url[:80]!r} is not the address of a server, such as http://host:port")
     role = table.get("role", "mixed")
     if role not in ROLES:
         raise InvalidRequest(f"{where}: role {role!r} is none of {', '.join(ROLES)}")

@@ -11,12 +11,12 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 MAX_WAITING: Final = 1_000
-"""The most messages of one publisher that wait to be read; beyond it the newest are dropped."""
+"""The maximum number of messages of one publisher that wait to be read; beyond it the newest are dropped."""
 MAX_FRAME_BYTES: Final = 64 * 1024
 CONNECT_MS: Final = 2_000
 FIRST_RETRY_MS, RETRY_MS = 100, 1_000
 MESSAGES_A_TURN: Final = 100
-"""The most messages read before other tasks have their turn."""
+"""The maximum number of messages read before other tasks have their turn."""
 _AWAY: Final = zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_DISCONNECTED
 _FOREIGN: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH

@@ -48,9 +48,9 @@ SCALARS: Final = frozenset(
 _BUCKETS: Final = {f"{name}_bucket": name for name in HISTOGRAMS}
 _LABEL: Final = re.compile(rb'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)",?')
 MOST_ENGINES: Final = 64
-"""The most data-parallel engines behind one exposition."""
+"""The maximum number of data-parallel engines behind one exposition."""
 MOST_LINES: Final = 4_096
-"""The most known lines of one exposition; vLLM has about a hundred an engine."""
+"""The maximum number of known lines of one exposition; vLLM has about a hundred an engine."""
 
 Buckets = tuple[tuple[float, float], ...]
 """Pairs of (upper bound, count so far) in ascending order."""
@@ -119,7 +119,7 @@ class VllmParser:
             self._layout = _shared(_learn(lines))
             values = self._values(lines)
             if values is None:
-                raise InvalidRequest("this is no Prometheus exposition: a value is no number")
+                raise InvalidRequest("this is not a Prometheus exposition: a value is not a number")
         return _sample(self._layout, values, t_s)
 
     def _values(self, lines: Sequence[bytes]) -> list[float] | None:
@@ -195,10 +195,10 @@ def _head(line: bytes) -> tuple[str, dict[str, str], int]:
     if opened < 0:
         name, space, _ = line.partition(b" ")
         if not space:
-            raise InvalidRequest("this is no Prometheus exposition: a line has no value")
+            raise InvalidRequest("this is not a Prometheus exposition: a line has no value")
         return name[len(PREFIX) :].decode(errors="replace"), {}, len(name) + 1
     if closed < opened or not line[closed + 1 :].strip():
-        raise InvalidRequest("this is no Prometheus exposition: a line has no value, or its labels have no end")
+        raise InvalidRequest("this is not a Prometheus exposition: a line has no value, or its labels have no end")
     labels = {
         name.decode(): value.decode(errors="replace") for name, value in _LABEL.findall(line[opened + 1 : closed])
     }
@@ -209,7 +209,7 @@ def _bound(labels: Mapping[str, str]) -> float:
     try:
         return float(labels["le"])
     except (KeyError, ValueError):
-        raise InvalidRequest("this is no Prometheus exposition: a bucket has no bound") from None
+        raise InvalidRequest("this is not a Prometheus exposition: a bucket has no bound") from None
 
 
 def _count(text: str) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 SHARE_LINES = 256
 """The lines of one share: few enough that its answered lines fit into the metadata of an offset."""
 MAX_OPEN_LINES = 16 * SHARE_LINES
-"""The most dealt but unanswered lines of all jobs: two shares for each partition."""
+"""The maximum number of dealt but unanswered lines of all jobs: two shares for each partition."""
 LEAST_OPEN_LINES = 4 * SHARE_LINES
 """The lower bound of lines dealt ahead, for a slow cluster or one whose rate is unknown."""
 AHEAD_S = 30.0
@@ -21,7 +21,7 @@ AHEAD_S = 30.0
 # Lines in flight even where workers show no room, so that the demand for more capacity stays visible.
 LOOK_AHEAD = 4
 MAX_LINES_WAITING = 32
-"""The most batch lines in the gateway's queue.
+"""The maximum number of batch lines in the gateway's queue.
 
 It is enough for one round of binding. No more lines are read while workers accept none.
 """

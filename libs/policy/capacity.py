@@ -15,7 +15,7 @@ from libs.policy.step_time import MATRIX_ROWS
 from libs.policy.worker.pace import IN_HAND, largest_batch
 
 MOST_WORKERS: Final = 100_000
-"""The most workers of a pool that a plan or a limit may contain; a message with more is malformed."""
+"""The maximum number of workers of a pool that a plan or a limit may contain; a message with more is malformed."""
 
 
 @dataclass(frozen=True, slots=True)

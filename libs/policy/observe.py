@@ -198,7 +198,7 @@ class StepCost:
     sequence_s: float
     further_sequence_s: float
     floor_s: float
-    """The least time of a step with a prompt."""
+    """The minimum time of a step with a prompt."""
     ride: float
     residual: float
     """Mean relative error over the fitted samples, 0 to 1."""

@@ -100,7 +100,7 @@ FIRST_RATE: Final = 100.0
 """Assumed records a second of a partition before any has been read."""
 MIN_CHUNK: Final = 100
 MAX_CHUNK: Final = 20_000
-"""The most records of a chunk, and of each margin; some tens of MB."""
+"""The maximum number of records of a chunk, and of each margin; some tens of MB."""
 
 
 class Fate(StrEnum):

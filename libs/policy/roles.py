@@ -12,7 +12,7 @@ from typing import Final, Protocol
 MAX_BUDGET_TOKENS: Final = 1_000_000
 """The largest budget of role mixed, in prompt tokens a step."""
 MAX_NAMED: Final = 4
-"""The most workers named in one sentence."""
+"""The maximum number of workers named in one sentence."""
 
 
 class Role(IntEnum):

@@ -10,9 +10,9 @@ from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
 # there is always one. In virtual time prompts got 0.46 to 0.63 of it, beside 2 sequences as beside 21.
 PROMPTS_PART: Final = 0.5
 """The share of the time that TPOT leaves beside decodes which prompts get in the long run."""
-# From the end of a prompt until the gateway's next one reaches the worker takes 1 ms, but tens where cores are
-# busy. A prompt that comes too late leaves its step half empty, and the worker stays below its plateau. The value
-# is ample because prompts differ in length, and a mean's worth of them often holds less.
+# After the end of a prompt, the gateway's next one reaches the worker within 1 ms, or within tens of ms if cores are
+# busy. A prompt that arrives too late leaves its step half empty, and the worker stays below its plateau. The value is
+# ample because prompts differ in length, and a mean's worth of them often holds less.
 HAND_OVER_S: Final = 0.1
 
 
@@ -22,7 +22,7 @@ class Speed:
 
     step_time: StepTimeModel
     chunk_tokens: int
-    """The most prompt tokens that one step computes."""
+    """The maximum number of prompt tokens that one step computes."""
     kv_token_ns: float = 0.0
     """Time to receive the KV of one token; 0 if unknown."""
     measured: bool = False

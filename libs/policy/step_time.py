@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
-# From this many rows on, CPU libraries multiply weights with a matrix; fewer rows are handled as vectors.
+# CPU libraries multiply weights with a matrix from this many rows on, and handle fewer rows as vectors.
 MATRIX_ROWS: Final = 4
 
 

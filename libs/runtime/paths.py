@@ -32,7 +32,7 @@ def private_folder(folder: Path, *, allowed: int = 0) -> None:
         return
     mode = stat.S_IMODE(folder.stat().st_mode)
     if not folder.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "it is no folder", str(folder))
+        raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(folder))
     if mode & _OTHERS & ~allowed:
         raise PermissionError(
             errno.EACCES,
@@ -43,7 +43,7 @@ def private_folder(folder: Path, *, allowed: int = 0) -> None:
     if mode & _OTHERS:
         import structlog  # noqa: PLC0415 (60 ms, which every command of the command line would wait for)
 
-        structlog.get_logger().warning("a folder stays open to other users", folder=str(folder), mode=oct(mode))
+        structlog.get_logger().warning("a folder remains accessible to other users", folder=str(folder), mode=oct(mode))
 
 
 def create_private(path: Path) -> BinaryIO:

@@ -46,7 +46,7 @@ class ModelEntry(Struct, frozen=True, omit_defaults=True):
     """A folder in the layout of Hugging Face, or of PEFT for an adapter, or builtin:sim."""
     size_bytes: Annotated[int, Meta(ge=0, le=2**53)]
     floor: Annotated[int, Meta(ge=0, le=65_536)] = 0
-    """The least number of workers for the model, as far as there are any."""
+    """The minimum number of workers for the model, as far as there are any."""
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
     """Models of a higher priority are loaded first and give way last."""
     ttft_ms: Milliseconds | None = None

@@ -66,7 +66,7 @@ class KvIndex(Protocol):
         ...
 
 
-# The most blocks listed per worker, which take about 100 MB for hashes here and as much in the store.
+# The maximum number of blocks listed per worker, which take about 100 MB for hashes here and as much in the store.
 MAX_LISTED_BLOCKS = 1_000_000
 
 

@@ -146,7 +146,7 @@ def faults(worker: Worker) -> Iterator[str]:
 SOCKET_TIMEOUT_MS = 500
 CALL_TIMEOUT_S = 1.5
 MAX_PRUNED = 1000
-"""The most dead ids that one list removes; the next list continues."""
+"""The maximum number of dead ids that one list removes; the next list continues."""
 MAX_REMEMBERED = 1024
 """The number of skipped values remembered as logged. Beyond it, the value seen least recently counts as new."""
 SHOWN_BYTES = 80

@@ -14,11 +14,11 @@ from libs.contracts import keys
 from libs.runtime.redis import in_time, make_redis
 
 MAX_RESPONSES: Final = 1_000
-"""The most responses of one tenant; the oldest make room."""
+"""The maximum number of responses of one tenant; the oldest make room."""
 MAX_TENANT_BYTES: Final = 64 * 1024**2
-"""The most bytes of one tenant's responses; the oldest make room."""
+"""The maximum number of bytes of one tenant's responses; the oldest make room."""
 MAX_RESPONSE_BYTES: Final = 1024**2
-"""The most bytes of a response with the conversation that led to it. Larger ones are not stored."""
+"""The maximum number of bytes of a response with the conversation that led to it. Larger ones are not stored."""
 
 
 class ResponsesDown(Exception):
@@ -46,7 +46,7 @@ class ResponseStore(Protocol):
 
 
 MAX_TENANTS = 256
-"""The most tenants with responses at a time; those of the least recently active one make room."""
+"""The maximum number of tenants with responses at a time; those of the least recently active one make room."""
 
 
 @dataclass(slots=True)

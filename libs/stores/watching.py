@@ -19,7 +19,7 @@ SUBSCRIBE_TIMEOUT_S: Final = 1.5
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 MAX_COALESCED_CHANGES: Final = 1_000
-"""The most pushed changes that are combined into one value."""
+"""The maximum number of pushed changes that are combined into one value."""
 
 T = TypeVar("T")
 

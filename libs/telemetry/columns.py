@@ -157,7 +157,7 @@ of the present.
 """
 PARTS: Final = 4
 MOST_WINDOWS: Final = LONGEST_NS // WINDOW_NS + 1
-"""The most windows that a plain batch can touch."""
+"""The maximum number of windows that a plain batch can touch."""
 NEVER: Final = (1 << 63) - 1
 
 

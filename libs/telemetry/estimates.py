@@ -46,7 +46,7 @@ def _sum(times: Iterable[EstimatedNs]) -> EstimatedNs:
 
 
 class Estimates:
-    """The newest estimates by worker; beyond the bound the worker that was heard first is dropped."""
+    """The newest estimates by worker; beyond the bound the worker that reported first is dropped."""
 
     def __init__(self) -> None:
         self._known: dict[str, deque[_Estimate]] = {}

@@ -39,7 +39,7 @@ MB) and the process itself (80 MB) bring the total to 460 MB.
 """
 MIN_STEPS: Final = 1_024
 MAX_FOLLOWED: Final = 1_024
-"""The most batches gathered before they are entered, a tenth of a second of a thousand workers."""
+"""The maximum number of batches gathered before they are entered, a tenth of a second of a thousand workers."""
 MAX_AHEAD_NS: Final = 60 * 1_000_000_000
 """The furthest that a batch may reach into the future. Clocks do not differ by more, so a later one is malformed."""
 BEHIND_NS: Final = 500_000_000
@@ -380,10 +380,10 @@ class FleetTelemetry:
 
 
 MAX_REVISED: Final = 65_536
-"""The most windows, of one worker each, that wait for revision. Windows beyond it are counted and not revised."""
+"""The bound on windows, of one worker each, that wait for revision. Windows beyond it are counted and not revised."""
 
 MAX_FRESH: Final = 20
-"""The most windows that one call writes for the first time. After a pause the rest follows call by call, since one
+"""The bound on windows that one call writes for the first time. After a pause the rest follows call by call, since one
 window takes 15 ms for 1,000 workers.
 """
 

@@ -18,9 +18,9 @@ from libs.telemetry.rollups import DECODE, PREFILL
 WINDOW_NS: Final = 100_000_000
 """Length of the windows in a message."""
 MAX_WINDOWS: Final = 40
-"""The most windows of one message. The newest are sent, since a decision has no use for old revisions."""
+"""The maximum number of windows of one message. The newest are sent, since a decision has no use for old revisions."""
 STEP_TIMES: Final = 100
-"""The most step times of one message; those of more workers are sent in turn."""
+"""The maximum number of step times of one message; those of more workers are sent in turn."""
 MOST_COUNTED: Final = 2**49
 """Bound on any count that a worker reports. Sums over all workers then fit 64 bits."""
 ENTRY_BYTES: Final = 8

@@ -19,11 +19,11 @@ GONE_NS: Final = 60_000_000_000
 OLD_NS: Final = 30_000_000_000
 """The age at which a report no longer describes the present, as when the broker replays it."""
 MAX_GATEWAYS: Final = 256
-"""The most gateways that are tracked; the one that has been silent longest is dropped."""
+"""The maximum number of gateways that are tracked; the one that has been silent longest is dropped."""
 MAX_MODELS: Final = 64
-"""The most models taken from one gateway's report."""
+"""The maximum number of models taken from one gateway's report."""
 MAX_AGES: Final = 12
-"""The most classes of age taken from one model of a report."""
+"""The maximum number of classes of age taken from one model of a report."""
 MAX_AGE_MS: Final = 86_400_000
 """Bound on how long a request has waited; a longer wait is clipped."""
 MAX_AWAITED: Final = 100_000
@@ -131,7 +131,7 @@ class GatewayReports:
         return _by_model(queue for report in self._live(newest_ns) for queue in report.queues)
 
     def awaited(self, now_ns: int) -> dict[str, AwaitedTokens]:
-        """Return the requests that wait for a first token by model; nothing while no gateway reports."""
+        """Return the number of requests that wait for a first token, by model; empty while no gateway reports."""
         newest_ns, found = self._newest_ns(), dict[str, AwaitedTokens]()
         if newest_ns is None or now_ns > newest_ns + SILENT_NS:
             return found
@@ -174,8 +174,8 @@ SPAN_NS: Final = 2_500_000_000
 """The shortest time that a rate averages. Nothing is assumed to have come before a gateway's first message."""
 MOST_SPANS: Final = 4
 ALIKE: Final = 2.5
-"""The most standard errors by which an older span may differ from the newer ones. A lower bound would take chance for
-change.
+"""The number of standard errors by which an older span may differ from the newer ones. A lower bound would take chance
+for change.
 """
 ALIKE_SHARE: Final = 0.05
 """The share of the newer rate by which an older span may always differ, whatever the standard error."""
@@ -187,7 +187,7 @@ BURST_SHARE: Final = 0.6
 they predict nothing. Measured on a single span, two requests a second would pass for a burst in every other sample.
 """
 MAX_SAMPLES: Final = 256
-"""The most samples of one gateway, twice what it reports in all spans at ten messages a second."""
+"""The maximum number of samples of one gateway, twice what it reports in all spans at ten messages a second."""
 
 _Sample = tuple[int, dict[str, int]]
 _Count = tuple[int, int]

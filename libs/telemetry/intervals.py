@@ -86,8 +86,7 @@ def total_ns(spans: list[tuple[int, int]]) -> int:
 
 
 MAX_SPANS: Final = 512
-"""The most spans kept of one worker; the oldest are dropped. Adjacent spans of one role merge, so a steady worker has
-one.
+"""The bound on spans per worker; the oldest are dropped. Adjacent spans of one role merge, so a steady worker has one.
 """
 
 

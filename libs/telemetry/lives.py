@@ -107,7 +107,7 @@ def _unheard(signs: LifeSigns, before: WorkerLife | None, newest_ns: int, now_ns
         return LifeState.SILENT, began_ns
     if before is not None and (_is_newer(signs, before) or before.state is LifeState.RESTARTING):
         return LifeState.RESTARTING, began_ns
-    # Where no telemetry has been read yet, the registry decides.
+    # Until telemetry has been read, the registry decides.
     if signs.ready and (not newest_ns or now_ns - signs.incarnation > FIRST_REPORT_NS):
         return LifeState.RUNNING, began_ns
     return LifeState.STARTING, began_ns

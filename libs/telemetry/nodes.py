@@ -66,7 +66,7 @@ def _reading(message: pb.GpuReading) -> GpuReading | None:
 
 
 MAX_LINKS: Final = 4_096
-"""The most links that are kept; the one that has been idle longest is dropped."""
+"""The maximum number of links that are kept; the one that has been idle longest is dropped."""
 STEPWISE: Final = frozenset({"vllm"})
 """Engines that notice the arrival of KV only between their steps (libs/engine/vllm/scheduling/scheduler.py)."""
 IDLE_STEP_NS: Final = 2_000_000
@@ -164,7 +164,7 @@ class KvLinks:
 def _awaited_prompt(transfer: KvTransfer, chunk_tokens: int) -> bool:
     """Report whether a transfer lasted mostly because its prompt was computed in several steps meanwhile."""
     whole_ns = transfer.end_unix_ns - transfer.start_unix_ns
-    # KV of a single step comes at once, before the receiver hears that it is ready.
+    # KV of a single step arrives at once, before the receiver is notified that it is ready.
     return 0 < chunk_tokens < transfer.prompt_tokens and 0 < transfer.ready_ns < whole_ns * READY_SHARE
 
 
@@ -190,7 +190,7 @@ def _step_ns(batch: StepBatch) -> int:
 BUCKET_NS: Final = 10 * 1_000_000_000
 BUCKETS: Final = 6
 MAX_NODES: Final = 4096
-"""The most nodes tracked at once. A further one is left out until another has been silent for a minute."""
+"""The maximum number of nodes tracked at once. A further one is left out until another has been silent for a minute."""
 
 
 class Clocks:

@@ -9,14 +9,14 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues
 from libs.telemetry.gateways import MAX_GATEWAYS, OLD_NS, SILENT_NS
 
 MAX_REASONS: Final = 33
-"""The most reasons taken from one report: 32, and the row of all others."""
+"""The maximum number of reasons taken from one report: 32, and the row of all others."""
 MAX_CODE_CHARS: Final = 64
 RATE_NS: Final = 2_000_000_000
 """The time over which rates are taken, several reports."""
 WINDOW_NS: Final = 10_000_000_000
 """The time for which counts are kept."""
 SAMPLE_NS: Final = 250_000_000
-"""The least time between two samples that are kept, which bounds them to some fifty a gateway."""
+"""The minimum time between two samples that are kept, which bounds them to some fifty a gateway."""
 
 Reason = tuple[int, str]
 """The HTTP status and error code of a refusal."""

@@ -153,7 +153,7 @@ class Cells:
 
 
 MAX_WORKERS: Final = 4096
-"""The most workers that one process tracks; the one that has been silent longest is dropped."""
+"""The maximum number of workers that one process tracks; the one that has been silent longest is dropped."""
 FIRST_SLOTS: Final = 16
 SECOND_NS: Final = 1_000_000_000
 TIERS: Final = (

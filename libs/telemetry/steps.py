@@ -327,7 +327,7 @@ class StepShare:
 
 
 MAX_ENGINES: Final = 32
-"""The most engine names whose nearest profile is cached. A lookup costs more than entering a batch."""
+"""The maximum number of engine names whose nearest profile is cached. A lookup costs more than entering a batch."""
 
 
 def prefill_shares(batch: StepBatch) -> list[int]:

@@ -32,11 +32,11 @@ HISTORY_NS: Final = 660 * 1_000_000_000
 TRIM_NS: Final = 30 * 1_000_000_000
 """History is dropped in pieces of this size, so that dropping costs little."""
 MAX_STEPS: Final = 65_536
-"""The most steps kept of one worker, 72 bytes each. One with more steps in `HISTORY_NS` keeps a shorter history."""
+"""The bound on steps kept of one worker, 72 bytes each. One with more steps in `HISTORY_NS` keeps a shorter history."""
 MAX_INTERVALS: Final = 16_384
-"""The most covers, KV waits and runs of batch numbers, each at 16 bytes an entry."""
+"""The maximum number of covers, KV waits and runs of batch numbers, each at 16 bytes an entry."""
 MAX_NEW: Final = 16
-"""The most batches held back from the history, nearly two seconds of a worker's."""
+"""The maximum number of batches held back from the history, nearly two seconds of a worker's."""
 # attrgetter reads protobuf fields in C, several times faster than one by one.
 _HEAD: Final = attrgetter("incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "steps")
 

@@ -41,7 +41,7 @@ class WorkerFacts(NamedTuple):
     kv_blocks: int = 0
     """Number of KV blocks in the worker's pool; 0 if unknown."""
     max_sequences: int = 0
-    """The most sequences that the worker runs at a time; 0 if unknown."""
+    """The maximum number of sequences that the worker runs at a time; 0 if unknown."""
     left: bool = False
     """True if the worker has sent its last batch."""
     group: str = ""

@@ -57,7 +57,7 @@ class Outbox:
 
     @property
     def overflowed(self) -> bool:
-        """Whether so much is pending that the gateway must be dropped."""
+        """True if so much is pending that the gateway must be dropped."""
         return len(self._token_ids) + len(self._events) > MAX_PENDING
 
     def add_tokens(self, output: SequenceOutput) -> None:
@@ -173,7 +173,7 @@ class AttachedGateway:
     epoch: int = 0
     """Epoch of the assignment by which the gateway routes, as last reported."""
     leaving: bool = False
-    """Whether the worker ends the stream once all pending output is sent."""
+    """True if the worker ends the stream once all pending output is sent."""
     error: FulcrumError | None = None
     """Why the worker closed the stream; None if the gateway left."""
     _handles: "OrderedDict[int, bytes]" = field(default_factory=OrderedDict)
@@ -395,7 +395,7 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
             return
         log.info("gateway attached", gateway=gateway.demand.gateway_id)
         try:
-            # By itself: a first frame that is cut short would leave gRPC unable to send the final status.
+            # Sent separately: a truncated first frame would leave gRPC unable to send the final status.
             await context.send_initial_metadata(())
             await self._carry(gateway, first, context)
         finally:

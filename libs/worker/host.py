@@ -176,7 +176,7 @@ class WorkerHost:
         Running decodes continue until another worker has room for them, or to their natural end.
         """
         if request.incarnation and request.incarnation != self._identity.incarnation:
-            raise StaleRole("the worker has been restarted since: look at what it does by now, then ask again")
+            raise StaleRole("the worker has been restarted since: check its state, then try again")
         assignment = self.assignment.set_role(
             expected_epoch=request.expected_epoch,
             role=request.role,
@@ -268,7 +268,7 @@ class WorkerHost:
     def _submit(self, gateway: AttachedGateway, submit: pb.Submit) -> None:
         sequence_id = gateway.sequence_id(submit.sequence)
         if sequence_id in gateway.living:
-            raise InvalidRequest(f"sequence {submit.sequence} is alive already")
+            raise InvalidRequest(f"sequence {submit.sequence} already runs")
         gateway.drop(sequence_id)
         pool = self.gateways.pool(submit.phase)
         has_credit = pool.use(gateway.id)

@@ -140,7 +140,7 @@ class PullStream:
 
     @property
     def idle(self) -> bool:
-        """Whether no pull is open and no frame is pending."""
+        """True if no pull is open and no frame is pending."""
         return not (self._pulls or self._acks or self._cancels)
 
     def open(self, request: pb.PullOpen, blocks: int) -> Pull:

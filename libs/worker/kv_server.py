@@ -38,9 +38,9 @@ class _Pull:
     ahead_bytes: int = 0
     """Bytes sent that the receiver has not reported as taken in."""
     sent_lately: bool = True
-    """Whether anything was sent since the last tick."""
+    """True if anything was sent since the last tick."""
     drained: bool = True
-    """Whether all blocks that the receiver knows to be ready have been sent."""
+    """True if all blocks that the receiver knows to be ready have been sent."""
     silent_ticks: int = 0
     """Ticks since the receiver last confirmed sent blocks."""
 
@@ -63,7 +63,7 @@ class KvOutbox:
         self._failed: list[pb.PullFailed] = []
         self._alive: list[int] = []
         self._carries_data: bool | None = None
-        """Whether chunks that are not read in place carry bytes; None before the first one."""
+        """True if chunks that are not read in place carry bytes; None before the first one."""
 
     def __len__(self) -> int:
         return len(self._pulls)
@@ -81,7 +81,7 @@ class KvOutbox:
                 pull.silent_ticks = 0
         for asked in frame.opens:
             if asked.pull in self._pulls:
-                raise InvalidRequest(f"pull {asked.pull} is alive already")
+                raise InvalidRequest(f"pull {asked.pull} already runs")
             try:
                 self._open(asked)
             except FulcrumError as error:
@@ -156,7 +156,7 @@ class KvOutbox:
 
     def _open(self, asked: pb.PullOpen) -> None:
         if not self._has_room():
-            raise QueueFull("as many transfers are under way as this worker takes")
+            raise QueueFull("this worker has its maximum number of transfers under way")
         if asked.incarnation != self._incarnation:
             raise KvLost("the worker that held the blocks has restarted")
         engine = self._host.engine
@@ -233,7 +233,7 @@ class KvServicer:
     async def pull(self, _frames: Any, context: Context) -> None:
         """Serve one receiver's pulls until it leaves."""
         try:
-            # By itself: a first frame that is cut short would leave gRPC unable to send the final status.
+            # Sent separately: a truncated first frame would leave gRPC unable to send the final status.
             await context.send_initial_metadata(())
             await self._carry(context)
         except FulcrumError as error:

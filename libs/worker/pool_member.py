@@ -138,12 +138,12 @@ class PoolMember:
         """
         held = self.worker()
         if request.incarnation and request.incarnation != held.incarnation:
-            raise StaleRole("the worker has had another model since: look at what it does by now, then ask again")
+            raise StaleRole("the worker has had another model since: check its state, then try again")
         if request.expected_epoch != self.epoch:
             raise StaleRole(f"expected epoch {request.expected_epoch}, the worker is at {self.epoch}")
         if self._goal != self._at:
             raise QueueFull(
-                f"the worker brings {self._goal.model or 'nothing'} up: ask again when it has", retry_after_s=1
+                f"the worker brings {self._goal.model or 'nothing'} up: try again when it has", retry_after_s=1
             )
         if request.model == self._at.model:
             raise InvalidRequest(f"the worker holds {request.model or 'no model'} already", param="model")

@@ -1,4 +1,4 @@
-"""What a worker keeps in Redis under a lease: its registration, and the KV blocks that it can reuse."""
+"""A worker's entries in Redis under a lease: its registration, and the KV blocks that it can reuse."""
 
 import asyncio
 from itertools import islice
@@ -115,7 +115,7 @@ class BlockPublisher:
         self._held: set[bytes] = set()
         self._pending: dict[bytes, bool] = {}
         self._anew = False
-        """Whether the index must be rewritten because changes were dropped."""
+        """True if the index must be rewritten because changes were dropped."""
         self._wake = asyncio.Event()
 
     def on_event(self, event: EngineEvent) -> None:

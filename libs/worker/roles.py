@@ -42,7 +42,7 @@ class HostedSequence:
     """The prompt budget at its admission. Its prompt is computed at no slower pace."""
     new_tokens: int = 0
     weighed: bool = False
-    """Whether a hand-over has been weighed in the present role."""
+    """True if a hand-over has been weighed in the present role."""
 
     @property
     def tokens(self) -> int:
@@ -61,17 +61,17 @@ class HostedSequence:
 
     @property
     def yields(self) -> bool:
-        """Whether its prompt waits while another's can be computed."""
+        """True if its prompt waits while another's can be computed."""
         return self.request.yields
 
     @property
     def awaits_prompt(self) -> bool:
-        """Whether its prompt is to be computed here and is not finished."""
+        """True if its prompt is to be computed here and is not finished."""
         return self.phase in PROMPT_PHASES and not self.new_tokens
 
     @property
     def decodes(self) -> bool:
-        """Whether its prompt is complete and it generates tokens here."""
+        """True if its prompt is complete and it generates tokens here."""
         return self.phase != pb.PHASE_PREFILL and self.new_tokens > 0
 
 
@@ -84,7 +84,7 @@ _STALE = (AssignmentRefusal.DRAINING, AssignmentRefusal.STALE_EPOCH)
 _SENTENCES = {
     AssignmentRefusal.DRAINING: "the worker is draining: it takes no other role, choose another worker",
     AssignmentRefusal.STALE_EPOCH: (
-        "expected epoch {expected_epoch}, the worker is at {epoch}: look at what it does by now, then ask again"
+        "expected epoch {expected_epoch}, the worker is at {epoch}: check its state, then try again"
     ),
     AssignmentRefusal.OTHER_MODEL: "this worker holds model {held!r}, not {asked!r}",
     AssignmentRefusal.UNKNOWN_ROLE: "role must be prefill, mixed or standby",
@@ -136,7 +136,7 @@ class AssignmentState:
 
     @property
     def leaves_decode(self) -> bool:
-        """Whether running decodes belong to a role that has been left."""
+        """True if running decodes belong to a role that has been left."""
         return leaves_decode(self._current, draining=self.draining)
 
 

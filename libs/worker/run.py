@@ -1,4 +1,4 @@
-"""The life of a worker, from its settings and the adapters that its service has chosen."""
+"""The life of a worker, built from its settings and its service's choice of adapters."""
 
 import asyncio
 import gc
@@ -66,7 +66,7 @@ class ModelStay:
     epoch: int
     """Epoch of its first assignment. Epochs continue over the models that the worker holds."""
     asleep: bool
-    """Whether its engine sleeps and has to be woken."""
+    """True if its engine sleeps and has to be woken."""
     leave: Callable[[], Awaitable[None]]
     """Called in place of closing the engine."""
     pool: Callable[[], common.PoolWorker]
@@ -118,7 +118,8 @@ async def run_worker(
         if opening.cancelled():
             return
         running = opening.result()
-        # What is loaded by now stays: a full collection would walk it, with torch for a tenth of a second each time.
+        # Objects loaded by now stay for good. A full collection would walk them, which takes a tenth of a second with
+        # torch.
         gc.collect()
         gc.freeze()
         ready(running.address)

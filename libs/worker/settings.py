@@ -47,18 +47,18 @@ class WorkerSettings(CommonSettings):
     """
 
     lease_ms: int = Field(3000, ge=300)
-    """How long after its last renewal a worker's registration expires."""
+    """Time after its last renewal at which a worker's registration expires."""
     kv_index_lease_ms: int = Field(10_000, ge=300)
-    """How long after their last renewal its entries in the KV index expire."""
+    """Time after their last renewal at which a worker's entries in the KV index expire."""
     drain_s: float = Field(20.0, ge=0)
-    """How long running sequences may go on after SIGTERM."""
+    """Time that running sequences have to finish after SIGTERM."""
     telemetry_ms: int = Field(100, ge=10)
     """Time that one telemetry batch covers. A batch of a worker at rest covers three times as long, but at most 300 ms
     unless this is longer.
     """
 
     engine: Literal["torch", "sim", "vllm"] = "torch"
-    """What computes: torch on CPU or CUDA, a simulation of a GPU's step times, or vLLM."""
+    """The engine: torch on CPU or CUDA, a simulation of a GPU's step times, or vLLM."""
     model_path: str = BUILTIN_SIM
     """Folder of a Hugging Face model, or builtin:sim (sim engine only)."""
     model: str = ""
@@ -68,7 +68,7 @@ class WorkerSettings(CommonSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of weights and KV on torch and vllm; auto is bfloat16 on a GPU that computes in it, float32 elsewhere."""
     threads: int = Field(0, ge=0)
-    """Threads of the engine; 0 lets it decide."""
+    """Threads of the engine; 0 leaves the number to the engine."""
     block_size_tokens: int = Field(0, ge=0)
     """Tokens of one KV block; 0 is 32 for vllm, else 16."""
     kv_memory_mb: int = Field(512, ge=1)
@@ -78,11 +78,11 @@ class WorkerSettings(CommonSettings):
     max_waiting: int = Field(1024, ge=1)
     """Bound of the engine's own queue, which credits keep short."""
     prefill_chunk_tokens: int = Field(0, ge=0)
-    """Most prompt tokens that one step computes; 0 is the smallest number that saturates the device, measured by the
+    """Maximum number of prompt tokens in one step; 0 is the smallest number that saturates the device, measured by the
     first worker of its kind that starts in role prefill, and 512 until then.
     """
     kv_lease_ms: int = Field(30_000, ge=1)
-    """How long KV blocks of a prefilled sequence wait for their receiver."""
+    """Time for which KV blocks of a prefilled sequence are held for their receiver."""
     kv_shared_dir: Path | None = Path("/dev/shm")  # noqa: S108 - the host's shared memory
     """Folder in memory that the workers of a host share, to copy KV blocks from one another; empty switches it off."""
     adapters: dict[str, Path] = Field(default_factory=dict)
@@ -98,15 +98,17 @@ class WorkerSettings(CommonSettings):
     vllm_arguments: dict[str, Any] = Field(default_factory=dict)
     """Engine vllm: further arguments of its engine as JSON, e.g. {"tensor_parallel_size": 4}."""
     vllm_start_limit_s: float = Field(1800.0, gt=0)
-    """Engine vllm: how long its start may take, with weights, compiling and CUDA graphs. Then its processes are ended,
-    and the worker exits with a message that says how far they got.
+    """Engine vllm: time limit of its start, including weights, compilation and CUDA graphs. After it the processes are
+    ended, and the worker exits with a message that shows how far they got.
     """
     pool: bool = False
-    """Whether it starts without a model and the planner assigns it one after another. Its first role and model are
-    then ignored: it computes prompts and tokens of the model that it holds.
+    """Start without a model; the planner then assigns models in turn. The first role and model are ignored, and the
+    worker does both prefill and decode for the model it holds.
     """
     pool_drain_s: float = Field(10.0, ge=0)
-    """Pool: how long answers may go on before the worker takes another model; unfinished ones go on elsewhere."""
+    """Pool: time that answers have to finish before the worker switches models; unfinished ones continue on other
+    workers.
+    """
     host_memory_mb: int = Field(65_536, ge=0)
     """Pool: host memory for sleeping models; with 0, none sleeps."""
     asleep_gpu_memory_mb: int = Field(6144, ge=0)

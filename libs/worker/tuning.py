@@ -146,7 +146,7 @@ class Measurement:
                 if mine:
                     return await self.run(most_tokens, limit_s)
             if clock() >= end_s:
-                raise QueueFull("another worker of this kind measures: ask again when it has ended")
+                raise QueueFull("another worker of this kind measures: try again when it has ended")
             await asyncio.sleep(POLL_S)
 
     async def run(
@@ -185,7 +185,7 @@ class Tuned:
 
     @property
     def truncated(self) -> bool:
-        """Whether the curve ends before its plateau."""
+        """True if the curve ends before its plateau."""
         return self.curve is not None and not self.curve.saturation.is_whole
 
 
@@ -264,7 +264,7 @@ class PrefillTuner:
         self._busy = False
         self._tries_left = AGAIN
         self._settled = named_tokens > 0
-        """Whether measurements by other workers are ignored."""
+        """True if measurements by other workers are ignored."""
         self._prompts_come = asyncio.Event()
         """Set while the role is prefill."""
         self.chunk_tokens = named_tokens or DEFAULT_CHUNK_TOKENS
@@ -433,7 +433,7 @@ class PrefillTuner:
 
     def _check_free(self) -> None:
         if self._busy:
-            raise QueueFull("another measurement runs: ask again when it has ended")
+            raise QueueFull("another measurement is running: try again when it has ended")
 
     def _take(self, chunk_tokens: int) -> None:
         log.info("prefill chunk chosen", tokens=chunk_tokens, before=self.chunk_tokens)

@@ -106,9 +106,9 @@ class WorkerLink:
         self.kv_kind = ""
         """A key that is equal for workers that can exchange blocks: same weights, same layout."""
         self.kv_once = False
-        """Whether the blocks that the worker leaves can be read by one reader only."""
+        """True if the blocks that the worker leaves can be read by one reader only."""
         self.left = False
-        """Whether the stream was ended for silence and no frame has arrived since."""
+        """True if the stream was ended for silence and no frame has arrived since."""
         self._leaving = asyncio.Event()
         self._hello = hello
         self._transport = transport
@@ -131,7 +131,7 @@ class WorkerLink:
 
     @property
     def connected(self) -> bool:
-        """Return whether the stream stands and the worker has identified itself on it."""
+        """Return whether the stream is open and the worker has identified itself on it."""
         return self._worker is not None
 
     @property

@@ -11,7 +11,7 @@ from libs.contracts.errors import AnswerFailed, FulcrumError, SequenceFailed
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RefusedRequests
 
 MAX_REASONS: Final = 32
-"""The most reasons that are counted apart. Error codes are the gateway's own, so they are few."""
+"""The maximum number of reasons that are counted apart. Error codes are the gateway's own, so they are few."""
 OTHER: Final = (0, "other")
 """The row of all further reasons."""
 FAILURES: Final = frozenset({FulcrumError.code, AnswerFailed.code, SequenceFailed.code})

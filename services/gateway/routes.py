@@ -307,7 +307,7 @@ def make_tenant_router(store: KeyStore, table: KeyTable, clock: Clock) -> APIRou
         "/v1/tenants/{tenant}", tags=["tenants"], summary="Delete a tenant with all that it has.", responses=_REFUSED
     )
     async def delete_tenant(tenant: str) -> dict[str, Any]:
-        """Revoke its keys and remove its limits; what it has is nobody's at once, and is deleted within a minute."""
+        """Revoke its keys and remove its limits. Its data is inaccessible at once, and deleted within a minute."""
         now_ns = clock.now_ns()
         book = await store.change(lambda before: before.without_tenant(tenant, now_ns))
         table.replace(book, now_ns / 1e9)

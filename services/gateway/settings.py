@@ -33,7 +33,7 @@ def _from_json(value: Any) -> Any:
 
 
 class GatewaySettings(HttpSettings):
-    """What a gateway reads from the environment as FULCRUM_GATEWAY_<FIELD>."""
+    """The settings of a gateway, read from the environment as FULCRUM_GATEWAY_<FIELD>."""
 
     model_config = SettingsConfigDict(env_prefix="FULCRUM_GATEWAY_")
     tls_role: ClassVar[str] = "gateway"
@@ -45,71 +45,80 @@ class GatewaySettings(HttpSettings):
     models: Annotated[dict[str, str], NoDecode, BeforeValidator(_from_json)] = Field(
         default_factory=lambda: {SIM_NAME: BUILTIN_SIM}
     )
-    """JSON object of served name -> folder in Hugging Face's layout, or builtin:sim. Empty: the catalogue's alone."""
+    """JSON object of served name -> folder in Hugging Face's layout, or builtin:sim. Empty: only models of the
+    catalogue.
+    """
     adapters: Annotated[dict[str, str], NoDecode, BeforeValidator(_from_json)] = Field(default_factory=dict)
-    """JSON object of LoRA adapters by the name that requests use -> served name of the model that they belong to, whose
-    workers have to know them (FULCRUM_WORKER_ADAPTERS)."""
+    """JSON object of LoRA adapters: the name that requests use -> the served name of the base model. The model's
+    workers must have them too (FULCRUM_WORKER_ADAPTERS).
+    """
     model_catalogue: bool = False
-    """Whether models of the cluster's catalogue are served too, which are loaded when they are asked for."""
+    """Also serve the models of the cluster's catalogue, which are loaded on request."""
     max_model_wait_ms: int = Field(60_000, ge=1)
-    """How long a request waits for such a model; where that is not expected to suffice it is refused, with
-    Retry-After."""
+    """Maximum time that a request waits for such a model. If loading is expected to take longer, the request is refused
+    with Retry-After.
+    """
 
     reasoning_formats: Annotated[dict[str, ReasoningName], NoDecode, BeforeValidator(_from_json)] = Field(
         default_factory=dict
     )
-    """JSON object of served name (or * for all others) -> how the model writes its reasoning, where its chat template
-    does not show it: think, mistral, seed, harmony, or none to leave answers as they are."""
+    """JSON object of served name (or * for all others) -> the format of the model's reasoning, if its chat template
+    does not show it: think, mistral, seed, harmony, or none to leave answers as they are.
+    """
     tool_formats: Annotated[dict[str, ToolFormatName], NoDecode, BeforeValidator(_from_json)] = Field(
         default_factory=dict
     )
-    """Likewise, how it calls tools: hermes, llama3-json, mistral, deepseek, kimi-k2, qwen3-coder, glm, minimax-m2,
-    seed-oss, or none."""
+    """JSON object of served name (or *) -> the format of the model's tool calls: hermes, llama3-json, mistral,
+    deepseek, kimi-k2, qwen3-coder, glm, minimax-m2, seed-oss, or none.
+    """
     chat_templates: Annotated[dict[str, str], NoDecode, BeforeValidator(_from_json)] = Field(default_factory=dict)
-    """Likewise, a file with a Jinja chat template to use in place of the model's own."""
+    """JSON object of served name (or *) -> a file with a Jinja chat template to use in place of the model's own."""
     tools_as_text: bool = True
-    """Whether tools, earlier calls and results are given as text (docs/api.md) where a model's chat template takes
-    none; otherwise such requests are refused with 400."""
+    """Pass tools, earlier calls and results as text (docs/api.md) if a model's chat template does not support them. If
+    false, such requests are refused with 400.
+    """
 
     cors_origins: str = Field("", pattern=r"^(\*|[a-z]+://[^\s,/*]+(\s*,\s*[a-z]+://[^\s,/*]+)*)?$")
     """Origins, separated by commas, whose web pages may read answers (CORS), such as https://chat.example.com, or * for
     all; cookies are never taken. Empty: none. On loopback without keys FULCRUM_HTTP_HOSTS has to name them too."""
 
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
-    """Bound of a request's body; larger ones are refused with 413."""
+    """Bound on a request's body; larger ones are refused with 413."""
     max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES)
-    """Bound of a request's `n`."""
+    """Bound on a request's `n`."""
     max_choices: int = Field(128, ge=1)
-    """Bound of `n` times the number of prompts."""
+    """Bound on `n` times the number of prompts."""
     max_open: int = Field(4096, ge=1)
-    """Requests that are being read or answered, those of clients that read slowly included; more are refused with
-    429."""
+    """Requests being read or answered at a time, including those of slow readers; more are refused with 429."""
     max_open_body_bytes: int = Field(256 * 1024 * 1024, ge=1024)
-    """Bytes of their bodies together, at least one of the largest; more are refused with 429."""
+    """Total bytes of the bodies of open requests, at least the largest allowed body; more are refused with 429."""
     client_stall_s: int = Field(30, ge=1)
-    """How long a client may take no byte of its answer, or not answer the network at all, before its connection is
-    ended."""
+    """Time after which a client's connection is closed if it reads no byte of its answer or does not respond on the
+    network.
+    """
     max_waiting: int = Field(1024, ge=1)
     """Choices that may wait for a worker; more are refused with 429."""
     max_wait_ms: int = Field(60_000, ge=1)
-    """How long a choice may wait for a worker with room."""
+    """Maximum time that a choice waits for a worker with room."""
     no_workers_wait_ms: int = Field(10_000, ge=1)
-    """How long a choice may wait while the model has no worker at all, so that a restart is not an error."""
+    """Maximum time that a choice waits while the model has no worker at all, so that a restart causes no errors."""
     silent_after_ms: float = Field(SILENT_MS, ge=250)
-    """How long a connected worker may say nothing, which speaks every 50 ms, before what runs there goes elsewhere.
-    More where workers share their cores with what they compute."""
+    """Silence of a connected worker after which its sequences move to other workers. Workers send a frame every 50 ms.
+    Raise it if workers share their cores with the computation.
+    """
     max_silent_ms: float = Field(MAX_SILENT_MS, ge=250)
-    """How long it may say nothing where no other could take over, or where most are quiet: then it is left anyway."""
+    """Silence after which a worker is given up even if no other can take over, or if most workers are silent."""
     max_reroutes: int = Field(8, ge=0)
-    """How often one choice may be sent elsewhere because a worker failed it."""
+    """Maximum number of times that a choice moves to another worker after a failure."""
     poison_s: float = Field(600.0, ge=0)
-    """How long a prompt that two workers have died of is refused; 0 refuses none, but still ends the request that was
-    the second's."""
+    """Time for which a prompt is refused after two workers died while computing it. With 0 no prompt is refused, but
+    the request that took down the second worker still ends.
+    """
 
     routing: PolicyName = "predicted-ttft"
-    """How requests are given to workers; the others are baselines."""
+    """Policy that assigns requests to workers; all but the default are baselines."""
     prefix_wait_ms: float = Field(5.0, ge=0)
-    """How long a request waits at most to hear which workers have its prefix cached."""
+    """Maximum time that a request waits for the lookup of workers that have its prefix cached."""
     ttft_deadline_ms: int = Field(5_000, ge=1)
     """TTFT target of requests that name none."""
     tpot_target_ms: float = Field(100.0, gt=0)
@@ -117,47 +126,51 @@ class GatewaySettings(HttpSettings):
     class_targets: Annotated[dict[str, ClassTargets], NoDecode, BeforeValidator(_from_json)] = Field(
         default_factory=dict
     )
-    """JSON object of class (or * for all others) -> {"ttft_ms": N, "tpot_ms": N}: requests of the class that ask for
-    less get these, since who names a nearer deadline is served sooner. Empty: what they ask for."""
+    """JSON object of class (or * for all others) -> {"ttft_ms": N, "tpot_ms": N}: the tightest targets that requests of
+    the class get, since a request with a nearer deadline is served sooner. Empty: no bound.
+    """
     responses_keep_s: int = Field(86_400, ge=0, le=30 * 86_400)
-    """How long responses of /v1/responses are kept, 1,000 of each tenant and 64 MiB at most; 0 keeps none."""
+    """Time for which responses of /v1/responses are stored, at most 1,000 and 64 MiB per tenant; 0 stores none."""
     drain_s: int = Field(5, ge=0)
-    """How long running requests may go on after SIGTERM."""
+    """Time that running requests have to finish after SIGTERM."""
 
     files_folder: str = ""
-    """Where files of batch jobs are kept, shared by the gateways of a cluster; empty means in the cache folder, by
-    cluster."""
+    """Folder for the files of batch jobs, shared by the gateways of a cluster; empty means a folder per cluster in the
+    cache.
+    """
     files_s3_bucket: str = ""
-    """Bucket for them in place of the folder, which must be there; needs `pip install 'fulcrum[s3]'`."""
+    """Existing bucket for these files, in place of the folder; needs `pip install 'fulcrum[s3]'`."""
     files_s3_prefix: str = ""
     """Prefix of the files' keys in the bucket."""
     files_s3_endpoint: str = ""
     """Address of an S3-compatible store other than AWS's own."""
     files_s3_region: str = ""
-    """Its region; like the keys, where it is empty it comes from where AWS's clients take it."""
+    """Region of the bucket. If the region or a key is empty, it comes from the usual sources of AWS clients."""
     files_s3_access_key: SecretStr = SecretStr("")
     """Access key for the bucket."""
     files_s3_secret_key: SecretStr = SecretStr("")
     """Secret of the access key."""
     files_max_bytes: int = Field(20 * 1024**3, ge=1024)
-    """Bound of all files together."""
+    """Bound on the total size of all files."""
     files_max_count: int = Field(10_000, ge=1)
-    """Bound of the number of files, including those that unfinished batches will write."""
+    """Bound on the number of files, including those that unfinished batches will write."""
     tenant_files_max_count: int = Field(2_000, ge=1)
-    """How many of these one tenant may have, where keys tell tenants apart and `fulcrum keys limits --files` says
-    nothing else."""
+    """Bound on the number of files per tenant, if API keys exist and `fulcrum keys limits --files` sets no other."""
     file_max_bytes: int = Field(512 * 1024**2, ge=1024)
-    """Bound of one file that is uploaded."""
+    """Bound on the size of an uploaded file."""
     batch_max_lines: int = Field(1_000_000, ge=1, le=MOST_JOB_LINES)
-    """Lines that a batch's file may have."""
+    """Bound on the number of lines in a batch's file."""
     batch_share: float = Field(0.75, gt=0, le=1)
     """Share of the workers' sequence slots, as this gateway sees them, that batch lines may use."""
     batch_order: Literal["prefix", "arrival"] = "prefix"
-    """Lines of a share whose prompts begin alike are asked one after the other, or all in the file's order."""
+    """Order of the lines in a share: prefix runs lines with a common prefix one after the other, arrival keeps the
+    file's order.
+    """
     batch_topics: str = Field("", pattern=r"^[A-Za-z0-9._*{}, -]*$")
     """Kafka topics that jobs may read and write: names, or patterns with *, separated by commas; empty allows none.
-    Where keys exist a user's jobs may name those of patterns with {tenant}, which stands for its tenant.
-    Never those that begin with fulcrum. or __, whatever is said here. `fulcrum up` on loopback allows batch.*."""
+    If API keys exist, a user's jobs may only use topics of patterns with {tenant}, the placeholder for the user's
+    tenant. Topics that begin with fulcrum. or __ are never allowed. `fulcrum up` on loopback allows batch.*.
+    """
     batch_max_in_flight: int = Field(256, ge=1)
     """Batch lines that this gateway runs at once."""
 

@@ -119,14 +119,14 @@ def together(lives: Iterable[Life]) -> Iterator[list[Life]]:
 
 MAX_EVENTS: Final = 2_000
 MAX_TEXT: Final = 500
-"""The most characters kept of a reason or a name."""
+"""The maximum number of characters kept of a reason or a name."""
 ENTERED: Final = frozenset((ACTION_ROLE_MOVED, ACTION_SET_MODE, ACTION_SET_LIMITS, ACTION_SET_ROLE, ACTION_SET_BUDGET))
 """Actions that make an event; decisions without a change do not."""
 CHANGES: Final = frozenset((ACTION_SET_ROLE, ACTION_SET_BUDGET))
 """Changes of workers, whose effect is measured after a while."""
 EFFECT: Final = "effect"
 MAX_NAMED: Final = 8
-"""The most workers of one decision that an event names, followed by the number of further ones."""
+"""The maximum number of workers of one decision that an event names, followed by the number of further ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ def _role(decision: Decision) -> str:
 MAX_DECISIONS: Final = 500
 MAX_REASON: Final = 1_000
 MAX_CHANGES: Final = 64
-"""The most workers of one decision that are named."""
+"""The maximum number of workers of one decision that are named."""
 MAX_CANDIDATES: Final = 8
 RECOMMEND: Final = "recommend"
 
@@ -318,7 +318,7 @@ class DecisionLog:
 
     def __init__(self) -> None:
         self._log: dict[str, ReportedDecision] = {}
-        """The last decisions by id, in the order of their arrival."""
+        """The last decisions by id, in order of arrival."""
         self._kept: ReportedDecision | None = None
 
     def add(self, decision: Decision) -> None:

@@ -75,11 +75,11 @@ class ServiceLevel:
     """The attainment of a target that each request carries itself."""
 
     requests: int
-    """Number of requests that can be judged."""
+    """The number of requests that can be evaluated."""
     target_s: float | None
     """The median of the requests' targets; null if none has one."""
     met: float | None
-    """The share of judged requests that met their target; null without any."""
+    """The share of evaluated requests that met their target; null if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,16 +264,16 @@ def _there(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 MAX_REQUESTS: Final = 50_000
-"""The most requests kept, 40 MB. Above 80 requests a second the log is shorter than `HISTORY_NS`, which summaries
+"""The bound on requests kept, 40 MB. Above 80 requests a second the log is shorter than `HISTORY_NS`, which summaries
 report.
 """
 REPORT_NS: Final = 1_000_000_000
 """The time for which a report is reused. Every open page requests one each two seconds."""
 NOBODY_WAITS: Final[Mapping[str, AwaitedTokens]] = MappingProxyType({})
 MAX_REPORTS: Final = 8
-"""The most windows whose report is cached."""
+"""The maximum number of windows whose report is cached."""
 MAX_ID: Final = 140
-"""The most characters kept of a request's id: a client's own id has up to 128, and the number of a choice follows."""
+"""The characters kept of a request's id. A client's own id has up to 128, and the number of a choice follows."""
 MIN_PREFIX_CHARS: Final = 6
 """The fewest characters that count as the beginning of an id."""
 SHED: Final = frozenset((QueueFull.code, NoWorkers.code))
@@ -437,7 +437,7 @@ def outcome_name(outcome: Outcome) -> str:
 
 
 MAX_MODELS: Final = 64
-"""The most model labels. Names come from clients, so later ones are counted as `OTHER_MODEL`."""
+"""The maximum number of model labels. Names come from clients, so later ones are counted as `OTHER_MODEL`."""
 OTHER_MODEL: Final = "other"
 TTFT_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 TPOT_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)

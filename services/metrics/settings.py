@@ -51,7 +51,8 @@ class MetricsSettings(HttpSettings):
     """
     live_lag_ms: int = Field(50, ge=0, le=10_000)
     """Time after its end at which a window of history and stream is written. Later telemetry revises it: with a small
-    lag windows show sooner, with a large one they are revised less often."""
+    lag windows appear sooner, with a large one they are revised less often.
+    """
     gauge_window_ms: int = Field(15_000, ge=100, le=600_000)
     """Window of the Prometheus gauges: the scrape interval, so that no time falls between two scrapes."""
     history_file: str = ""
@@ -90,12 +91,13 @@ class MetricsSettings(HttpSettings):
     """Destination of traces of requests: the OTLP/HTTP address of an OpenTelemetry collector, say
     http://collector:4318/v1/traces. Empty: no traces."""
     traces_share: float = Field(1.0, ge=0, le=1)
-    """The share of the requests without a trace context from their client that is traced."""
+    """Share of requests to trace among those without a trace context from the client."""
     id: MemberName = Field(default_factory=lambda: own_name("metrics"))
     """Name in the alerts topic; by default made from the host's name."""
     shared: bool = False
-    """Share step telemetry with the cluster's other metrics services, by partition: each shows the whole cluster. They
-    need ids of their own."""
+    """Share step telemetry with the cluster's other metrics services, by partition, so that each shows the whole
+    cluster. Each needs its own id.
+    """
     planner_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
     """Address of the planner, say http://127.0.0.1:8001, for the page's models and role buttons. Empty: neither."""
     public_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
@@ -111,11 +113,11 @@ class MetricsSettings(HttpSettings):
     """Time for which an alert must be clear before it is over. It doubles each time the alert has fired in the last
     half hour, up to four times."""
     alert_busy: float = Field(0.9, gt=0, le=1)
-    """The share of a phase's time in steps from which it can be starved, while work waits ..."""
+    """The share of its time in steps from which a phase with waiting work counts as starved ..."""
     alert_busy_clear: float = Field(0.75, ge=0, le=1)
-    """... and at which it no longer is."""
+    """... and at which it no longer does."""
     alert_idle: float = Field(0.6, gt=0, le=1)
-    """The share of the other phase's time in which nothing runs, from which it idles ..."""
+    """The share of the other phase's time in which nothing runs, from which it counts as idle ..."""
     alert_idle_clear: float = Field(0.4, ge=0, le=1)
     """... and at which it no longer does."""
     alert_queue_tokens: int = Field(8_192, ge=1)
@@ -123,9 +125,9 @@ class MetricsSettings(HttpSettings):
     alert_queue_sequences: int = Field(16, ge=1)
     """The same for decode, in sequences for each decode GPU."""
     alert_kv_wait: float = Field(0.2, gt=0, le=1)
-    """The share of decode's time spent waiting for KV blocks from which transfers are what holds it up ..."""
+    """The share of decode's time spent waiting for KV blocks from which transfers count as its bottleneck ..."""
     alert_kv_wait_clear: float = Field(0.1, ge=0, le=1)
-    """... and at which they no longer are."""
+    """... and at which they no longer do."""
     alert_kv_used: float = Field(0.95, gt=0, le=1)
     """The share of a worker's KV blocks held by sequences from which its cache is nearly full ..."""
     alert_kv_used_clear: float = Field(0.85, ge=0, le=1)
@@ -141,7 +143,7 @@ class MetricsSettings(HttpSettings):
     slo_objective: float = Field(0.99, gt=0, lt=1)
     """The share of requests that should meet their TTFT deadline, and their TPOT target; each request carries both."""
     slo_requests: int = Field(20, ge=1)
-    """A window with fewer requests is not judged."""
+    """Minimum number of requests for a window to be evaluated."""
 
     @model_validator(mode="after")
     def _thresholds_stand_apart(self) -> Self:

@@ -27,9 +27,9 @@ from libs.telemetry.rollups import MAX_WORKERS, NO_ROLE, PROVISIONAL, ROLE_NUMBE
 from libs.telemetry.steps import PhaseTime
 
 MAX_WORKERS_A_RECORD: Final = 1_000
-"""The most workers in a record, about 200 kB; Kafka takes records of 1 MB."""
+"""The maximum number of workers in a record, about 200 kB; Kafka takes records of 1 MB."""
 MAX_WINDOWS_A_RECORD: Final = 20
-"""The most windows in a record, 400 kB with that many workers."""
+"""The maximum number of windows in a record, 400 kB with that many workers."""
 _ROLES: Final = frozenset(ROLE_NUMBERS.values())
 
 
@@ -89,7 +89,7 @@ def written(window: SharedWindow, workers: Sequence[SharedWorker], window_ns: in
 
 
 MAX_RESENT_WORKERS: Final = MAX_WORKERS
-"""The most workers with unsent windows that are remembered; those of further workers are lost."""
+"""The maximum number of workers with unsent windows that are remembered; those of further workers are lost."""
 
 
 class ResendWindow:
@@ -174,7 +174,7 @@ def _write(fleet: FleetTelemetry, rollups: RollUps, start_ns: int, now_ns: int) 
 log = structlog.get_logger()
 
 MAX_HEARD: Final = 65_536
-"""The most received windows, of one worker each, that wait for the stream's next tick. Further ones are in history
+"""The bound on received windows, of one worker each, that wait for the stream's next tick. Further ones are in history
 only.
 """
 MAX_AGE_NS: Final = 2 * LISTED_NS
@@ -185,7 +185,7 @@ An older record was read after an absence. Its windows count, but it says nothin
 instance wrongly taken for alive for this long does no harm, as partitions are taken over from ten seconds back.
 """
 MAX_UNSENT: Final = 32
-"""The most records that may wait for the broker before sending stops. Others could not read more, and it would push
+"""The bound on records that may wait for the broker before sending stops. Others could not read more, and it would push
 alerts out of the bus's buffer.
 """
 

@@ -281,7 +281,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, hub: Hub, caller: str = "", *, between: bool = True) -> None:
-        """Create an answer; `caller` and `between` are those of `Hub.reader`."""
+        """Create an answer; `caller` and `between` are passed on to `Hub.reader`."""
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._hub = hub
@@ -311,7 +311,7 @@ async def _gone(receive: Receive) -> None:
 
 
 MAX_UNSENT: Final = 32
-"""The most records that may wait for the broker before sending stops, as loads would arrive too old."""
+"""The maximum number of records that may wait for the broker before sending stops, as loads would arrive too old."""
 
 
 class LoadPublisher:

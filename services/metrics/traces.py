@@ -187,15 +187,15 @@ SETTLE_NS: Final = 1_000_000_000
 transfer is sent when it comes, as a span of the same trace.
 """
 MAX_REQUESTS: Final = 20_000
-"""The most finished requests that wait; beyond it the oldest is dropped and counted."""
+"""The maximum number of finished requests that wait; beyond it the oldest is dropped and counted."""
 MAX_TRANSFERS: Final = 50_000
-"""The most transfers whose request has not ended; beyond it the oldest is dropped. It may belong to an unsampled
+"""The bound on transfers whose request has not ended; beyond it the oldest is dropped. It may belong to an unsampled
 request.
 """
 MAX_LACKING: Final = 5_000
-"""The most requests sent without all their transfers; beyond it those of the oldest are no longer awaited."""
+"""The bound on requests sent without all their transfers; beyond it those of the oldest are no longer awaited."""
 MAX_HAND_OFFS: Final = 64
-"""The most transfers of one request, whose choices share its id; further ones get no span."""
+"""The maximum number of transfers of one request, whose choices share its id; further ones get no span."""
 _SHARES: Final = 1 << 64
 
 
@@ -284,7 +284,7 @@ class TraceBuffer:
 
 
 def _transfers_of(event: RequestEvent) -> int:
-    """Return the least number of transfers that the request must have had."""
+    """Return the minimum number of transfers for the request."""
     return event.moves + (event.decode_worker not in {"", event.prefill_worker})
 
 

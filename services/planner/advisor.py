@@ -1,4 +1,6 @@
-"""Advice on what the planner may not do itself, given once it has held for a while, with its outcome. Pure."""
+"""Advice on changes that the planner may not make itself, given once they have been needed for a while, with its
+outcome. Pure.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -54,7 +56,7 @@ class Advisor:
             work, now = self._mean(model, plan.observed.work, assigned.now)
             needed = workers_needed(engine, settled(work), workers, limits)
         else:
-            # What waits is already part of the prompts that an assessment counts.
+            # Waiting prompts are already part of an assessment's prompts.
             work, now = self._mean(model, replace(judged.work, waiting_ns=0.0), judged.standing)
             needed = workers + judged.missing_workers
         works = work.prompts or work.decodes or work.held

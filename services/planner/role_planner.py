@@ -142,7 +142,7 @@ class RolePlanner:
                 most_moves=most,
                 evidence=evidence,
             )
-            # As many as can be asked at a time: the others are decided about again, and sent by then.
+            # Bounded by the number of concurrent calls: the other workers are part of the next decision.
             moves = self._free(assigned.moves)[:room]
             called = self._called(each, assigned, wishes.get(each.model), limits, most=most - len(moves))
             strays = [order for order in self._free(each.strays) if order.worker_id not in left]

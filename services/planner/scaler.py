@@ -64,7 +64,7 @@ def why_scaled(
     acts: bool,
     forecast: Mapping[Phase, int],
 ) -> str:
-    """Explain why the wished number of workers differs from the present one."""
+    """Explain why the wanted number of workers differs from the present one."""
     observed, there = plan.observed, f"{pool.serving} worker{'' if pool.serving == 1 else 's'} of {plan.observed.model}"
     wished = f"{found.wished} {'is' if found.wished == 1 else 'are'} wished"
     if found.code is ScaleReason.PRESSES and plan.assigned is not None:
@@ -247,7 +247,7 @@ class Scaler:
         acts = ours is not None and state.identity.mode == MODE_AUTO
         self._tell(plan, pool, found, acts=acts, now_ns=now_ns)
         if pools is not None and ours is not None and acts:
-            # Those in a role take part in serving until they stand by: they are never ended at work.
+            # Workers in a role serve until they are on standby; a busy worker is never ended.
             count = max(found.started, pool.started_serving)
             if count != pool.started:
                 await self._ask(pools.actuator, count, _first_to_end(plan, ours))

@@ -55,7 +55,7 @@ from services.planner.orders import Order, OrderExecutor
 from services.planner.regret import RegretLedger
 from services.planner.role_planner import ModelPlan, RolePlanner
 
-# A source counts as away after this long without news; its last report stays in use.
+# A source counts as away after this long without a report; its last report stays in use.
 STALE_NS: Final = 3_000_000_000
 # Equals the gateways' default TPOT target.
 TPOT_NS: Final = 100_000_000
@@ -66,9 +66,9 @@ MAX_TPOT_NS: Final = 86_400_000_000_000
 MEASURED_NS: Final = 2_000_000_000
 # Decisions that await measurement; beyond it the oldest go unmeasured.
 MAX_WATCHED: Final = 256
-# How often workers' states are looked at.
+# Interval between checks of workers' states.
 LIVES_NS: Final = 200_000_000
-# Of a run of identical decisions with these actions, only the newest is kept.
+# Only the newest of a run of identical decisions with these actions is kept.
 REPEATED: Final = frozenset((ACTION_KEEP, ACTION_RECOMMEND))
 
 
@@ -270,7 +270,7 @@ class PlannerState:
         if acts and changing:
             decided = self._change(snapshot, changing, now_ns)
             return Decided([*looked_at, *decided.decisions], decided.orders)
-        # What it does not do itself in mode auto it has decided against, whatever the verdict advises an operator.
+        # In mode auto, the planner has decided against any move it does not make, even if the verdict advises it.
         offered = () if acts else self.plans
         advised = [each for plan in offered if (each := messages.recommended(snapshot, plan)) is not None]
         same = advised or [messages.kept(snapshot, self.plans)]
@@ -349,7 +349,7 @@ class PlannerState:
         return found
 
     def _tell_again(self, decisions: Sequence[Decision], now_ns: int) -> list[Decision]:
-        """Record decisions that change no worker if they are news. The newest replaces an identical last one."""
+        """Record decisions that change no worker, if they are new. A decision identical to the last one replaces it."""
         last, code = self._kept, " ".join(f"{each.model} {each.reason_code}" for each in decisions)
         same = last is not None and last == (code, decisions[0].action)
         if not is_news(same_reasons=same, since_ns=now_ns - self._kept_ns):
@@ -427,8 +427,8 @@ def _replay(watched: _MeasuredDecision, plan: ModelPlan, now_ns: int) -> None:
 
 REGISTRY_POLL_MS: Final = 1_000
 LEAST_S: Final = 0.02
-# After a decision the loop rests at least this many times the decision's duration, but no longer than a period. It
-# bounds what decisions made on news can cost.
+# After a decision the loop rests at least this many times the decision's duration, but no longer than a period. This
+# bounds the cost of decisions that new reports trigger.
 LEAST_REST: Final = 9
 
 

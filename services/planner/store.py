@@ -66,7 +66,8 @@ class RedisPlannerStore:
             async with asyncio.timeout(LEAD_TIMEOUT_S):
                 taken = await self._lead(keys=[self._lead_key], args=[who, LEASE_MS])
         except ResponseError as error:
-            # Of another type, for one: nobody can take it, and it is not ours to delete what somebody else wrote.
+            # The key may have another type, for example. Nobody can take the lead then, and a key that somebody else
+            # wrote is not ours to delete.
             self.lead_fault = f"Redis refuses the key {self._lead_key} ({error}): delete the key if it is no lease"
             return Lead.UNKNOWN
         except (RedisError, OSError, TimeoutError):

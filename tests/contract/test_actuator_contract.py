@@ -252,7 +252,7 @@ async def test_kubernetes_without_a_server_or_an_account_is_down_within_a_bound(
         "clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "c", "user": {"token": "t"}}],
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
     }))  # fmt: skip
-    for kubeconfig, says in ((str(nowhere), "does not answer"), ("", "no way to a Kubernetes API server")):
+    for kubeconfig, says in ((str(nowhere), "does not answer"), ("", "no configuration for a Kubernetes API server")):
         actuator = KubernetesActuator(deployment="default/spare", most=2, kubeconfig=kubeconfig)
         began_s = time.monotonic()
         with pytest.raises(ActuatorDown, match=says):

@@ -39,5 +39,5 @@ async def test_a_coordinator_that_is_starting_is_not_taken_for_one_that_knows_of
             with suppress(GroupCoordinatorNotAvailableError, BrokerAway):
                 found = await committed_offsets(admin, "nobody-yet", [one])
         assert found == {one: NONE}
-    with pytest.raises(BrokerAway, match="does not tell"):
+    with pytest.raises(BrokerAway, match="does not report"):
         await committed_offsets(_Starting(), "a-group", [one])

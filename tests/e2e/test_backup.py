@@ -1,4 +1,4 @@
-"""The commands of docs/backup.md: what a suite stored is there again on new folders."""
+"""Test that the commands in docs/backup.md restore a suite's stored data into new folders."""
 
 import asyncio
 import json
@@ -39,14 +39,14 @@ def block(heading: str) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """The folders and ports of a suite that keeps what it stores."""
+    """The folders and ports of a suite with persistent stores."""
 
     folder: Path
     ports: tuple[int, int, int]
 
     @property
     def env(self) -> dict[str, str]:
-        """The variables that the page's commands read, and the suite's settings."""
+        """The environment of the page's commands and of the suite."""
         kafka, redis, _ = self.ports
         return {
             "KAFKA_DATA": str(self.folder / "kafka"),
@@ -76,7 +76,7 @@ class Place:
 
     @contextmanager
     def suite(self, *, real: bool) -> Iterator[RunningSuite]:
-        """Start Kafka, Redis as compose starts it, and the suite; stop the stores last."""
+        """Run Kafka, Redis (with compose's options) and the suite; stop the stores last."""
         kafka, redis, _ = self.ports
         (self.folder / "redis").mkdir(parents=True, exist_ok=True)
         redis_kept = (
@@ -100,7 +100,8 @@ def command(suite: RunningSuite, *arguments: str) -> Any:
 
 
 async def requests_counted(http: httpx.AsyncClient, suite: RunningSuite, least: int) -> int:
-    """Return the requests of the last hour once there are so many: a bin counts when its time is over."""
+    """Return the request count of the last hour, once it has reached `least`."""
+    # A bin of demand is counted only after its interval has ended, so the figure lags.
     async with asyncio.timeout(WAIT_S):
         while True:
             answer = await http.get(f"{suite.ready['metrics']}/v1/demand", params={"span": "1h"})
@@ -112,7 +113,7 @@ async def requests_counted(http: httpx.AsyncClient, suite: RunningSuite, least: 
 
 
 def stored(suite: RunningSuite) -> dict[str, Any]:
-    """Return what commands show of keys and limits."""
+    """Return the keys and limits as the CLI lists them."""
     return {
         "keys": command(suite, "keys", "list"),
         "tenants": command(suite, "keys", "limits"),
@@ -122,7 +123,7 @@ def stored(suite: RunningSuite) -> dict[str, Any]:
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.kafka)], ids=["embedded", "apache-kafka"])
 async def test_keys_limits_files_batches_and_demand_are_there_after_a_restore(real: bool, tmp_path: Path) -> None:
-    """One job has completed when the suite stops, and one has begun: it ends on the new folders, each line once."""
+    """A job interrupted by the stop completes after the restore, with each line answered once."""
     with held_port() as kafka, held_port() as redis, held_port() as controller:
         old, new = (Place(tmp_path / name, (kafka, redis, controller)) for name in ("old", "new"))
         write_lines(tmp_path / "lines.jsonl", LINES, max_tokens=16)
@@ -153,7 +154,7 @@ async def test_keys_limits_files_batches_and_demand_are_there_after_a_restore(re
                     batch = await until_answered(http, [suite.gateway], batch_id, timeout_s=60)
                     assert batch["status"] == "completed"
                     assert not shown(unanswered(await answered(http, suite.gateway, batch), LINES))
-                # The job that goes on has fewer lines.
+                # The resumed job alone has fewer lines than this, so the history must have been restored.
                 await requests_counted(http, suite, LINES + COMPLETIONS)
             async with httpx.AsyncClient(timeout=30) as stranger:
                 assert (await stranger.get(f"{suite.gateway}/v1/models")).status_code == 401

@@ -104,7 +104,7 @@ def test_what_was_decided_is_listed_and_explained_and_limits_are_set_and_refused
     assert (found["limits"]["pinned"], found["limits"]["quiet_hours"]) == (["decode-1"], ["22:00-06:00"])
     assert "Pinned: decode-1" in suite.fulcrum("planner", "limits").stdout
     for wrong, said in (
-        ("prefill_min=x", "whole number"), ("nothing=1", "no limit"), ("quiet_hours=9", "HH:MM-HH:MM"),
+        ("prefill_min=x", "whole number"), ("nothing=1", "not a limit"), ("quiet_hours=9", "HH:MM-HH:MM"),
         ("decode_max=0", "greater than or equal to 1"), ("prefill_min=2 prefill_max=1", "more than prefill_max"),
     ):  # fmt: skip
         refused = suite.fulcrum("planner", "limits", *wrong.split())

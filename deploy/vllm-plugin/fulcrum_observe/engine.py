@@ -23,7 +23,7 @@ CONSUMER = "kv_consumer"
 AWAITING_KV = "WAITING_FOR_REMOTE_KVS"
 LOAD_EVERY_NS = 100_000_000
 MAX_COUNTED = 1_000
-"""The most waiting prompts whose tokens are added up one by one."""
+"""The maximum number of waiting prompts whose tokens are added up one by one."""
 PATCHED = "_fulcrum_observe"
 
 log = logging.getLogger("vllm")

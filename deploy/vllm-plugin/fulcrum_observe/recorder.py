@@ -14,7 +14,7 @@ from .wire import Batch, Load, Span, Step
 T = TypeVar("T")
 
 MAX_STEPS = 16_384
-"""The most steps that await a cut; beyond it all of them are dropped, and their time is unknown."""
+"""The maximum number of steps that await a cut; beyond it all of them are dropped, and their time is unknown."""
 MAX_SPANS = 4_096
 LONGEST_NS = 1_000_000_000
 """The longest time that one batch covers."""

@@ -18,9 +18,9 @@ RETRY_S = 1.0
 REFUSED_S = 5.0
 TIMEOUT_S = 2.0
 MAX_BATCHES = 600
-"""The most batches that await sending; the oldest are dropped and counted."""
+"""The maximum number of batches that await sending; the oldest are dropped and counted."""
 MAX_SENT_AT_ONCE = 8
-"""The most batches sent in one turn, so that those of an outage come as a trickle."""
+"""The maximum number of batches sent in one turn, so that those of an outage come as a trickle."""
 PATH = "/v1/observed/steps"
 CONTENT_TYPE = "application/x-protobuf"
 BUSY_STATUSES = (429, 503)

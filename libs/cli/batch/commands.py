@@ -43,16 +43,16 @@ def submit(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Run the requests of a file, which is uploaded, or of a topic. --output and --errors wait for the end.
+    """Run the requests of a file, which is uploaded, or of a topic. --output and --errors imply waiting for the end.
 
     With --wait the exit code is 1 unless the job was completed and at least one line of it was answered.
     """
     from libs.cli.batch.jobs import JobOptions, submit_job  # noqa: PLC0415 (start-up time)
 
     if (file is None) == (topic is None):
-        raise typer.BadParameter("either FILE or --topic says where the lines are")
+        raise typer.BadParameter("name either FILE or --topic as the source of lines")
     if file not in (None, Path("-")) and (file.is_dir() or not os.access(file, os.R_OK)):
-        raise typer.BadParameter(f"{file} is no file that can be read", param_hint="FILE")
+        raise typer.BadParameter(f"{file} is not a readable file", param_hint="FILE")
     asked = JobOptions(
         file=file,
         topic=topic,
@@ -69,7 +69,7 @@ def submit(
 
 @batch.command(epilog="Example: fulcrum batch status batch_0123 --json")
 def status(batch_id: Id, *, ready: ReadyFile = None, json: Json = False) -> None:
-    """Show how far a job has come."""
+    """Show a job's progress."""
     from libs.cli.batch.jobs import show_status  # noqa: PLC0415
 
     show_status(ready, batch_id, as_json=json)

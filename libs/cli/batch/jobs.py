@@ -39,10 +39,10 @@ def check_targets(asked: Path | None, output: Path | None, errors: Path | None) 
         if path is not None and path.is_dir():
             raise StartupError(f"{path} cannot be written: it is a folder")
     if _same(output, errors):
-        raise StartupError("--output and --errors name the same file, of which one would write over the other")
+        raise StartupError("--output and --errors name the same file, so one would overwrite the other")
     for option, path in (("--output", output), ("--errors", errors)):
         if _same(asked, path):
-            raise StartupError(f"{option} names the file of requests, which would be written over")
+            raise StartupError(f"{option} names the file of requests, which would be overwritten")
 
 
 def _same(one: Path | None, other: Path | None) -> bool:
@@ -333,7 +333,7 @@ def fetch_results(
     with _gateway(ready_file) as http:
         batch = _ask(http, "GET", f"/v1/batches/{batch_id}")
         if batch["status"] not in ENDED:
-            raise StartupError(f"{batch_id} is {batch['status']}: its files are there once it has ended")
+            raise StartupError(f"{batch_id} is {batch['status']}: its files are available once it has ended")
         fetch(http, batch["output_file_id"], output)
         fetch(http, batch["error_file_id"], errors)
         if as_json:

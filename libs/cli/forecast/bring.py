@@ -49,7 +49,7 @@ def bring_history(
 ) -> None:
     """Read a history, import it into the suite and print what was accepted. Raise InvalidRequest and StartupError."""
     if (file is None) == (not prometheus):
-        raise InvalidRequest("name a FILE or --prometheus URL, one of them")
+        raise InvalidRequest("name either a FILE or --prometheus URL")
     suite = find_one_suite(ready_file)
     if file is not None:
         history = read_demand(file)
@@ -99,7 +99,7 @@ def parse_moment(text: str) -> float:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidRequest(f"--end {text[:40]!r} is no time such as 2026-11-20T00:00Z") from None
+        raise InvalidRequest(f"--end {text[:40]!r} is not a time such as 2026-11-20T00:00Z") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 

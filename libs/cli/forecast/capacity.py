@@ -98,7 +98,7 @@ def parse_horizon(text: str) -> float:
     plain = number.isascii() and number.replace(".", "", 1).isdigit()
     if unit in _UNITS and plain and 0 < float(number) * _UNITS[unit] <= 14 * 86_400:
         return float(number) * _UNITS[unit]
-    raise InvalidRequest(f"--horizon {text[:40]!r} is no time such as 90m, 24h or 7d, up to 14d")
+    raise InvalidRequest(f"--horizon {text[:40]!r} is not a time such as 90m, 24h or 7d, up to 14d")
 
 
 def _input(wanted: PlanOptions, ready_file: Path | None) -> PlanInput:

@@ -7,7 +7,7 @@ import typer
 
 from libs.cli.options import Json, ReadyFile
 
-forecast = typer.Typer(help="Predict demand with calibrated bands, and compare forecasts with what came.",
+forecast = typer.Typer(help="Predict demand with calibrated bands, and compare forecasts with actual demand.",
                        invoke_without_command=True)  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def backtest(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Forecast days that are already known, each from what was known before, and compare with simple forecasters.
+    """Forecast past days from the data before each, and compare the forecasts with simple forecasters.
 
     A forecast is made at each bin, and models are fitted anew each day, on earlier bins alone.
     """
@@ -111,13 +111,13 @@ def backtest(
 SLO: Final = "ttft=2s,tpot=50ms"
 
 capacity = typer.Typer(
-    help="How many GPUs each pool will need, hour by hour, and how sure that is.", no_args_is_help=True
+    help="Plan the GPUs that each pool will need, hour by hour, with the certainty of the plan.", no_args_is_help=True
 )
 
 
 @capacity.callback()
 def options() -> None:
-    """How many GPUs each pool will need, hour by hour, and how sure that is."""
+    """Plan the GPUs that each pool will need, hour by hour, with the certainty of the plan."""
 
 
 @capacity.command(epilog="Example: fulcrum capacity plan --horizon 7d --slo ttft=2s,tpot=50ms --what-if traffic=1.3")

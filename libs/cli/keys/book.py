@@ -137,7 +137,7 @@ def span_s(text: str, option: str = "--expires") -> int:
     """Return the seconds of a span such as `90m`, `12h`, `30d`. Raise InvalidRequest."""
     found = _TIME.fullmatch(text.strip())
     if not found:
-        raise InvalidRequest(f"{option} is {quoted(text)}: it has to be a number and s, m, h or d, such as 30d")
+        raise InvalidRequest(f"{option} is {quoted(text)}: it must be a number and s, m, h or d, such as 30d")
     return int(found[1]) * _UNITS_S[found[2]]
 
 
@@ -154,7 +154,7 @@ def set_limits(
     """Change the limits that are named, or remove all of them. Raise InvalidRequest, StoreUnavailable."""
     named = {name: value for name, value in wanted.items() if value is not None}
     if off and named:
-        raise InvalidRequest("--off removes all limits: name none beside it")
+        raise InvalidRequest("--off removes all limits: do not name others with it")
 
     def edit(book: KeySet) -> KeySet:
         before = TenantLimits() if off else book.limits.get(tenant, TenantLimits())
@@ -204,7 +204,7 @@ def delete_tenant(tenant: str, *, yes: bool, ready_file: Path | None, as_json: b
     check_tenant(tenant)
     if not yes:
         if as_json:
-            raise InvalidRequest("--json asks nobody: say --yes too")
+            raise InvalidRequest("--json cannot ask for confirmation: add --yes")
         typer.confirm(f"Delete tenant {tenant}, its keys, files, batches and responses?", abort=True, err=True)
     revoked: list[str] = []
 

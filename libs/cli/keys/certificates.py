@@ -25,7 +25,7 @@ def make_certificates(folder: Path | None, names: Sequence[str], *, days: int, a
     """
     home, cluster = _home(folder)
     if describe(home):
-        raise Conflict(f"there are certificates in {home} already: `fulcrum tls rotate` makes them anew")
+        raise Conflict(f"there are certificates in {home} already: `fulcrum tls rotate` renews them")
     made = issue(home, cluster, now=_now(), names=_names(names), days=days)
     _print(made, as_json=as_json)
     if not as_json:
@@ -45,7 +45,7 @@ def rotate_certificates(
     home, cluster = _home(folder)
     there = describe(home)
     if not there:
-        raise InvalidRequest(f"there are no certificates in {home} yet: `fulcrum tls init` makes them")
+        raise InvalidRequest(f"there are no certificates in {home} yet: `fulcrum tls init` creates them")
     kept = [name for each in there for name in each.names]
     made = issue(home, cluster, now=_now(), names=_names([*kept, *names]), days=days, new_authority=authority)
     _print(made, as_json=as_json)
@@ -55,7 +55,7 @@ def show_certificates(folder: Path | None, *, as_json: bool) -> None:
     home, _ = _home(folder)
     there = describe(home)
     if not there and not as_json:
-        print(f"There are no certificates in {home}: `fulcrum tls init` makes them.")
+        print(f"There are no certificates in {home}: `fulcrum tls init` creates them.")
         return
     _print(there, as_json=as_json)
 
@@ -68,7 +68,7 @@ def _home(folder: Path | None) -> tuple[Path, str]:
 def _names(names: Sequence[str]) -> list[str]:
     every = list(dict.fromkeys((*LOOPBACK_NAMES, *names)))
     if len(every) > MAX_NAMES:
-        raise InvalidRequest(f"a certificate is for {MAX_NAMES} names at most: make several folders", param="host")
+        raise InvalidRequest(f"a certificate is for {MAX_NAMES} names at most: use several folders", param="host")
     return every
 
 

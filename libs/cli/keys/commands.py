@@ -8,14 +8,14 @@ import typer
 from libs.cli.options import Json, ReadyFile
 
 keys = typer.Typer(
-    help="Create, list and revoke API keys. Once there is one, every request needs one.",
+    help="Create, list and revoke API keys. Once a key exists, every request needs one.",
     no_args_is_help=True,
 )
 
 
 @keys.callback()
 def options() -> None:
-    """Create, list and revoke API keys. Once there is one, every request needs one."""
+    """Create, list and revoke API keys. Once a key exists, every request needs one."""
 
 
 @keys.command(
@@ -95,7 +95,7 @@ def limits(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Limit what a tenant may use, or show its limits. Options left out keep their value."""
+    """Set or show a tenant's limits. Limits that are not given keep their value."""
     from libs.cli.keys.book import set_limits, show_limits  # noqa: PLC0415
 
     if tenant is None:
@@ -137,7 +137,7 @@ def revoke(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Revoke a key: within two seconds it admits nobody, and running answers end."""
+    """Revoke a key. Within two seconds it stops working, and running answers end."""
     from libs.cli.keys.book import revoke_key  # noqa: PLC0415
 
     revoke_key(key, ready_file=ready, as_json=json)
@@ -156,7 +156,7 @@ Hosts = Annotated[
     typer.Option(
         "--host",
         metavar="NAME",
-        help="Name or address by which services are reached, beside loopback's. May be repeated.",
+        help="Host name or address of the services, in addition to loopback. May be repeated.",
     ),
 ]
 Days = Annotated[int, typer.Option(min=1, max=825, metavar="N", help="Days for which certificates are valid.")]
@@ -175,7 +175,7 @@ def init(folder: Folder = None, host: Hosts = None, days: Days = 90, json: Json 
     make_certificates(folder, host or [], days=days, as_json=json)
 
 
-@tls.command(epilog="Example: fulcrum tls rotate, from cron each month; services take the new ones by themselves")
+@tls.command(epilog="Example: fulcrum tls rotate, from cron each month; services load the new ones by themselves")
 def rotate(
     folder: Folder = None,
     host: Hosts = None,
@@ -190,7 +190,7 @@ def rotate(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Renew all certificates for the names that they have. No service needs a restart."""
+    """Renew all certificates under their present names. No service needs a restart."""
     from libs.cli.keys.certificates import rotate_certificates  # noqa: PLC0415
 
     rotate_certificates(folder, host or [], days=days, authority=authority, as_json=json)

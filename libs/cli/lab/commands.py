@@ -251,7 +251,7 @@ def record(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Record a trace of what a running suite has served, or serves from now on. Ctrl-C keeps what was read.
+    """Record a trace of the requests that a running suite served, or serves from now on. Ctrl-C keeps the trace so far.
 
     Requests count as they end: the trace has lengths and arrivals, not prompts, prefixes or conversations.
     """
@@ -278,5 +278,5 @@ def calibrate(
     from libs.contracts.errors import InvalidRequest  # noqa: PLC0415
 
     if not from_live:
-        raise InvalidRequest("name where from: --from-live, a running suite, is all there is")
+        raise InvalidRequest("name the source: --from-live, a running suite, is the only one")
     calibrate_profile(ready_file=ready, worker=worker, out=out, as_json=json)

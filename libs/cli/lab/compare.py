@@ -137,7 +137,7 @@ def compare_all(
     with noting() as notes:
         experiment = asked.experiment()
         if count and experiment.losses:
-            raise InvalidRequest("which workers are lost says nothing of clusters of other sizes: add --no-gpus")
+            raise InvalidRequest("lost workers cannot be carried over to clusters of other sizes: add --no-gpus")
         if report is not None:
             make_folder(report)
         for name in names:

@@ -91,7 +91,7 @@ def parse_loss(text: str) -> PlannedLoss:
         sane = False
     if not sane:
         raise InvalidRequest(
-            f"{text!r} is no loss such as 120:3:60, by which worker 3 dies at 120 s and is back 60 s later"
+            f"{text!r} is not a loss such as 120:3:60, by which worker 3 dies at 120 s and is back 60 s later"
         )
     return PlannedLoss(at_s, worker, back_after_s)
 
@@ -104,7 +104,7 @@ def parse_wrong(texts: Sequence[str]) -> InjectedErrors:
             found = _also_wrong(found, *text.split("=", 1))
         except (TypeError, ValueError):
             raise InvalidRequest(
-                f"{text!r} is nothing to be wrong about: telemetry=500 (ms older), steps=0.2 (share by which step times"
+                f"{text!r} is not an error to inject: telemetry=500 (ms older), steps=0.2 (share by which step times"
                 " are off), slow=3:2 (worker 3 takes twice as long as it says), hints=0.05 (share of false ones)"
             ) from None
     return found
@@ -140,7 +140,7 @@ def trace_of(text: str, start_s: float, seconds: float, seed: int) -> Trace:
     kind = text.partition(":")[0]
     if kind not in KINDS:
         raise InvalidRequest(
-            f"there is no file {text!r}, and {kind!r} is no kind of trace that can be made; "
+            f"there is no file {text!r}, and {kind!r} is not a kind of trace that can be made; "
             f"kinds are {', '.join(KINDS)}: see `fulcrum lab traces`"
         )
     made = generate(text, seed=seed)

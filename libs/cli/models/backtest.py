@@ -1,4 +1,4 @@
-"""The commands `fulcrum models backtest` and `generate`: what reservations would have been worth on a log."""
+"""The commands `fulcrum models backtest` and `generate`, which evaluate reservations on a usage log."""
 
 import csv
 import json
@@ -126,7 +126,7 @@ def seconds_of(text: str, name: str) -> float:
     found = _TIME.fullmatch(text.strip())
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
     if not LEAST_S <= seconds <= MOST_S:
-        raise InvalidRequest(f"--{name} is {quoted(text)}: it has to be a time such as 500ms, 60s, 5m, 1h, 7d at most")
+        raise InvalidRequest(f"--{name} is {quoted(text)}: it must be a time such as 500ms, 60s, 5m, 1h, 7d at most")
     return seconds
 
 

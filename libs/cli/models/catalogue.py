@@ -25,7 +25,7 @@ def size_of(text: str) -> int:
     """Return the bytes of `16GB`, `141 GB`, `500MB`. Raise InvalidRequest."""
     found = _SIZE.fullmatch(text.strip())
     if not found:
-        raise InvalidRequest(f"--size is {quoted(text)}: it has to be a number of bytes such as 16GB")
+        raise InvalidRequest(f"--size is {quoted(text)}: it must be a number of bytes such as 16GB")
     return round(float(found[1]) * _UNITS[(found[2] or "").upper()])
 
 

@@ -8,7 +8,7 @@ import typer
 from libs.cli.options import Json, ReadyFile
 
 models = typer.Typer(
-    help="Many models on few GPUs: how many will be active at once, and what to reserve for them.",
+    help="Manage many models on few GPUs: how many will be active at once, and what to reserve for them.",
     no_args_is_help=True,
 )
 
@@ -19,7 +19,7 @@ Confidence = Annotated[
 
 @models.callback()
 def options() -> None:
-    """Many models on few GPUs: how many will be active at once, and what to reserve for them."""
+    """Manage many models on few GPUs: how many will be active at once, and what to reserve for them."""
 
 
 @models.command(epilog="Example: fulcrum models backtest monday.csv --window 60s --report out/")
@@ -43,7 +43,7 @@ def backtest(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Predict a log's use window by window, from what came before alone, and show what that would have cost.
+    """Predict the use in a log window by window, each from earlier windows only, and show the resulting cost.
 
     The first third is learned from and not scored. Ctrl-C scores what was replayed until then.
     """
@@ -71,7 +71,7 @@ def generate(
 
 
 Name = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model, as requests give it.")]
-Floor = Annotated[int | None, typer.Option(min=0, metavar="N", help="Least number of workers that it always has.")]
+Floor = Annotated[int | None, typer.Option(min=0, metavar="N", help="Minimum number of workers for the model.")]
 Priority = Annotated[
     int | None, typer.Option(min=-100, max=100, metavar="N", help="Priority; higher ones are loaded first.")
 ]
@@ -146,7 +146,7 @@ def reserve(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Reserve GPUs for a model at a time of the day, or say what would have to go."""
+    """Reserve GPUs for a model at a time of day, or report what would have to give way."""
     from libs.cli.models import catalogue  # noqa: PLC0415
 
     catalogue.reserve(name, gpus, start=start, end=end, ready_file=ready, as_json=json)

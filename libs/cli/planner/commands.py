@@ -7,7 +7,7 @@ import typer
 
 from libs.cli.options import Json, ReadyFile
 
-planner = typer.Typer(help="What the planner decides, why, and what it may do.", no_args_is_help=True)
+planner = typer.Typer(help="Show the planner's decisions; set its mode and limits.", no_args_is_help=True)
 
 
 @planner.command(epilog="Example: fulcrum planner mode auto")
@@ -15,8 +15,8 @@ def mode(
     mode: Annotated[
         Literal["off", "advisory", "auto"] | None,
         typer.Argument(
-            help="off decides nothing; advisory publishes decisions and acts on none; auto has workers take the roles "
-            "and budgets that were decided.",
+            help="off decides nothing; advisory publishes decisions and acts on none; auto carries decisions on roles "
+            "and budgets out.",
             show_default=False,
         ),
     ] = None,
@@ -80,7 +80,7 @@ def explain(
 
 @planner.command(epilog="Example: fulcrum planner advice")
 def advice(ready: ReadyFile = None, json: Json = False) -> None:
-    """Show advice on what the planner may not do itself, its expected effect, and what came of it."""
+    """Show advice on changes the planner may not make itself, with the expected and the measured effect."""
     from libs.cli.planner.decisions import planner_advice  # noqa: PLC0415 (what only this command needs)
 
     planner_advice(ready_file=ready, as_json=json)
@@ -108,7 +108,7 @@ def limits(
             metavar="[NAME=VALUE]...",
             help="prefill_min, prefill_max, decode_min, decode_max, workers_min, workers_max, gpu_hours_day (of "
             "workers that were started), tpot_ms (none: no bound), moves_per_s, or "
-            "quiet_hours=22:00-06:00,… (UTC, none: none). With --model, none alone: it has no limits of its own.",
+            "quiet_hours=22:00-06:00,… (UTC, none: none). With --model, none alone removes the model's own limits.",
             show_default=False,
         ),
     ] = None,
@@ -125,7 +125,7 @@ def limits(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Set what the planner may do, at once and beyond its restart. Without arguments, print the limits."""
+    """Set limits for the planner; they apply at once and survive its restart. Without arguments, print them."""
     from libs.cli.planner.decisions import planner_limits  # noqa: PLC0415 (what only this command needs)
 
     planner_limits(settings or [], model=model, pin=pin or [], unpin=unpin or [], ready_file=ready, as_json=json)
@@ -167,7 +167,7 @@ def prefill(
             min=0,
             metavar="N",
             help="Use this chunk size until the worker restarts and measure nothing;"
-            " FULCRUM_WORKER_PREFILL_CHUNK_TOKENS is for good.",
+            " FULCRUM_WORKER_PREFILL_CHUNK_TOKENS sets it permanently.",
         ),
     ] = 0,
     picture: Annotated[
@@ -205,7 +205,7 @@ def decode(
 ) -> None:
     """Show the largest decode batch within a TPOT target, by the step times that each worker has learned.
 
-    Requests with a TPOT target are held to theirs at every step, whatever is asked here.
+    This changes nothing: requests with a TPOT target get it at every step anyway.
     """
     from libs.cli.planner.tune import tune_decode  # noqa: PLC0415 (what only this command needs)
 

@@ -342,7 +342,7 @@ def set_limit(limits: dict[str, Any], setting: str, model: str) -> None:
         of[name] = WITHOUT.get(name) if none else _number(name, text, OF_MODELS[name])
     else:
         known = ", ".join((*OF_MODELS, *(() if model else ("moves_per_s", "quiet_hours"))))
-        raise StartupError(f"{name!r} is no limit{' of a model' if model else ''}: there are {known}")
+        raise StartupError(f"{name!r} is not a limit{' of a model' if model else ''}: use one of {known}")
 
 
 def _number(name: str, text: str, kind: type[int] | type[float]) -> int | float:

@@ -89,9 +89,9 @@ def standing_before(
                 standing[change["worker"]] = _standing(change["before"], change["before_budget_tokens"])
     for change in decision["changes"]:
         if change["worker"] not in standing:
-            raise StartupError(f"worker {change['worker']} is gone: what it did without the decision is not known")
+            raise StartupError(f"worker {change['worker']} is gone: its work without the decision is unknown")
         if "standby" in (change["role"], change["before"]):
-            raise InvalidRequest("the lab has no workers on standby: decisions that call them up are not replayed")
+            raise InvalidRequest("the lab has no workers on standby: decisions that start them are not replayed")
     return {name: each for name, each in standing.items() if each.role is not Role.STANDBY}
 
 

@@ -129,7 +129,7 @@ def acknowledge(ready_file: Path | None, alert: str, *, reason: str, as_json: bo
 def end_silence(ready_file: Path | None, silence_id: str, *, as_json: bool) -> None:
     """End a silence. Raise StartupError if none has this id."""
     if re.fullmatch(r"[0-9a-f]{1,32}", silence_id) is None:
-        raise InvalidRequest(f"{quoted(silence_id)} is no silence's id: `fulcrum alerts` names those that hold")
+        raise InvalidRequest(f"{quoted(silence_id)} is not the id of a silence: `fulcrum alerts` lists those in force")
     suite = find_one_suite(ready_file)
     found = ask_json(
         suite.metrics, "DELETE", f"/v1/alerts/silences/{silence_id}", None, token=_token(suite), exact=as_json
@@ -144,7 +144,7 @@ def seconds_of(length: str) -> float:
     """Return the seconds of a time such as "90m". Raise InvalidRequest."""
     found = _LENGTH.fullmatch(length.strip())
     if found is None:
-        raise InvalidRequest(f"--for is {quoted(length)}: it has to be a number and s, m, h or d, such as 2h")
+        raise InvalidRequest(f"--for is {quoted(length)}: it must be a number and s, m, h or d, such as 2h")
     return float(found[1]) * _UNITS_S[found[2]]
 
 
@@ -155,7 +155,7 @@ def _full(name: str) -> str:
 def _label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise InvalidRequest(f"--label is {quoted(text)}: it has to be NAME=VALUE, such as worker=gpu-3")
+        raise InvalidRequest(f"--label is {quoted(text)}: it must be NAME=VALUE, such as worker=gpu-3")
     return name, value
 
 
@@ -272,7 +272,7 @@ class ScoreAnswer(msgspec.Struct, frozen=True):
     outcomes: list[OutcomeAnswer] = []
 
 
-# How each figure other than pressure is shown: its name, and its unit.
+# The name and unit with which each figure other than pressure is shown.
 FIGURES: Final = {"backlog": ("backlog gone", "s"), "ttft": ("TTFT p95", "ms"), "tpot": ("TPOT p95", "ms")}
 # The kinds of promises of which a line is printed, as they are named there.
 NAMES: Final = {"pressure": "pressure", "backlog": "backlog", "ttft": "TTFT", "tpot": "TPOT"}
@@ -320,7 +320,7 @@ def show_score(ready_file: Path | None, *, as_json: bool) -> None:
 
 def _apply(status: Status, action: ActionAnswer, ready_file: Path | None, *, yes: bool, as_json: bool) -> None:
     if not status.live:
-        raise StartupError(f"the data are old ({status.not_live_because}): look again before you act on them")
+        raise StartupError(f"the data are old ({status.not_live_because}): check again before you act on them")
     if not yes and not typer.confirm(f"{status.verdict.sentence}\nRun `{action.command}`?", err=True):
         raise typer.Exit(1)
     from libs.cli.suite.role import RoleGroup, change_roles  # noqa: PLC0415 (gRPC, which the others do without)

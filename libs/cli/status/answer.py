@@ -230,4 +230,4 @@ def parse_status(answer: Any) -> Status:
     try:
         return msgspec.convert(answer, Status)
     except msgspec.ValidationError as error:
-        raise StartupError(f"the metrics service answers {STATUS_PATH} in another shape ({error}): update it") from None
+        raise StartupError(f"the metrics service answers {STATUS_PATH} in unknown form ({error}): update it") from None

@@ -22,7 +22,7 @@ def status(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Is the cluster balanced, and what should be done? The verdict first, then the figures behind it."""
+    """Show whether the cluster is balanced and what to do: the verdict, then the figures behind it."""
     if at is not None:
         if watch or links:
             from libs.contracts.errors import InvalidRequest  # noqa: PLC0415
@@ -50,12 +50,13 @@ def advice(
         bool, typer.Option("--yes", "-y", metavar="", help="With --apply, do not ask for confirmation.")
     ] = False,
     score: Annotated[
-        bool, typer.Option("--score", metavar="", help="Show what followed commands promised and brought.")
+        bool,
+        typer.Option("--score", metavar="", help="Compare followed commands' promises with their effect."),
     ] = False,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Print the commands that would bring the cluster into balance, one a line; nothing if it is balanced."""
+    """Print the commands that would balance the cluster, one per line; print nothing if it is balanced."""
     from libs.cli.status.alerts import show_advice, show_score  # noqa: PLC0415 (what only this command needs)
 
     if score:
@@ -65,7 +66,7 @@ def advice(
 
 
 alerts = typer.Typer(invoke_without_command=True)
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, shown with it.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, shown with the alert.")]
 
 
 @alerts.callback(epilog="Example: fulcrum alerts --all")
@@ -75,7 +76,7 @@ def alerts_that_fire(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Show firing alerts: since when, why, and the runbook. Subcommands silence them for a while."""
+    """Show firing alerts with their start, reason and runbook. Subcommands silence or acknowledge them."""
     if context.invoked_subcommand is None:
         _list_alerts(over, ready, json)
 
@@ -86,7 +87,7 @@ def list_alerts(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Show firing alerts, silences with their end, and who has acknowledged what."""
+    """Show firing alerts, silences with their end, and acknowledgements."""
     _list_alerts(over, ready, json)
 
 
@@ -113,13 +114,13 @@ def silence(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Silence alerts for a while: they still fire, but neither webhooks nor Prometheus' rule notify anybody."""
+    """Silence alerts for a while: they still fire, but notify nobody, through webhooks or Prometheus."""
     from libs.cli.status.alerts import make_silence  # noqa: PLC0415 (what only this command needs)
 
     make_silence(ready, name, label or [], length, reason=reason, as_json=json)
 
 
-@alerts.command(epilog='Example: fulcrum alerts ack FulcrumWorkerStuck --reason "I look"')
+@alerts.command(epilog='Example: fulcrum alerts ack FulcrumWorkerStuck --reason "on it"')
 def ack(
     alert: Annotated[
         str, typer.Argument(metavar="ALERT", help="Id of a firing alert, or a name for all alerts of that name.")
@@ -177,7 +178,7 @@ def events(
         bool, typer.Option("--json", metavar="", help="Print one JSON value a line for each event.")
     ] = False,
 ) -> None:
-    """List role moves, decisions, workers that came or died, and alerts, the oldest first."""
+    """List role moves, decisions, workers that started or died, and alerts, oldest first."""
     from libs.cli.status.events import show_events  # noqa: PLC0415 (what only this command needs)
 
     show_events(ready, limit=limit, since=since, follow=follow, as_json=json)
@@ -208,7 +209,7 @@ def request(
     if slowest:
         count = request_id or "10"
         if not (count.isdecimal() and 1 <= int(count) <= MAX_LISTED):
-            raise typer.BadParameter(f"--slowest takes how many to list, 1 to {MAX_LISTED}, not {count!r}")
+            raise typer.BadParameter(f"--slowest takes the number to list, 1 to {MAX_LISTED}, not {count!r}")
         show_slowest(ready, int(count), metrics=metrics, as_json=json)
     elif request_id is None:
         raise typer.BadParameter("name a request, or list some: fulcrum request --slowest")
@@ -285,7 +286,7 @@ def observe(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Estimate how servers spend GPU time, from their /metrics alone: nothing is replaced, no request is touched."""
+    """Estimate how servers spend GPU time, from their /metrics alone; nothing is replaced or intercepted."""
     from libs.cli.status.observe import fleet_urls, replay_file, watch_pods, watch_servers  # noqa: PLC0415
     from libs.observe.pods import PodQuery  # noqa: PLC0415 (what only this command needs)
 
@@ -294,7 +295,9 @@ def observe(
         raise typer.BadParameter("--kubernetes needs a label selector, such as app=vllm")
     sources = sum((replay is not None, bool(vllm), file is not None, pods is not None))
     if sources > 1 or (not sources and dynamo is None):
-        raise typer.BadParameter("give servers by --vllm, --file, --kubernetes or --dynamo, or a recording by --replay")
+        raise typer.BadParameter(
+            "name servers with --vllm, --file, --kubernetes or --dynamo, or a recording with --replay"
+        )
     if pods is None and (namespace or kubernetes_port):
         raise typer.BadParameter("--namespace and --kubernetes-port go with --kubernetes")
     if dynamo is not None and not page:

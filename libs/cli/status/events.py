@@ -1,4 +1,4 @@
-"""The command `fulcrum events`: role moves, decisions, workers that came or died, and alerts in order of time."""
+"""The command `fulcrum events`: role moves, decisions, workers that started or died, and alerts in order of time."""
 
 import json
 import time
@@ -18,7 +18,7 @@ from libs.contracts.errors import InvalidRequest, quoted
 POLL_S: Final = 0.5
 # Requested at each poll while following: more than happen between two.
 AT_ONCE: Final = 200
-# The most that the service lists.
+# The maximum number of events that the service lists.
 MAX_LISTED: Final = 1_000
 DEFAULT_LISTED: Final = 30
 # Keys of printed events to remember; far more than one poll can repeat.
@@ -103,7 +103,7 @@ def unix_ms_of(text: str, now_s: float, *, option: str) -> int:
             return int((now_s - span_s(text)) * 1e3)
         except InvalidRequest:
             raise InvalidRequest(
-                f"{option} is {quoted(text)}: it has to be a number and s, m, h or d, such as 10m, or a time such as "
+                f"{option} is {quoted(text)}: it must be a number and s, m, h or d, such as 10m, or a time such as "
                 "2026-01-31T12:00 or 2026-01-31T12:00Z"
             ) from None
     if at_s > now_s:

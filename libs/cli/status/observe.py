@@ -75,7 +75,7 @@ def watch_servers(urls: Sequence[str], lines: int | None, *, as_json: bool) -> N
         raise InvalidRequest(f"{len(urls)} servers: one process observes {MOST_SERVERS} at most")
     for url in urls:
         if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
-            raise InvalidRequest(f"{url!r} is no address of a server: http://host:port is wanted")
+            raise InvalidRequest(f"{url!r} is not the address of a server, such as http://host:port")
     targets = [ObservedTarget(url, name=url) for url in urls]
     asyncio.run(_watch(lambda: targets, lines, as_json=as_json))
 

@@ -18,7 +18,7 @@ from libs.cli.status.show import pressure_text, span, traffic_lines, verdict_sty
 from libs.contracts.errors import InvalidRequest
 
 PATH: Final = "/v1/status/history"
-# How far back the service keeps windows of each length, the finest first, and the mean of how many is shown.
+# For each length of window, finest first: how far back the service keeps it, and how many are averaged for display.
 REACHES: Final = ((3_600, "1s", 1_000, 10), (21_600, "10s", 10_000, 1), (172_800, "60s", 60_000, 1))
 
 

@@ -201,4 +201,4 @@ def length(time_ns: int | None) -> str:
 
 
 def _other_shape(url: str, error: msgspec.ValidationError) -> StartupError:
-    return StartupError(f"the metrics service at {url} answers in another shape ({error}): update it")
+    return StartupError(f"the metrics service at {url} answers in an unknown form ({error}): update it")

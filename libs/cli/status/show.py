@@ -142,7 +142,7 @@ def span(ms: float) -> str:
 
 BAR_CELLS: Final = 16
 INDENT: Final = 10
-# The least gain in pressure for which another split is mentioned: less is within the error.
+# The minimum gain in pressure for which another split is mentioned: less is within the error.
 WORTH_SAYING: Final = 0.1
 # Older data are marked.
 OLD_MS: Final = 2_000
@@ -176,7 +176,7 @@ def lines(status: Status) -> Iterator[Text]:
     yield age_line(status)
 
 
-# States of workers that nobody needs to hear of.
+# States of workers that need no mention.
 UNREMARKABLE: Final = frozenset(("running", "gone"))
 MAX_AWAY: Final = 6
 
@@ -368,7 +368,8 @@ def _planner(status: Status) -> Iterator[Text]:
     if planner.idle_because:
         acts += f", as {planner.idle_because}"
     when = "" if planner.decided_unix_ms is None else f" {span(now_ms - planner.decided_unix_ms)} ago"
-    # What it would do is weighed over another time than the verdict: two commands with two figures answer nothing.
+    # The planner weighs moves over another time than the verdict. Two commands with different figures would only
+    # confuse.
     why = f"; decided{when}: {planner.reason}" if planner.reason and planner.acts else ""
     yield Text.assemble(("Planner ", "bold"), f"{mode}, {acts}{why}")
     if (move := planner.last_move) is not None:

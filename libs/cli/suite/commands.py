@@ -74,9 +74,9 @@ def down(
 
 
 def chat(
-    prompt: Annotated[str, typer.Argument(help="What to ask.", show_default=False)],
+    prompt: Annotated[str, typer.Argument(help="The question.", show_default=False)],
     *,
-    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens to generate.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of tokens to generate.")] = 256,
     temperature: Annotated[
         float | None, typer.Option(min=0, max=2, metavar="T", help="0 is greedy. Default: the model's own.")
     ] = None,
@@ -121,7 +121,7 @@ def role(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Give workers another role. Running requests move on with their KV or finish there: none is aborted."""
+    """Change the roles of workers. Running requests move on with their KV or finish there; none is aborted."""
     from libs.cli.suite.role import change  # noqa: PLC0415 (what only this command needs)
 
     if len(words) < 2:

@@ -1,4 +1,4 @@
-"""The command `fulcrum role`: finds workers, changes their roles, and reports how soon each change held."""
+"""The command `fulcrum role`: find workers, change their roles, and report how soon each change took effect."""
 
 import asyncio
 import json
@@ -197,7 +197,7 @@ def parse_role(text: str) -> tuple[Any, int]:
     name, colon, budget = text.partition(":")
     if (colon and name != "mixed") or (colon and not budget.isdecimal()) or name not in ROLE_NAMES:
         allowed = "prefill, decode, mixed, mixed:BUDGET (prompt tokens a step) or standby"
-        raise StartupError(f"role {text!r} is not one: ask for {allowed}")
+        raise StartupError(f"role {text!r} is unknown: use {allowed}")
     try:
         return role_from_name(name, int(budget) if colon else DEFAULT_BUDGET_TOKENS if name == "mixed" else 0)
     except ValueError as error:

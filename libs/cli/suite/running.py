@@ -216,7 +216,7 @@ def stop_suite(ready_file: Path | None, *, now: bool, as_json: bool) -> None:
     if not suite.pid:
         raise StartupError("no suite runs on this machine: `fulcrum up` starts one")
     if not is_suite(suite.pid):
-        raise StartupError(f"process {suite.pid} is no `fulcrum up`: its ready file is old, and can be removed")
+        raise StartupError(f"process {suite.pid} is not `fulcrum up`: its ready file is old and can be removed")
     started_s = time.monotonic()
     if not as_json:
         waits = "at once" if now else "requests may finish"

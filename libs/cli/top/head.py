@@ -41,7 +41,7 @@ MAX_COMMANDS: Final = 2
 LATENCIES: Final = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("queue", "queue_s"))
 # The width from which the last of them fits.
 QUEUE_FITS: Final = 96
-# From here on waiting tokens are counted in thousands, so that both phases fit a line of 80 cells.
+# Waiting tokens beyond this are shown in thousands, so that both phases fit a line of 80 cells.
 THOUSANDS_FROM: Final = 100_000
 MAX_ALERTS: Final = 3
 MAX_EVENTS: Final = 3

@@ -82,7 +82,7 @@ def _request_line(cells: Sequence[str], shown: Sequence[int]) -> str:
 STEP_HEADS: Final = ("began", "took", "kind", "prefill part", "prompt tokens", "prompts", "sequences", "KV tokens", "")
 # Cells of each column; the last takes the rest.
 STEP_WIDTHS: Final = (15, 10, 9, 14, 15, 9, 11, 12, 0)
-# The most that the service returns. The oldest come first and the newest are wanted.
+# The maximum number of steps that the service returns: the oldest come first, and the newest are needed.
 MAX_STEPS: Final = 5_000
 MAX_ROWS: Final = 200
 # The column that is text.

@@ -147,7 +147,7 @@ class Top(App[None]):
         self.query_one("#pools", ScreenPart).show(pools(model, wide))
         self.query_one(Workers).fill(self._wanted(), model.last_ms)
         firing, happened = self.query_one("#alerts", ScreenPart), self.query_one("#events", ScreenPart)
-        # Where there is little room the verdict says it, and the head how many there are.
+        # On a small screen the verdict names the alert, and the head shows the number of alerts.
         firing.display = bool(model.firing) and not (low and model.status is not None)
         firing.show(alerts(model, MAX_ALERTS, wide=wide))
         happened.display = self.size.height >= LEAST_HIGH and bool(model.lines)

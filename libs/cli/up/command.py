@@ -32,7 +32,7 @@ class ToolFormat(StrEnum):
 
 
 EngineName = Annotated[
-    EngineChoice, typer.Option(help="torch and vllm compute; sim takes as long as a GPU would and makes up its text.")
+    EngineChoice, typer.Option(help="torch and vllm compute; sim takes as long as a GPU would and invents its text.")
 ]
 PrefillCount = Annotated[
     int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="1", help="Prefill workers.")
@@ -90,7 +90,7 @@ WorkersPerGpu = Annotated[
 ]
 SimProfile = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Which device --engine sim imitates, e.g. llama3.1-8b-h200-aic."),
+    typer.Option(metavar="NAME", help="Device that --engine sim simulates, e.g. llama3.1-8b-h200-aic."),
 ]
 ProfileName = Annotated[
     str | None,
@@ -244,7 +244,7 @@ def profile(
     *,
     json: Json = False,
 ) -> None:
-    """List deployment profiles, or print one: its workers' settings, what is predicted, and what has never been run."""
+    """List deployment profiles, or print one: its workers' settings, its predictions, and what has never been run."""
     import msgspec  # noqa: PLC0415 (what only this command needs)
 
     from libs.launch.profile import load_profile, profile_names  # noqa: PLC0415

@@ -63,7 +63,7 @@ def parse_arguments(words: Iterable[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         name = key.strip().removeprefix("--").replace("-", "_")
         if not name.isidentifier():
-            raise ValueError(f"{word!r} is no engine argument: write KEY=VALUE, e.g. tensor_parallel_size=2")
+            raise ValueError(f"{word!r} is not an engine argument: write KEY=VALUE, e.g. tensor_parallel_size=2")
         if name in found:
             raise ValueError(f"engine argument {name} is given twice")
         found[name] = _value(value) if equals else True

@@ -38,7 +38,7 @@ class ConnectorKind:
     required: str = ""
     """A key that its configuration must contain."""
     pins: bool = False
-    """Whether it gives the pages of the KV pool to network cards or other processes.
+    """True if it gives the pages of the KV pool to network cards or other processes.
 
     A sleeping engine frees these pages, and the connector would go on reading them.
     """
@@ -75,19 +75,19 @@ class Connector:
 
     @property
     def outlives_sleep(self) -> bool:
-        """Whether the connector still works after its engine has slept."""
+        """True if the connector still works after its engine has slept."""
         names = [self.name, *(child["kv_connector"] for child in self.config.get("connectors", ()))]
         return not any(KINDS[name].pins for name in names)
 
     @property
     def shakes_hands(self) -> bool:
-        """Whether NIXL, if used, refuses blocks of another layout. Settings can disable that check."""
+        """True if NIXL, if used, refuses blocks of another layout. Settings can disable that check."""
         configs = [self.config, *(child["kv_connector_extra_config"] for child in self.config.get("connectors", ()))]
         return all(config.get("enforce_handshake_compat", True) for config in configs)
 
     @property
     def holds(self) -> bool:
-        """Whether blocks wait for their receiver in the engine that computed them.
+        """True if blocks wait for their receiver in the engine that computed them.
 
         The engine may overwrite them once they were read.
         """

@@ -95,7 +95,7 @@ class VllmCore:
         self._over = threading.Event()
         self._sent = 0
         self._dropped = False
-        """Whether the process sleeps without its weights in host memory."""
+        """True if the process sleeps without its weights in host memory."""
         self._stage = "starting"
 
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
@@ -288,7 +288,7 @@ async def follow(config: EngineConfig, identity: EngineIdentity, stopping: async
             over.set_exception(error) if error else over.set_result(None)
 
     def own() -> None:
-        # This thread lives as long as the processes, since Linux ends them with the thread that started them.
+        # This thread must outlive the processes: Linux ends them with the thread that started them.
         error: BaseException | None = None
         try:
             import_launch().follow(config, identity)

@@ -287,7 +287,7 @@ class VllmEngine:
             self._post(lambda: self._core.abort([live.name]))
 
     def proceed(self, sequence_id: int, token_ids: tuple[int, ...]) -> None:
-        # vLLM streams no prompts.
+        # vLLM does not stream prompts.
         ...
 
     def hand_over(self, sequence_id: int) -> None:

@@ -35,7 +35,7 @@ class PacedRequest:
         self._tokens_a_step = tokens_a_step
         self.transferred = transferred
         self.stored = stored
-        """Whether its KV is in a store. It computes what is missing there, like a preempted request."""
+        """True if its KV is in a store. It computes what is missing there, like a preempted request."""
         self.yields = yields
         self.kind = kind
         self.tpot_target_ns = tpot_target_ns
@@ -83,7 +83,7 @@ class PacedRequest:
 
     @property
     def ends_under_way(self) -> bool:
-        """Whether a step in flight samples its last token, by the arithmetic of vLLM's own scheduler."""
+        """True if a step in flight samples its last token, by the arithmetic of vLLM's own scheduler."""
         request, placeholders = self.request, self.request.num_output_placeholders
         return bool(
             placeholders
@@ -122,7 +122,7 @@ class Queues:
     free_blocks: int
     """Free blocks of each group of layers, since a sequence takes equally many of every group."""
     stalled: bool
-    """Whether the previous step computed nothing although requests were held aside."""
+    """True if the previous step computed nothing although requests were held aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ class TrialStep:
 
     @property
     def due(self) -> bool:
-        """Whether the next step is reserved for the measurement."""
+        """True if the next step is reserved for the measurement."""
         return bool(self._wanted) and not self._runs and len(self.requests) == self._wanted
 
     @property

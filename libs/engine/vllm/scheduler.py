@@ -152,7 +152,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         """(tokens, start) of requests whose KV is on its way; (0, 0) until it is requested."""
         self._held = PendingBlocks()
         self._stalled = False
-        """Whether the last step computed nothing although requests were held aside."""
+        """True if the last step computed nothing although requests were held aside."""
         self._long_prefill_tokens = self.scheduler_config.long_prefill_token_threshold
         """Upper bound of one prompt's tokens in a step, as configured by the operator; 0 for none."""
         self._taken = self._preemptions = self._recomputed = 0

@@ -30,7 +30,7 @@ class LiveSequence:
     loaded_tokens: int = 0
     """Tokens whose KV came by the KV connector, from a store or another engine."""
     stored: bool = False
-    """Whether another engine has left its KV in a store."""
+    """True if another engine has left its KV in a store."""
     kv_bytes: int = 0
     aborting: bool = False
 

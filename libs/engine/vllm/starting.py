@@ -54,7 +54,7 @@ class KvFacts:
     order: str
     """The order of a block's dimensions in memory, by vLLM's name; empty if unknown."""
     has_states: bool
-    """Whether the model has state-space layers, whose KV is a state."""
+    """True if the model has state-space layers, whose KV is a state."""
 
 
 # Name of the plug-in's entry point.

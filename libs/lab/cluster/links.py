@@ -201,7 +201,7 @@ class LabLink:
     # ------------------------------------------------------------ what comes
 
     def take(self, frame: ToGateway) -> None:
-        """Apply the news of a frame to credits, load and assignment."""
+        """Apply a frame's changes to credits, load and assignment."""
         self._view = None
         if frame.assignment is not None:
             self._described.assignment = frame.assignment

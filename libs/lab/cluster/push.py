@@ -22,7 +22,7 @@ from libs.lab.rivals.port import Move, MoveCost, RivalMover, RivalRouter, SeenRe
 from libs.policy.roles import Role
 
 MAX_ATTEMPTS: Final = 64
-"""The most attempts of one request at workers that had changed roles or were lost."""
+"""The maximum number of attempts of one request at workers that had changed roles or were lost."""
 _CHAIN_ROOT: Final = b"lab"
 
 

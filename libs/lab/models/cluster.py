@@ -110,7 +110,7 @@ def good_share(requests: Sequence[ServedRequest], from_s: float) -> float:
 
 
 MOST_PREFILL_TOKENS: Final = 4_096
-"""The most prompt tokens in one step."""
+"""The maximum number of prompt tokens in one step."""
 NEVER_S: Final = 1e9
 AFTER_S: Final = 60.0
 """Requests not served this long after the last arrival count as never served."""

@@ -48,7 +48,7 @@ class Use:
 
     window_s: float
     peak_models: Whole
-    """The most models in use at once."""
+    """The maximum number of models in use at once."""
     peak_gpus: Floats
     """The most GPUs needed at once by the models in use."""
     mean_models: Floats

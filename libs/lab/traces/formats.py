@@ -249,7 +249,7 @@ SERVEGEN_COLUMNS: Final = (
 """Columns derived from alibaba/ServeGen. Token rates cover only the known requests, whose lengths the source has."""
 
 MIN_KNOWN_SHARE: Final = 0.3
-"""The least share of a bin's requests with known lengths for which their means stand for the whole bin."""
+"""The minimum share of a bin's requests with known lengths for which their means stand for the whole bin."""
 PROMPT_SPREAD: Final = 1.0
 OUTPUT_SPREAD: Final = 0.8
 """Standard deviations of the logarithm of lengths, equivalent to coefficients of variation of 1.3 and 0.95.

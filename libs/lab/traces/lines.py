@@ -16,9 +16,9 @@ from libs.contracts.errors import InvalidRequest, quoted
 # Fits a prompt of ten million tokens in blocks of 16, and keeps a binary file from filling the memory.
 MAX_LINE_BYTES: Final = 1 << 24
 MAX_REQUESTS: Final = 5_000_000
-"""The most requests that one trace may have."""
+"""The maximum number of requests that one trace may have."""
 MAX_TOKENS: Final = 10_000_000
-"""The most tokens of one prompt or one output, more than any model's context."""
+"""The maximum number of tokens of one prompt or one output, more than any model's context."""
 MAX_NS: Final = (1 << 63) - 1
 
 GZIP: Final = b"\x1f\x8b"

@@ -157,7 +157,7 @@ class JudgedRequest:
 
 
 class MissedLevels(NamedTuple):
-    """Whether each service level was missed; None if the request does not tell."""
+    """For each service level, True if the request missed it; None if the request does not show it."""
 
     ttft: bool | None
     tpot: bool | None

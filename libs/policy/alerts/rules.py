@@ -34,7 +34,7 @@ class AlertLimits:
     slo_objective: float
     """The share of requests that must meet the target."""
     slo_requests: int
-    """The least number of requests in a window for it to be graded."""
+    """The minimum number of requests in a window for it to be graded."""
 
 
 class Name(StrEnum):
@@ -55,8 +55,8 @@ class Name(StrEnum):
     REQUESTS_REFUSED = "FulcrumRequestsRefused"
 
 
-# These are judged by step telemetry and held back while it is old, as are conditions on single silent workers.
-# Another alert reports the old telemetry instead.
+# These depend on step telemetry and are held back while it is old, as are conditions on single silent workers. The old
+# telemetry has an alert of its own.
 ON_TELEMETRY: Final = (
     Name.IMBALANCE,
     Name.QUEUE_GROWING,
@@ -213,7 +213,7 @@ class Snapshot:
     """Time since the last telemetry of any worker; None before the first."""
     causes: Sequence[Cause] = ()
     judged: frozenset[str] = frozenset()
-    """Models that the verdict covers; pools of others are judged by how busy they are."""
+    """Models that the verdict covers; pools of other models are evaluated by their busy time."""
     links: Sequence[KvLink] = ()
     """Links between workers, with the speed of KV transfers."""
 

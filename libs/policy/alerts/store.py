@@ -251,7 +251,7 @@ def _id(name: str, labels: Labels) -> str:
 
 
 MAX_SILENCES: Final = 256
-"""The most silences and acknowledgements in force at a time."""
+"""The maximum number of silences and acknowledgements in force at a time."""
 LEAST_NS: Final = 60 * 10**9
 MOST_NS: Final = 7 * 86_400 * 10**9
 """The longest silence; the longest acknowledgement too, however long its alert fires."""
@@ -271,14 +271,14 @@ class Silence:
     id: str
     made_ns: int
     until_ns: int
-    # Of several versions of a silence, the one that changed last counts.
+    # If a silence has several versions, the one that changed last counts.
     changed_ns: int
     actor: str
     reason: str
     name: str = ""
     """The name of the alerts to silence; empty for any name."""
     labels: Labels = ()
-    """Labels that an alert must have, possibly among others."""
+    """Labels that an alert must have; it may have others."""
     alert_id: str = ""
     ended: bool = False
     """True if somebody ended it, or its acknowledged alert has ended."""

@@ -114,8 +114,9 @@ PRIOR_GROWTH_FAR: Final = 0.15
 PRIOR_WINDOWS: Final = 2.0
 # The weight of an error whose forecast was made within the first day, when no hour of the day was known.
 UNLEARNED: Final = 0.1
-# What a shorter horizon's errors say of a longer one fades with this power of their ratio, and counts like at most this
-# many horizons of history. Both were chosen on the tuning half of `make bench-forecast`, with 1 to 7 days of history.
+# The weight of a shorter horizon's errors for a longer one falls with this power of their ratio, and is worth at most
+# this many horizons of history. Both were chosen on the tuning half of `make bench-forecast`, with 1 to 7 days of
+# history.
 CARRY: Final = 0.3
 MOST_CARRIED: Final = 2.0
 WARM_BINS: Final = 288
@@ -127,7 +128,7 @@ ADAPT: Final = 0.06
 ADAPT_BINS: Final = 9
 # A log width adapts by at most this much, a factor of 2.
 MOST_WIDTH: Final = 0.7
-# How restless a series is at a time of day is measured over this time before and after it.
+# The variability of a series at a time of day is measured over this time before and after it.
 AROUND_S: Final = 5400.0
 _SMALL_ERROR: Final = 0.02
 _RIDGE: Final = 0.05

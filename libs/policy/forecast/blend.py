@@ -20,7 +20,7 @@ from libs.policy.forecast.history import Floats
 
 LOSS_HALF_LIFE_S: Final = 86_400.0
 LEAST_HALF_LIFE: Final = 24.0
-"""The least half-life in bins, which applies where bins are long."""
+"""The minimum half-life in bins, which applies where bins are long."""
 MOST_POWER: Final = 80.0
 POWER_OUTCOMES: Final = 40.0
 """The number of independent outcomes at which half of the greatest power is reached."""
@@ -37,7 +37,7 @@ LEAST_ROWS: Final = 144
 FAR_S: Final = 43_200.0
 """The horizon from which on the hour of the day says more than the present, until a regression is learned."""
 _STEP: Final = 1.12
-"""The least factor between checkpoints; in a short history they are a day apart."""
+"""The minimum factor between checkpoints; in a short history they are a day apart."""
 _BLOCK: Final = 64
 
 Targets = Callable[[int, int], Floats]

@@ -13,7 +13,7 @@ SERIES: Final[tuple[SeriesName, ...]] = ("requests", "prefill", "decode")
 # The least known share of a bin's requests for their tokens to stand for all of them.
 MIN_KNOWN_SHARE: Final = 0.3
 MOST_BINS: Final = 100_000
-"""The most bins of a history; older ones are dropped."""
+"""The maximum number of bins of a history; older ones are dropped."""
 # Zeros in a series without earlier zeros are an outage for this long, and after that the end of demand.
 OUTAGE_S: Final = 3600.0
 

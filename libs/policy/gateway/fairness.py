@@ -14,7 +14,7 @@ from typing import Final
 from libs.policy.gateway.places import queue_room
 
 MOST_CLASSES: Final = 16
-"""The most classes of one tenant waiting at once; further ones are treated as one class."""
+"""The maximum number of classes of one tenant waiting at once; further ones are treated as one class."""
 
 Flow = tuple[str, str]
 _OTHERS: Final = "\0others"
@@ -82,7 +82,7 @@ CHOICES_PER_UNIT: Final = 16
 TURN_UNITS: Final = 1000
 """The amount by which one unit moves a turn. Turns are integers, and weights divide this finely enough."""
 MOST_WAITING: Final = 8192
-"""The most requests waiting for intake, equal to a gateway's maximum number of connections."""
+"""The maximum number of requests waiting for intake, equal to a gateway's maximum number of connections."""
 # Entries of requests that left early are removed once they outnumber the waiting requests and this.
 _FORGET_LEFT: Final = 64
 

@@ -99,12 +99,12 @@ LATE_SHARE: Final = 1 / 16
 """The share of bound prompt tokens reserved for requests that have been late for `LATE_PATIENCE_NS`."""
 LATE_PATIENCE_NS: Final = 10_000_000_000
 MOST_LOOKED_AT: Final = 64
-"""The most requests at the front of a line that are checked for making room.
+"""The maximum number of requests at the front of a line that are checked for making room.
 
 The cost grows with their number and is paid in every binding round of a gateway that has fallen behind.
 """
 MOST_GONE: Final = 1024
-"""The most departed requests that are still in the heap of times at which they would turn late."""
+"""The maximum number of departed requests that are still in the heap of times at which they would turn late."""
 
 
 class Ordered(Protocol):

@@ -32,7 +32,7 @@ class Attempt:
 class Blocks(NamedTuple):
     """The KV blocks of a sequence that its worker leaves behind, or serves while it computes them."""
 
-    # What a decode worker needs to find the blocks; opaque here.
+    # The data by which a decode worker finds the blocks; opaque here.
     source: "object"
     worker_id: str
     kind: str
@@ -113,9 +113,9 @@ NOTHING: Final[Effects] = ()
 
 
 MAX_HAND_OVERS: Final = 32
-"""The most hand-overs of one sequence; a worker asked for another one keeps it to its end."""
+"""The maximum number of hand-overs of one sequence. After them it stays on its worker to its end."""
 MAX_STALE_ROLE_RETRIES: Final = 256
-"""The most retries of one sequence because a worker's role had changed: far more than role changes in its lifetime.
+"""The bound on retries of one sequence because a worker's role had changed: far more than role changes in its lifetime.
 
 Further ones count as failures, so that a worker that always refuses does not keep it going forever.
 """

@@ -17,25 +17,25 @@ from enum import Enum
 from typing import Final, Generic, TypeVar
 
 MAX_LOST_WORKERS: Final = 2
-"""The most workers that one request may take down."""
+"""The maximum number of workers that one request may take down."""
 FRESH_TOKENS: Final = 4
 """The output tokens on a new worker after which a choice is past the point where the last worker was lost.
 
 The number covers tokens in transit. A choice with fewer tokens may have killed its worker.
 """
 MAX_SUSPECTS: Final = 4096
-"""The most prompts remembered for the loss of one worker; beyond it the oldest losses are forgotten."""
+"""The maximum number of prompts remembered for the loss of one worker; beyond it the oldest losses are forgotten."""
 MAX_POISON: Final = 1024
-"""The most prompts that are refused; beyond it the oldest are forgotten."""
+"""The maximum number of prompts that are refused; beyond it the oldest are forgotten."""
 MAX_WELL: Final = 4096
-"""The most prompts remembered as computed lately; beyond it the oldest are forgotten."""
+"""The maximum number of prompts remembered as computed lately; beyond it the oldest are forgotten."""
 WELL_NS: Final = 60_000_000_000
 """The time for which a computed prompt is trusted for one loss.
 
 A frequent prompt is on every worker, and so on each one that is lost.
 """
 MAX_LOSSES: Final = 256
-"""The most lost workers that are remembered."""
+"""The maximum number of lost workers that are remembered."""
 SUSPECTED_NS: Final = 600_000_000_000
 """The time for which a lost worker counts against the prompts it held."""
 HOLD_NS: Final = 10_000_000_000
@@ -310,7 +310,7 @@ def _expire(records: OrderedDict[Prompt, _Record], before_ns: int) -> None:
 
 
 MAX_COMPUTED: Final = 4096
-"""The most prompts remembered for a recent token; beyond it the oldest are forgotten."""
+"""The maximum number of prompts remembered for a recent token; beyond it the oldest are forgotten."""
 COMPUTED_NS: Final = 60_000_000_000
 """The time after its last first token in which a prompt may go to any number of workers."""
 

@@ -104,7 +104,7 @@ class Lease:
     used_s: float = 0.0
 
     def need(self, units: int) -> int:
-        """Return the least number of units to lease before `units` can be used; 0 or less if the balance suffices."""
+        """Return the number of units to lease before `units` can be used; 0 or less if the balance suffices."""
         return units - self.balance
 
     def spend(self, units: int, now_s: float) -> None:

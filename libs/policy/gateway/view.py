@@ -37,7 +37,7 @@ class WorkerView:
     unseen_ns: float = 0.0
     """The prefill time of prompts that this gateway has sent since the report."""
     prompt_tokens: int = 0
-    """The prompt tokens still to compute, reported and sent since."""
+    """The prompt tokens still to compute: those last reported, and those sent since."""
     decode_sequences: int = 0
     kv_tokens: int = 0
     """The tokens whose KV its sequences hold, roughly what one of its decode steps reads."""

@@ -91,7 +91,7 @@ def workload(
 DEMAND_SPREAD: Final = 0.15
 """The assumed variation of demand that was not observed for long; a mean over five seconds varies no more."""
 LEAST_GAIN: Final = 0.15
-"""The least gain in pressure or speed worth advising; less is within the error of the predictions."""
+"""The minimum gain in pressure or speed worth advising; less is within the error of the predictions."""
 CHUNK_OF_BEST: Final = 0.95
 """The share of the best prompt speed at which a chunk counts as large enough."""
 MOST_CHUNK_TOKENS: Final = 16_384

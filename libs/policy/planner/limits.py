@@ -45,7 +45,7 @@ class ModelLimits:
     """The limits of one model. A mixed worker counts as a decode worker."""
 
     prefill_min: int = 1
-    """The least number of prefill workers.
+    """The minimum number of prefill workers.
 
     1 is also satisfied by workers that were started as mixed, and by a single worker.
     """
@@ -53,7 +53,7 @@ class ModelLimits:
     decode_min: int = 1
     decode_max: int = MOST_WORKERS
     workers_min: int = 0
-    """The least number of workers in any role; workers started by people are never ended."""
+    """The minimum number of workers in any role; workers started by people are never ended."""
     workers_max: int = MOST_WORKERS
     """The number up to which workers are started, including standby workers and those still starting."""
     gpu_hours_day: float = NO_BOUND
@@ -89,7 +89,7 @@ class PlannerLimits:
     """The limits that span all models, and those of each model."""
 
     moves_per_s: int = 64
-    """The most role changes per second, over all models."""
+    """The maximum number of role changes per second, over all models."""
     pinned: frozenset[str] = frozenset()
     """The ids of workers whose role and budget must not change."""
     quiet_hours: tuple[QuietHours, ...] = ()

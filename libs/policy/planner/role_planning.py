@@ -24,9 +24,9 @@ from libs.policy.roles import Role
 # back. Its gain is the share of the pressure that it relieves, so it has paid off after the cost divided by that
 # share. Reports lag, and a move is judged only by reports from after its pay-back.
 LEAST_EFFECT_NS: Final = 20_000_000
-"""The least cost of a move, for its KV and prefixes, even if it took no time at all."""
+"""The minimum cost of a move, for its KV and prefixes, even if it took no time at all."""
 LEAST_PAY_BACK_NS: Final = 3 * LEAST_EFFECT_NS
-"""The least time in which any move pays back."""
+"""The minimum time in which any move pays back."""
 FIRST_EFFECT_NS: Final = 100_000_000.0
 """The duration assumed before any move was measured."""
 WEIGHT: Final = 0.2
@@ -85,7 +85,7 @@ RAISE: Final = 0.5
 LOWER: Final = 0.2
 CALM_NS: Final = TURN_NS
 MAX_CANDIDATES: Final = 8
-"""The most rated splits that are reported."""
+"""The maximum number of rated splits that are reported."""
 LACKING_NS: Final = 2_000_000_000
 """The time without a decode worker before a prefill worker becomes one; a restarting worker is back sooner."""
 STARTING_NS: Final = 30_000_000_000
@@ -344,7 +344,7 @@ def _relieved(now: Split, then: Split) -> float:
 
 
 def _fewest(pool: _RoleWorkers, limits: ModelLimits) -> tuple[int, int]:
-    """Return the least numbers of prefill and mixed workers; pinned ones keep their role."""
+    """Return the smallest numbers of prefill and mixed workers; pinned ones keep their role."""
     least = 0 if pool.alike or len(pool) == 1 or not limits.prefill_max else min(len(pool.prefill), 1)
     pinned_prefill, pinned_mixed = (sum([each.pinned for each in role]) for role in (pool.prefill, pool.mixed))
     return max(least, pinned_prefill), max(pinned_mixed, 1)

@@ -37,7 +37,7 @@ MAX_SAMPLES: Final = TREND_NS // SAMPLE_NS
 MOST_GROWTH: Final = 2.0
 """The bound on extrapolated work, as a multiple of the present work."""
 MOST_MORE: Final = 256
-"""The most workers requested beyond those that serve; a larger number is reached in several decisions."""
+"""The maximum number of workers requested beyond those that serve; a larger number is reached in several decisions."""
 GUARD_S: Final = 60.0
 """The time a started worker may run on once asked to end, kept back from the day's GPU-hours."""
 AT_ONCE_NS: Final = 5 * SECOND_NS
@@ -70,7 +70,7 @@ class ModelWorkers:
     started: int = 0
     """All workers that the actuator started: serving, on standby or still starting."""
     most_started: int = 0
-    """The most workers the actuator can have; 0 without an actuator."""
+    """The maximum number of workers the actuator can have; 0 without an actuator."""
     gpus_a_worker: int = 1
 
     @property
@@ -289,7 +289,7 @@ class StartUp:
 
     @property
     def ahead_ns(self) -> int:
-        """The expected start-up time of a worker requested now."""
+        """The expected start-up time of a worker if it is requested now."""
         return self.start_ns + (self.machine_ns if self.scarce else 0)
 
     def note(

@@ -18,7 +18,7 @@ CALLED_NS: Final = 60_000_000_000
 OTHER_WORK: Final = 2.0
 """The factor by which prompts or decodes must have changed for a further reversal to have a cause of its own."""
 LEAST_WORK: Final = 0.1
-"""The least number of workers' worth of prompts that such a factor is taken of."""
+"""The minimum number of workers' worth of prompts that such a factor is taken of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ class HazardTable:
             self.refresh()
 
     def forget(self, seconds: float) -> None:
-        """Decay all evidence by the seconds passed."""
+        """Decay all evidence by the elapsed seconds."""
         keep = self._keep_per_s**seconds
         self._ends *= keep
         self._spent_s *= keep
@@ -323,7 +323,7 @@ def _transition(middle: Floats, weight: Floats, keep: float) -> Floats:
 
 
 MAX_SCORES: Final = 2880
-"""The most past scores that are kept: those of the latest windows."""
+"""The maximum number of past scores that are kept: those of the latest windows."""
 HALF_LIFE: Final = 600.0
 """The number of windows after which a score weighs half."""
 TRUSTED: Final = 60.0

@@ -77,13 +77,13 @@ AHEAD: Final = np.geomspace(0.02, 60.0, 24)
 """The horizons at which holding a model is valued, in units of the cold start's cost."""
 REFRESH_TICKS: Final = 6
 MAX_PLACES: Final = 4_000
-"""The most models that are remembered; beyond it everything is learned again."""
+"""The maximum number of models that are remembered; beyond it everything is learned again."""
 MAX_STARTS: Final = 10_000
-"""The most requests in flight per model whose start times are remembered."""
+"""The maximum number of requests in flight per model whose start times are remembered."""
 RUN_KEEP: Final = 0.98
 """The decay of the remembered run times with each request that ends."""
 MOST_NEW: Final = 1_000
-"""The most arrivals of one model counted between two samples; more add no information."""
+"""The maximum number of arrivals of one model counted between two samples; more add no information."""
 NEVER_S: Final = 7 * 86_400.0
 
 

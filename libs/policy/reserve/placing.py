@@ -16,7 +16,7 @@ from libs.policy.reserve.pool import Eviction, PlacedModel, PlacementOrder, Pool
 SETTLE_S: Final = 1.0
 """The time a worker keeps a newly assigned model, whose first requests are on their way."""
 PAY_BACK: Final = 4.0
-"""The least length of a turn as a multiple of the switch to it."""
+"""The minimum length of a turn as a multiple of the switch to it."""
 AHEAD_GAIN: Final = 1.5
 """The multiple of its cost that loading ahead of requests has to save."""
 BESIDE_S: Final = 0.5
@@ -24,7 +24,7 @@ BESIDE_S: Final = 0.5
 LINES_WAIT_S: Final = 600.0
 """The wait after which batch lines may take a worker from interactive requests, which would starve them otherwise."""
 NEVER_S: Final = 86_400.0
-"""The wait that stands for one that never ends."""
+"""A wait that never ends."""
 DRAIN_S: Final = 2.0
 """The assumed time until a switched worker's running answers have ended."""
 

@@ -76,7 +76,7 @@ class PlacedModel:
     least: int = 0
     """The workers that a floor, a pin or a reservation requires for it now."""
     most: int = 1
-    """The most workers that its load justifies."""
+    """The maximum number of workers that its load justifies."""
     soon: float = 0.0
     """The probability that it is requested before a switch would have paid off."""
     worth: float = 0.0
@@ -159,7 +159,7 @@ class GpuClaim:
     to_minute: int = 0
     """The first minute after the claim.
 
-    Equal to `from_minute` it means all day, and below it a claim past midnight.
+    If it equals `from_minute`, the claim covers the whole day; if it is lower, the claim ends on the next day.
     """
     priority: int = 0
 

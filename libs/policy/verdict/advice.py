@@ -1,4 +1,4 @@
-"""The change of roles that a verdict advises: its command, what it is predicted to leave, and how long it stands."""
+"""The role change that a verdict advises: its command, its predicted effect, and how long it is kept."""
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ class Action:
     """TTFT p95 of requests that arrive from then on; None if a queue would stay."""
     tpot_ms: Promise | None = None
     """TPOT p95 of the same requests, where decodes press."""
-    # What the watch adds, so that an operator sees whether the command is still the same one.
+    # Fields that the watch adds, so that an operator sees whether the command is still the same.
     id: str = ""
     since_ns: int = 0
     """The time since which the command has stood."""
@@ -99,7 +99,7 @@ ERRORS: Final = 1.5
 # Sequences end and begin while workers move, so decode pressure is uncertain by this share.
 DECODE_ERROR: Final = 0.1
 LEAST_ERROR: Final = 0.1
-"""The least relative error of the prompts' pressure, however steadily they arrive."""
+"""The minimum relative error of the prompts' pressure, however steadily they arrive."""
 
 _Tried = tuple[Sequence[WorkerState], Split]
 """Workers to move, and the split that results."""
@@ -146,7 +146,7 @@ def _best(state: ModelState) -> Action | None:
 
 
 def _again(state: ModelState, standing: Action) -> Action | None:
-    """Return the action as it would be advised now; None if it cannot be carried out as it stands."""
+    """Return the action with present predictions; None if it can no longer be carried out unchanged."""
     names = frozenset(standing.workers)
     chosen = [each for each in state.workers if each.id in names]
     leaves = Role.PREFILL if standing.role == "decode" else Role.MIXED

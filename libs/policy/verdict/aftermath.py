@@ -17,7 +17,7 @@ MOST_S: Final = MAX_NS / 1e9
 # As many standard errors on either side as pressures are promised with.
 ERRORS: Final = 1.5
 LEAST_ERROR: Final = 0.1
-"""The least relative error of the arrival rate."""
+"""The minimum relative error of the arrival rate."""
 TAIL: Final = 0.05
 SURE_BUSY: Final = 0.9
 """The utilisation above which neither the end of a backlog nor a latency is predicted."""

@@ -126,10 +126,10 @@ MOST_ADDED: Final = 4
 
 # A wait that explains no accusation only adds to what presses, so it stands behind all other causes of a model.
 SHORT_OF_CPU_RANK: Final = 3
-# The share of promises below which advice of a kind warns of itself.
+# The share of kept promises below which advice of a kind carries a warning.
 LEAST_KEPT: Final = 0.7
 COMMAND_NS: Final = 10_000_000_000
-"""The time for which a new command stands as long as it helps, so that people can type it."""
+"""The time for which a new command is kept as long as it helps, so that people can type it."""
 SMALL_NS: Final = 2_000_000_000
 """The time for which one phase alone must press before a cluster is named too small, unless it is so by far. A burst
 is taken for a lasting rate at first, and a change of roles is right meanwhile.

@@ -27,15 +27,15 @@ ENDED_NS: Final = 30_000_000_000
 LEAST_ANSWERS: Final = 8
 """The fewest requests of which a p95 is taken."""
 MAX_ANSWERS: Final = 2_000
-"""The most requests of one followed command."""
+"""The maximum number of requests of one followed command."""
 MAX_OUTCOMES: Final = 200
-"""The most outcomes kept of each figure."""
+"""The maximum number of outcomes kept of each figure."""
 MAX_MODELS: Final = 64
-"""The most models with a command or a promise that is still to be seen."""
+"""The maximum number of models with a command or a promise that is still to be seen."""
 LEAST_OUTCOMES: Final = 5
 """The fewest outcomes from which ranges widen and the share of kept promises is said."""
 RECENT: Final = 20
-"""The most outcomes of a kind that widen its ranges."""
+"""The maximum number of outcomes of a kind that widen its ranges."""
 KEPT_SHARE: Final = 0.9
 """The share of recent outcomes that lie on the right side of each end of a widened range."""
 MOST_WIDENED: Final = 4.0
@@ -157,7 +157,7 @@ class PromiseLog:
             if state.has_backlog and age_ns < WATCHED_NS:
                 return False
             promise = followed.action.backlog_s
-            # What was promised to last longer than it is watched may still be kept.
+            # A promise that runs longer than it is watched may still be kept.
             if promise is not None and not (state.has_backlog and promise.most > age_ns / 1e9):
                 self._record(followed, state.model, PromisedFigure.BACKLOG, age_ns / 1e9)
             followed.gone_ns = now_ns

@@ -114,7 +114,9 @@ def as_roles_stand(engine: WorkerProfile, work: Workload, standing: RoleCounts) 
 
 
 def least_pressed(engine: WorkerProfile, work: Workload, workers: int) -> Split:
-    """Return the split of `workers` with the least pressure; decode workers compute prompts as TPOT allows."""
+    """Return the split of `workers` with the least pressure. Decode workers also compute prompts as far as TPOT
+    allows.
+    """
     prefill = np.arange(workers, dtype=np.float64)
     mixed, same = workers - prefill, 0.0 * prefill
     decodes, kv_tokens = work.decodes + same, work.kv_tokens + same
@@ -123,7 +125,7 @@ def least_pressed(engine: WorkerProfile, work: Workload, workers: int) -> Split:
 
 
 def fewest_workers(engine: WorkerProfile, work: Workload, workers: int, most: int) -> int | None:
-    """Return the least number above `workers`, at most `most`, for which some roles leave a pressure of at most 1.
+    """Return the smallest number above `workers`, at most `most`, for which some roles leave a pressure of at most 1.
 
     None means that no such number does.
     """

@@ -8,13 +8,13 @@ from libs.policy.verdict.causes import SHORTAGES, Cause, CauseCode, causes, rest
 from libs.policy.verdict.promises import PromiseLog
 from libs.policy.verdict.state import Grade, ModelState, UnknownState, VerdictLimits
 
-# A cause may flicker about its threshold, so its advice stands for this long after it held last.
+# A cause may flicker around its threshold, so its advice is kept for this long after the cause last held.
 ADVISED_NS = 1_000_000_000
 _SHORTAGE = "shortage"
 # These have lasted before they are a cause at all.
 _SEEN_TO_LAST = frozenset((CauseCode.SLOW_WORKER, CauseCode.SILENT_WORKER))
 MAX_FOLLOWED = 256
-"""The most causes tracked over all models; later ones are not named."""
+"""The maximum number of causes tracked over all models; later ones are not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _CauseTrack:
     held_ns: int = 0
     """The last time at which it was not clear of its threshold."""
     action: Action | None = None
-    """The action advised last, which may not stand any more."""
+    """The action advised last, which may no longer be in force."""
 
 
 class VerdictWatch:
@@ -161,7 +161,7 @@ class VerdictWatch:
     def _clear(self, key: tuple[str, str], now_ns: int) -> None:
         track = self._tracks[key]
         track.clear_ns = track.clear_ns or now_ns
-        # A worker that is heard again is not silent, however lately it was.
+        # A worker that reports again is not silent, however recently it was.
         ends = not track.named or track.cause.code is CauseCode.SILENT_WORKER
         if ends or now_ns - track.clear_ns >= self.limits.clear_ns:
             del self._tracks[key]

@@ -258,11 +258,11 @@ class SlotFacts:
     """The figures that determine a role's number of slots."""
 
     max_sequences: int
-    """The most sequences in the engine's running batch."""
+    """The maximum number of sequences in the engine's running batch."""
     prompt_tokens: float
     """The mean length of recent prompts, in tokens."""
     chunk_tokens: int
-    """The most prompt tokens that one step computes."""
+    """The maximum number of prompt tokens that one step computes."""
     step_s: float
     """The known or assumed time of a step of `chunk_tokens`; greater than 0."""
     decoding: int = 0

@@ -130,9 +130,9 @@ class _Step:
 def step_limit_ns(decode_ns: float, lines: Sequence[TokenLine], *, now_ns: int) -> float:
     """Return the time limit of the next step, given the time that its decodes take alone.
 
-    A sequence with enough slack bounds the step by it, and keeps `IN_HAND` where it can. One with less, or that is
-    late, gives up half of the difference to catch up if decode can keep its target. One whose target decode cannot
-    keep sets no bound once it is late, as holding prompts back would not help it.
+    A sequence with enough slack bounds the step by that slack, less `IN_HAND` where possible. One with less slack, or a
+    late one, gives up half of the difference to catch up, if decode can meet its target. If decode cannot, a late
+    sequence sets no bound, since holding prompts back would not help it.
     """
     tightest_ns = min((line.tpot_ns for line in lines if line.tpot_ns >= decode_ns), default=MAX_STEP_NS)
     limit_ns = float(min(MAX_STEP_NS, MAX_STEP_TPOTS * tightest_ns))
@@ -186,7 +186,7 @@ class Decoding:
 
     tokens: int
     most_left: int
-    """The most output tokens still to come."""
+    """The maximum number of output tokens still to come."""
     tpot_ns: int = 0
     """The TPOT target; 0 if there is none."""
     line: TokenLine | None = None
@@ -246,7 +246,7 @@ class AnswerLengths:
         return none_ends <= 1 - LIKELY
 
     def _of(self, kind: str) -> list[int]:
-        """Return the sorted lengths by which to judge a kind."""
+        """Return the sorted lengths from which to predict answers of a kind."""
         if len(self._latest.get(kind, ())) < ENOUGH_LENGTHS:
             kind = EVERY_KIND
         found = self._sorted.get(kind)
@@ -344,7 +344,7 @@ class Paced(Protocol):
 
     @property
     def most_left(self) -> int:
-        """The most tokens that may still be sampled."""
+        """The maximum number of tokens that may still be sampled."""
         ...
 
     @property
@@ -369,7 +369,7 @@ class Pace:
 
     def __init__(self, chunk_tokens: int) -> None:
         self.chunk_tokens = chunk_tokens
-        """The most prompt tokens of a step under any budget (see libs/policy/worker/saturation.py)."""
+        """The maximum number of prompt tokens of a step under any budget (see libs/policy/worker/saturation.py)."""
         self.budget_tokens = chunk_tokens
         self.step_time: StepTimeModel | None = None
         self._prompts_stand_since_ns = 0

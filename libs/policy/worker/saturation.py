@@ -13,7 +13,7 @@ CHUNK_MULTIPLE: Final = 16
 ROUNDS: Final = 3
 """The number of times that each size is measured."""
 MOST_TOKENS: Final = 8192
-"""The most prompt tokens of a measured step."""
+"""The maximum number of prompt tokens of a measured step."""
 FIRST_TOKENS: Final = 32
 GROWTH: Final = 1.5
 CAUTION: Final = 1.5

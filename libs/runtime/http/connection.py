@@ -73,7 +73,7 @@ def check_head(headers: Headers, version: str) -> dict[bytes, bytes]:
         if version == "1.1":
             raise InvalidRequest("a request of HTTP/1.1 needs the header Host", param="host")
     elif not _HOST.fullmatch(host):
-        raise InvalidRequest(f"header host is no name or address: {quoted(host.decode('latin-1'))}", param="host")
+        raise InvalidRequest(f"header host is not a name or address: {quoted(host.decode('latin-1'))}", param="host")
     coding = found.get(b"transfer-encoding")
     if coding is not None:
         _check_coding(coding, version)
@@ -91,7 +91,7 @@ def _combined(headers: Headers) -> dict[bytes, bytes]:
             found[name] = value
         elif name in SINGLE or name.startswith(OWN_PREFIX):
             shown = name.decode("latin-1")
-            raise RepeatedHeader(f"header {shown} came more than once: send it once", param=shown)
+            raise RepeatedHeader(f"header {shown} was sent more than once: send it once", param=shown)
         else:
             found[name] += b", " + value
     return found

@@ -115,7 +115,7 @@ def _load_authority(folder: Path) -> _Authority | None:
         return None
     key = serialization.load_pem_private_key(key_file.read_bytes(), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise StartupError(f"{key_file} is no key that `fulcrum tls init` has made")
+        raise StartupError(f"{key_file} is not a key made by `fulcrum tls init`")
     return _Authority(_trusted(folder)[0], key)
 
 
@@ -275,7 +275,7 @@ class CredentialFiles:
                 return self._last
         if self._last is None:
             raise problem
-        log.warning("certificates cannot be read: the last ones stay", error=problem.message)
+        log.warning("certificates cannot be read: the last ones stay in use", error=problem.message)
         return self._last
 
     def _contents(self) -> Credentials:

@@ -92,14 +92,14 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
             return await continuation(handler_call_details)
         metadata = handler_call_details.invocation_metadata or ()
         given = [str(value).encode() for key, value in metadata if key == AUTHORIZATION]
-        # Of two values a proxy may have checked the other one.
+        # With two values, a proxy may have checked the other one.
         if self._expected and len(given) == 1 and hmac.compare_digest(given[0], self._expected.encode()):
             return await continuation(handler_call_details)
 
         async def refuse(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             await abort_with(context, Unauthenticated("calls need the suite's token as authorization: Bearer TOKEN"))
 
-        # Of whatever kind the method is: a stream may say nothing before it has heard something.
+        # For all kinds of methods: a stream may send nothing until it has received something.
         return grpc.stream_stream_rpc_method_handler(refuse)
 
 

@@ -44,7 +44,7 @@ class PodProcess:
         self.address = local_address(pod_ip)
         self.restarts = 0
         self.started = False
-        """Whether it was ready once since its last start."""
+        """True if it was ready once since its last start."""
         self._secret = secret
         self._folder = folder
         self._given = given
@@ -60,7 +60,7 @@ class PodProcess:
 
     @property
     def runs(self) -> bool:
-        """Whether the process does."""
+        """True if the process does."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:

@@ -19,7 +19,7 @@ class KillableServer(Protocol):
 
     @property
     def runs(self) -> bool:
-        """Whether it can be connected to."""
+        """True if it can be connected to."""
         ...
 
     def start(self) -> None:

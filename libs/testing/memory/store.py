@@ -37,7 +37,7 @@ class ModelTables:
         self._news.ring()
 
     def remove(self, cluster: str, name: str) -> bool:
-        """Whether it was there."""
+        """Return whether it was there."""
         tables = self._of(cluster)
         tables.times.pop(name, None)
         self._news.ring()
@@ -206,7 +206,7 @@ class MemoryStore(MemoryServer):
     # ------------------------------------------------------------ claims
 
     def claimed(self, key: Key, holder: object, lease_s: float) -> bool:
-        """Whether it is the caller's now, which it was not before."""
+        """Return whether it is the caller's now, which it was not before."""
         held, now_s = self._claims.get(key), _now_s()
         if held is not None and held.until_s > now_s:
             return False

@@ -46,7 +46,7 @@ class Server:
 
     @property
     def runs(self) -> bool:
-        """Whether its process does."""
+        """True if its process does."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:

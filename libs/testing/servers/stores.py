@@ -214,7 +214,7 @@ def format_kafka(java: tuple[str, ...], properties: Path, users: Sequence[str] =
 
 
 def listens(port: int) -> bool:
-    """Whether loopback's port takes connections."""
+    """Return whether loopback's port takes connections."""
     try:
         with socket.create_connection(("127.0.0.1", port), PROBE_TIMEOUT_S):
             return True

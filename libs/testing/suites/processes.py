@@ -111,7 +111,7 @@ async def workers(http: httpx.AsyncClient, suite: RunningSuite) -> list[dict[str
 
 
 async def is_whole(http: httpx.AsyncClient, suite: RunningSuite) -> bool:
-    """Whether every part is back and knows of all others."""
+    """Return whether every part is back and knows of all others."""
     try:
         if len(await workers(http, suite)) < suite.workers:
             return False

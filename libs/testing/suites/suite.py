@@ -146,7 +146,7 @@ class Joined:
 
     @property
     def ready(self) -> bool:
-        """Whether it has said that it serves."""
+        """True if it has said that it serves."""
         return '"ready"' in self.out.read_text()
 
 

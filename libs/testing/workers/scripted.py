@@ -88,7 +88,7 @@ class ScriptedWorker:
     pools: bool = True
     """False for a worker of an earlier release, which samples a token where a vector is wanted."""
     stops: bool = False
-    """Whether answers end by a stop token, rather than at their length."""
+    """True if answers end by a stop token, rather than at their length."""
     _streamed: dict[int, pb.Submit] = field(default_factory=dict)
     _leaving: dict[int, pb.Submit] = field(default_factory=dict)
     _outboxes: list["asyncio.Queue[pb.WorkerFrame | None]"] = field(default_factory=list)

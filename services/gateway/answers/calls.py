@@ -170,7 +170,7 @@ def _as_json(text: str, schema: Any) -> str:
         return json.dumps(text, ensure_ascii=False)
     kind = "null" if value is None else _TYPES[type(value)]
     allowed = kind in types or (kind == "integer" and "number" in types)
-    # Where a text will do, what reads as something that is not wanted is one.
+    # If a text is allowed, a value that reads as a disallowed type is taken as text.
     return json.dumps(text, ensure_ascii=False) if "string" in types and not allowed else text.strip()
 
 

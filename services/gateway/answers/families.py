@@ -291,7 +291,7 @@ class TaggedParser:
         parts += more
         self._held = rest or ""
         if rest is not None:
-            # What follows Llama's calls is no call, though it may begin like one.
+            # Text after Llama's calls is not a call, though it may begin like one.
             self._mode = _Mode.CONTENT if isinstance(self._reader, LlamaCalls) else _Mode.BEGIN
             self._reader, self._first = None, False
         return rest is not None
@@ -367,7 +367,7 @@ class AnswerFormat:
     calls: str = ""
     """A key of CALLS, or "harmony"; empty if the format is unknown."""
     fenced: bool = False
-    """Whether DeepSeek's arguments are in a block of JSON, as before V3.1."""
+    """True if DeepSeek's arguments are in a block of JSON, as before V3.1."""
 
     @property
     def reasons(self) -> bool:

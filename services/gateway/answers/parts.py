@@ -58,7 +58,7 @@ class AnswerReader:
         self._special = special_tokens
         self.reasoning_tokens = 0
         self.kept = False
-        """Whether later tokens decide if the last token is content."""
+        """True if later tokens decide if the last token is content."""
 
     @property
     def held(self) -> str:
@@ -148,7 +148,7 @@ class JsonCall:
     def __init__(self, is_tool: Callable[[str], bool] = lambda _: True) -> None:
         """`is_tool` says whether a name is a tool's; otherwise the object is no call."""
         self.named = False
-        """Whether the name was returned; from then on the object is a call."""
+        """True if the name was returned; from then on the object is a call."""
         self.raw = ""
         """The whole text until the call is named."""
         self._is_tool = is_tool

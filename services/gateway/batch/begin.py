@@ -123,7 +123,7 @@ def read_request(
     asked = fit(body, BatchRequest, _without_nulls)
     check_endpoint(asked.endpoint)
     if bool(asked.input_file_id) == bool(asked.input_topic):
-        raise InvalidRequest("either input_file_id or input_topic says where the lines are", param="input_file_id")
+        raise InvalidRequest("name either input_file_id or input_topic as the source of lines", param="input_file_id")
     for name in ("input_topic", "output_topic", "error_topic"):
         topic = getattr(asked, name)
         if topic and not _TOPIC.fullmatch(topic):
@@ -238,7 +238,7 @@ async def spool(bus: WorkBus, files: FileStore, created: pb.Created, file_id: st
 
 def cannot_begin(error: FulcrumError, created: pb.Created) -> pb.Finished:
     """Return the end of a job whose lines can never be counted because of `error`."""
-    # The store's error names the file by the store's own parameter, not by the field of the job's request.
+    # The store's error names its own parameter, not the field of the job's request.
     param = error.param if isinstance(error, TopicNotFound) else _input_field(created)
     return failed(error.code, error.message, param)
 

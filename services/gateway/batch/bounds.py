@@ -232,7 +232,7 @@ class Retention:
                 try:
                     await look()
                 except FulcrumError as error:
-                    log.warning("what is over stays for now", error=error.message)
+                    log.warning("files that expired stay for now", error=error.message)
             await asyncio.sleep(LOOK_S)
 
     async def forget(self) -> None:
@@ -261,7 +261,7 @@ class Retention:
             if over and info.purpose != PART_PURPOSE and info.id not in read:
                 with suppress(FileNotFound):
                     await self._files.delete(info.id)
-                log.info("a file's time is over", file=info.id, tenant=info.tenant)
+                log.info("a file has expired", file=info.id, tenant=info.tenant)
 
     async def trim(self) -> None:
         """Have the broker delete answers that no job needs. Raise BrokerUnavailable."""

@@ -91,7 +91,7 @@ async def sweep(files: FileStore, find: Callable[[str], Job | None]) -> None:
 
 
 def _is_left(info: FileInfo, find: Callable[[str], Job | None]) -> bool:
-    """Whether it is a part of a job that has ended, or a topic's copy that its job does not use."""
+    """Return whether it is a part of a job that has ended, or a topic's copy that its job does not use."""
     if info.purpose == PART_PURPOSE:
         part = PART.fullmatch(info.id)
         job = find(part[1]) if part else None

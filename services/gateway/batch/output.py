@@ -249,7 +249,7 @@ class Assembly:
                 output_file_id, error_file_id = await good.keep(), await bad.keep()
         except FileNotFound as error:
             await self._save(pb.Assembled(results_next=self._since, attempt=self._published.attempt + 1))
-            raise StoreUnavailable(f"what was assembled is gone, and is assembled again: {error.message}") from error
+            raise StoreUnavailable(f"the assembled parts are gone and are assembled again: {error.message}") from error
         return pb.Finished(
             outcome=self._outcome(),
             completed=good.lines,

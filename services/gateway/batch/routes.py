@@ -238,7 +238,7 @@ class Shelf:
         self._clock = clock
 
     def over(self, info: FileInfo) -> bool:
-        """Return whether the file counts as absent, even if it has not been deleted yet."""
+        """Return whether the file has expired, even if it has not been deleted yet."""
         bounds, now_s = self.bounds, self._clock.now_ns() / 1e9
         return is_over(info, bounds.limits_of(info.tenant), now_s, bounds.deleted_unix_ns(info.tenant))
 
@@ -360,7 +360,7 @@ def _add_batches(
         await view.ready()
         if (known := view.get(event.job_id)) is not None:
             if not same_request(known.created, created):
-                raise Conflict(f"{known.id} was created with this key, and asks for something else", param="body")
+                raise Conflict(f"{known.id} was created with this key for another request", param="body")
             return show_batch(known)
         await _check_input(shelf, created, caller)
         await shelf.bounds.check_gpu_time(created.tenant)

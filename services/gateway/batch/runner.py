@@ -152,7 +152,7 @@ class _ShareRun:
         self._running: set[asyncio.Timeout] = set()
 
     async def run(self) -> None:
-        """Run the share; raise errors that end the lane."""
+        """Run the share; raise only errors that end the lane."""
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch())

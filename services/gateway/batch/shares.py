@@ -199,7 +199,7 @@ class Dealer:
         """Raise StoreUnavailable if the store reports that the file exists and continues."""
         with suppress(FileNotFound):
             if (await self._files.info(self.job.input_file_id)).bytes > end_byte:
-                raise StoreUnavailable("the store does not tell an input to its end")
+                raise StoreUnavailable("the store does not return an input to its end")
 
     @property
     def _gone(self) -> bool:

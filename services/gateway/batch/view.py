@@ -196,7 +196,7 @@ def _merge(job: Job, stored: Job) -> None:
 
 
 def _further(new: pb.Assembled, known: pb.Assembled | None) -> bool:
-    """Whether `new` has more answers in files, or belongs to a later attempt."""
+    """Return whether `new` has more answers in files, or belongs to a later attempt."""
     return known is None or _extent(new) > _extent(known)
 
 

@@ -78,7 +78,9 @@ class MessagesDialect:
 
 
 def with_bearer(headers: Headers) -> Headers:
-    """Return headers with the key of `x-api-key` as authorization. Raise InvalidRequest if both hold different keys."""
+    """Return headers with the key of `x-api-key` as a bearer token. Raise InvalidRequest if `authorization` holds
+    another key.
+    """
     found = dict(headers)
     key, authorization = found.get(KEY_HEADER.encode()), found.get(b"authorization")
     if not key:

@@ -94,7 +94,7 @@ ThinkingType = Literal["enabled", "disabled", "adaptive"]
 
 
 class ThinkingOptions(Struct, forbid_unknown_fields=True):
-    """Whether the model is to reason. `adaptive` leaves it to the chat template; a budget has no effect."""
+    """True if the model is to reason. `adaptive` leaves it to the chat template; a budget has no effect."""
 
     type: ThinkingType
     budget_tokens: AtLeastOne | None = None

@@ -18,11 +18,11 @@ class ToolUse:
     tools: tuple[dict[str, Any], ...]
     """The tools in OpenAI's shape, which chat templates take."""
     parallel: bool
-    """Whether one answer may have several calls."""
+    """True if one answer may have several calls."""
     chars: int
     """The approximate length of the tools' text."""
     required: bool = False
-    """Whether the model has to call at least one tool."""
+    """True if the model has to call at least one tool."""
     named: str | None = None
     """The only tool that the model may call, and has to."""
     strict: frozenset[str] = frozenset()

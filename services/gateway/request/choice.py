@@ -19,13 +19,13 @@ class PromptShown:
     token_ids: Sequence[int]
     tokenizer: Tokenizer
     echo: bool = False
-    """Whether the text begins with the prompt's."""
+    """True if the text begins with the prompt's."""
     scored: bool = False
-    """Whether the request wants the prompt's logprobs."""
+    """True if the request wants the prompt's logprobs."""
     only: bool = False
-    """Whether the request wants the prompt alone; the one token that is generated is dropped."""
+    """True if the request wants the prompt alone; the one token that is generated is dropped."""
     ids: bool = False
-    """Whether the ids of prompt and answer are shown."""
+    """True if the ids of prompt and answer are shown."""
     total_logprob: float = 0.0
     scored_tokens: int = 0
     logprobs: tuple[Logprob, ...] = ()
@@ -108,17 +108,17 @@ class PartReaders:
 
     reader: AnswerReader
     reasons: bool
-    """Whether usage reports the number of reasoning tokens."""
+    """True if usage reports the number of reasoning tokens."""
     new_call_id: Callable[[str, int], str]
     """Makes a call's id from its name and its index among the answer's calls."""
     max_calls: int
     """The bound on calls; further ones are dropped."""
     only_calls: bool = False
-    """Whether the answer consists of calls alone. Text before a call that was cut off then belongs to it and is not
+    """True if the answer consists of calls alone. Text before a call that was cut off then belongs to it and is not
     shown.
     """
     hides_reasoning: bool = False
-    """Whether reasoning is counted but not shown."""
+    """True if reasoning is counted but not shown."""
 
 
 class ChoiceText:

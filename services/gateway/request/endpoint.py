@@ -1,5 +1,5 @@
-"""The routes that generate (chat, completions, responses) as plain ASGI callables: read, check, tokenise, queue,
-answer.
+"""The generating routes (chat, completions, responses) as plain ASGI callables. Each reads, checks, tokenises and
+queues a request, then answers it.
 """
 
 import uuid
@@ -217,7 +217,7 @@ class CompletionEndpoint:
                 await (exchange.stream(wire) if streamed else exchange.whole(wire))
             finally:
                 watch.cancel()
-                # Whatever has not ended by now is wanted by nobody.
+                # Nobody waits any more for a choice that has not ended by now.
                 error = first_error(choices)
                 if error is not None:
                     self._metrics.failed_answers.labels(self._route, error.code).inc()

@@ -258,10 +258,10 @@ class Frame:
     best: int | None
     """The number of choices shown for each prompt, likeliest first; None shows all."""
     scores: bool
-    """Whether the prompt's logprobs are shown by position."""
+    """True if the prompt's logprobs are shown by position."""
     include_usage: bool
     continuous_usage: bool
-    """Whether each chunk carries the usage so far."""
+    """True if each chunk carries the usage so far."""
     details: bool
     headers: Mapping[str, str]
 

@@ -35,7 +35,7 @@ class Usage(Struct):
 
 
 class Notes(Struct):
-    """What differs from the request's plain meaning: an extension, present only if there is something to say."""
+    """Notes on deviations from the request, an extension that is present only if there are any."""
 
     tools_as_text: str | UnsetType = UNSET
     """The format in which tools, calls and results were written into the prompt, as the chat template takes none."""
@@ -412,7 +412,7 @@ def usage(choices: Sequence[Choice], n: int) -> Usage:
 
 
 def _output_tokens(choice: Choice) -> int:
-    """Return the tokens generated; 0 if the request wants the prompt alone."""
+    """Return the number of generated tokens; 0 if the request wants only the prompt."""
     prompt = choice.text.prompt
     return 0 if prompt is not None and prompt.only else len(choice.generation.output)
 

@@ -77,14 +77,14 @@ async def _check(
     fault = verdict.fault or (f"{verdict.reason}; without strict it is checked afterwards" if strict else "")
     if verdict.fault or (strict and verdict.omitted):
         raise InvalidRequest(
-            f"{named}: {'it' if isinstance(schema, str) else 'the schema'} cannot be kept to: {fault}", param=named
+            f"{named}: {'it' if isinstance(schema, str) else 'the schema'} cannot be enforced: {fault}", param=named
         )
     return verdict
 
 
 def answer_guide(parsed: ParsedRequest, schemas: RequestSchemas, model: ServedModel, prompt: list[int]) -> str:
     """Return the grammar of an answer to this prompt. Pure."""
-    # What follows a prompt that is text or tokens has no format.
+    # The continuation of a text or token prompt has no format.
     shape, tokenizer, tools = model.format if parsed.messages else AnswerFormat(), model.tokenizer, parsed.tools
     called = tools is not None and tools.required
     return guide_of(
@@ -111,12 +111,12 @@ class RequestLimits:
     max_n: int
     max_choices: int
     max_inputs: int
-    """The most texts of one request that become vectors."""
+    """The maximum number of texts that one request may embed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What accompanies a request besides its body."""
+    """The facts about a request besides its body."""
 
     request_id: str
     arrival_ns: int
@@ -300,7 +300,7 @@ def _call_ids(calls: str, parsed: ParsedRequest) -> Callable[[str, int], str]:
 
 
 def _prompt_shown(parsed: ParsedRequest, model: ServedModel, prompt: list[int]) -> PromptShown | None:
-    """Return what is shown of the prompt, or None if nothing is."""
+    """Return the parts of the prompt to include in the answer; None if there are none."""
     scored = parsed.prompt_logprobs is not None
     if not (parsed.echo or scored or parsed.token_ids or parsed.best):
         return None

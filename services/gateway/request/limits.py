@@ -80,7 +80,7 @@ class Allowance:
     async def choices(self, _count: int) -> None:
         """Count this many choices as running.
 
-        Raise RateLimited, or InvalidRequest for more than may ever run at once.
+        Raise RateLimited, or InvalidRequest if the count alone exceeds the limit.
         """
 
     async def prompt(self, _tokens: int) -> None:
@@ -340,7 +340,7 @@ class PlaceExchange:
         self._tenants = tenants
         self._gateway_id = gateway_id
         self._has_report = False
-        """Whether others may hold a report of this gateway."""
+        """True if others may hold a report of this gateway."""
         self._quiet_intervals = 0
         """The number of consecutive intervals without an exchange."""
         self._left = False

@@ -105,7 +105,7 @@ class _Use:
     lines_in_flight: int = 0
     """The batch lines in flight, including those that wait."""
     lines_alone: bool = False
-    """Whether only batch lines waited at the last report."""
+    """True if only batch lines waited at the last report."""
     cold_ms: int = 0
     """The time of the last request for which no worker had the model."""
 
@@ -374,7 +374,7 @@ class LoadableModels:
             waiting = max(waiting, int(use.in_flight > 0 and now_ms - use.cold_ms < ARRIVING_MS))
             # People are no more than those that are not lines; lines that a worker handed back wait in the queue.
             lines_waiting = min(max(use.lines, waiting - (use.in_flight - use.lines_in_flight)), waiting)
-            # How long people have waited, not lines that were there before them.
+            # The time that people have waited; batch lines that came before them do not count.
             began = (use.waiting_since_ms or now_ms) if waiting else 0
             use.waiting_since_ms = now_ms if use.lines_alone and waiting > lines_waiting else began
             use.lines_alone = 0 < waiting == lines_waiting

@@ -205,9 +205,9 @@ class ParsedRequest:
     effort: str | None = None
     """The requested reasoning effort, as the client named it."""
     effort_is_hint: bool = False
-    """Whether a model whose template takes no effort answers all the same."""
+    """True if a model whose template takes no effort answers all the same."""
     thinking: bool | None = None
-    """Whether the model is to reason, by no effort of a name; None leaves it to the chat template."""
+    """True if the model is to reason, by no effort of a name; None leaves it to the chat template."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
     """The JSON schema with which the answer has to comply."""
@@ -218,30 +218,30 @@ class ParsedRequest:
     rule: str = ""
     """A grammar rule that the answer has to match, used in place of a schema."""
     ordered: bool = False
-    """Whether the answer keeps the order of its parts."""
+    """True if the answer keeps the order of its parts."""
     chat_field: str = ""
     """The field that errors about the prompt name; empty names one message of the chat route, or `prompt`."""
     echo: bool = False
-    """Whether the answer begins with the prompt."""
+    """True if the answer begins with the prompt."""
     prompt_logprobs: int | None = None
     """The number of alternatives to each prompt token; None requests no logprobs of the prompt."""
     shows_prompt_logprobs: bool = False
-    """Whether the prompt's logprobs are shown by position as in vLLM, with or without an echo."""
+    """True if the prompt's logprobs are shown by position as in vLLM, with or without an echo."""
     shows_logprobs: bool = False
     token_ids: bool = False
-    """Whether token ids are shown beside the text."""
+    """True if token ids are shown beside the text."""
     best: int | None = None
     """The number of the `n` choices of each prompt to show, likeliest first; None shows all as they arrive."""
     only_prompt: bool = False
-    """Whether the request wants no tokens: one is generated and dropped."""
+    """True if the request wants no tokens: one is generated and dropped."""
     hides_reasoning: bool = False
-    """Whether the answer's reasoning is left out of what the client sees."""
+    """True if the answer's reasoning is left out of what the client sees."""
     raw: bool = False
-    """Whether prompts are tokenised without the special tokens that begin and end a text."""
+    """True if prompts are tokenised without the special tokens that begin and end a text."""
     opens_answer: bool = True
-    """Whether a chat's prompt ends with the opening of an answer rather than with its last message."""
+    """True if a chat's prompt ends with the opening of an answer rather than with its last message."""
     continues: bool = False
-    """Whether the answer continues the text of the last message."""
+    """True if the answer continues the text of the last message."""
     pooled: bool = False
     """True if each prompt becomes a vector, in place of an answer."""
 
@@ -362,7 +362,7 @@ def _with_prompt(parsed: ParsedRequest, request: CompletionRequest, *, only_prom
     if best_of is not None and best_of < n:
         raise InvalidRequest("best_of is under n", param="best_of")
     if best_of is not None and best_of > n and request.stream:
-        raise InvalidRequest("best_of over n goes with no stream", param="best_of")
+        raise InvalidRequest("best_of over n cannot be streamed", param="best_of")
     parsed = replace(parsed, echo=bool(request.echo), only_prompt=only_prompt)
     if request.echo and request.logprobs is not None:
         parsed = _scored(parsed, max(request.logprobs, parsed.prompt_logprobs or 0))
@@ -439,7 +439,7 @@ def _convert(
     if request.prompt_logprobs is None:
         return parsed
     if request.stream:
-        raise InvalidRequest("prompt_logprobs go with no stream", param="prompt_logprobs")
+        raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
     return replace(_scored(parsed, request.prompt_logprobs), shows_prompt_logprobs=True)
 
 
@@ -469,7 +469,7 @@ def _or(value: float | None, default: float) -> float:
 def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
     if not all(map(_is_token_id, biases)):
         key = next(key for key in biases if not _is_token_id(key))
-        raise InvalidRequest(f"logit_bias: {quoted(key)} is no token id", param="logit_bias")
+        raise InvalidRequest(f"logit_bias: {quoted(key)} is not a token id", param="logit_bias")
     return {int(key): bias for key, bias in biases.items()}
 
 

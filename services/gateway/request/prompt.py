@@ -1,4 +1,5 @@
-"""From a request to its prompts' tokens: the served models, tokenisation, length, and which worker holds a prefix.
+"""The way from a request to its prompts' tokens: served models, tokenisation, length, and the workers that hold a
+prefix.
 
 Long texts are encoded in a thread pool. Prefixes are looked up in one request to the KV index per turn of the event
 loop.
@@ -39,7 +40,7 @@ from services.gateway.request import tool_text
 from services.gateway.request.parse import ParsedRequest
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
-# The most models that an error message lists.
+# The maximum number of models that an error message lists.
 MAX_NAMED = 20
 
 
@@ -270,7 +271,7 @@ def _is_written(message: ChatMessage) -> bool:
 
 
 def gives_tools_as_text(parsed: ParsedRequest, model: ServedModel) -> bool:
-    """Return whether tools, calls or results stand in the prompt as text, as the chat template would omit them."""
+    """Return whether tools, calls or results go into the prompt as text, because the chat template would omit them."""
     return model.names.as_text and bool(_unshown_tools(parsed, model))
 
 

@@ -1,4 +1,4 @@
-"""What the gateway publishes: an event for each ended choice, its queues, and counts of arrivals."""
+"""The records that the gateway publishes: an event per finished choice, its queues, and counts of arrivals."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -150,7 +150,7 @@ MAX_UNSENT: Final = 256
 
 
 class Waiting(Protocol):
-    """What a reporter reads of the dispatcher."""
+    """The dispatcher as a reporter sees it."""
 
     @property
     def live(self) -> int:
@@ -174,7 +174,7 @@ class QueueReporter:
         self._began_ns = clock.now_ns()
         self._left = False
         self._reported_waiting = True
-        """Whether the last report had queues; True before the first report."""
+        """True if the last report had queues; True before the first report."""
         self._reported_ns = 0
 
     async def run(self) -> None:

@@ -14,9 +14,8 @@ _SYSTEM_ROLES: Final = ("system", "developer")
 def as_text(
     messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, shows_system: bool
 ) -> list[ChatMessage]:
-    """Return the messages with calls, results and `tools` in their texts, of roles that any template knows.
-
-    Results become a user's message. Without `shows_system` the tools stand in the first message of the user.
+    """Return the messages with calls, results and `tools` in their texts, using only roles that every template knows.
+    Results become a user's message. Without `shows_system` the tools go into the user's first message.
     """
     names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()}
     turns: list[ChatMessage] = []

@@ -326,7 +326,7 @@ def make_responses_router(kept: StoredResponses) -> APIRouter:
     async def get(response_id: str, request: Request) -> dict[str, Any]:
         """Return the response as it ended."""
         if request.query_params.get("stream", "false") != "false":
-            raise UnsupportedField("stream: a kept response is not streamed again", param="stream")
+            raise UnsupportedField("stream: a stored response is not streamed again", param="stream")
         return await kept.response(_tenant(request), response_id)
 
     @router.delete("/{response_id}", summary="Delete a kept response.", responses=_ABSENT)

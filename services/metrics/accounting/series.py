@@ -26,7 +26,7 @@ from libs.telemetry.workers import Member, Members
 
 ALLOWED_SCOPES: Final = f"cluster, model:NAME, pool:{'|'.join(ROLE_NAMES)}, node:NAME, group:MODEL/NAME or worker:ID"
 MAX_NAMES: Final = 8
-"""The most existing names that an error lists."""
+"""The maximum number of existing names that an error lists."""
 _OF_WORKER: Final[dict[str, Callable[[Member], str]]] = {
     "model": lambda member: member.model,
     "node": lambda member: member.node,

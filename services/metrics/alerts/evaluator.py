@@ -166,9 +166,8 @@ class AlertEvaluator:
         self._watch.ahead = ahead
 
     async def look(self, now_ns: int) -> list[Alert]:
-        """Evaluate if it is time, and return the changed alerts.
-
-        It yields to the event loop half-way, as each half takes as long as a round over 1,000 workers.
+        """Evaluate if an evaluation is due, and return the changed alerts. It yields to the event loop half-way, since
+        each half takes as long as a round over 1,000 workers.
         """
         if not self._is_time(now_ns):
             return []

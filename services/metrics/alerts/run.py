@@ -34,7 +34,7 @@ class AlertCollector(Collector):
         self._silencer = silencer
 
     def collect(self) -> Iterator[Metric]:
-        # Every alert has a sample, so that 0 is shown.
+        # Every alert gets a sample, so that quiet ones show 0.
         alerts = self._desk.book.firing()
         loud = self._silencer.loud(alerts)
         firing = Counter((alert.name, alert.severity) for alert in loud)

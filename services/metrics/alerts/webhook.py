@@ -78,9 +78,9 @@ TIMEOUT_S: Final = 5.0
 FIRST_RETRY_S: Final = 0.5
 MAX_RETRY_S: Final = 30.0
 MAX_ENDED: Final = 1_000
-"""The most ended alerts that wait for a post; beyond it the oldest is dropped and counted."""
+"""The maximum number of ended alerts that wait for a post; beyond it the oldest is dropped and counted."""
 MAX_AT_ONCE: Final = 500
-"""The most alerts in one post; Alertmanager takes bodies of some MB."""
+"""The maximum number of alerts in one post; Alertmanager takes bodies of some MB."""
 
 log = structlog.get_logger()
 

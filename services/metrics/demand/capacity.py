@@ -31,9 +31,9 @@ from services.metrics.state import MetricsState
 log = structlog.get_logger()
 
 MOST_ASKED: Final = 8
-"""The most plans that may wait their turn; more are refused."""
+"""The maximum number of plans that may wait their turn; more are refused."""
 MOST_MODELS: Final = 4
-"""The most models that are planned for periodically, those with most requests first."""
+"""The maximum number of models that are planned for periodically, those with most requests first."""
 HORIZON_S: Final = 86_400.0
 """The time by which capacity alerts look ahead."""
 LEAST_EVERY_S: Final = 5.0

@@ -24,7 +24,7 @@ from services.metrics.demand.keeping import DAY_S, DemandKeeper
 LOOK_NS: Final = 30_000_000_000
 """The interval at which a worker's reported step times are read."""
 MAX_WORKERS: Final = 256
-"""The most workers of a model that are remembered, those read last."""
+"""The maximum number of workers of a model that are remembered, those read last."""
 MAX_MODELS: Final = 64
 MOST_CHUNK_TOKENS: Final = 8192
 KV_BLOCK_TOKENS: Final = 16
@@ -113,9 +113,9 @@ FRESH_S: Final = 300.0
 """The time for which a forecast is reused, in a day of usual length."""
 MOST_HORIZON_S: Final = 14 * DAY_S
 MAX_WAITING: Final = 16
-"""The most forecasts in progress or waiting their turn; more are refused."""
+"""The maximum number of forecasts in progress or waiting their turn; more are refused."""
 MAX_KEPT: Final = 64
-"""The most cached forecasts, each of one model and horizon."""
+"""The maximum number of cached forecasts, each of one model and horizon."""
 TPOT_S: Final = 0.05
 """The TPOT for which decode's GPU-seconds are predicted unless another is requested."""
 

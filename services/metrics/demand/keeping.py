@@ -38,7 +38,7 @@ FINE_BINS: Final = 30 * 1440
 COARSE_BINS: Final = 400 * 96
 TIMES: Final = COARSE_S // FINE_S
 MAX_SERIES: Final = 256
-"""The most combinations of model, class and tenant with rows of their own; further tenants count as `OTHER`."""
+"""The bound on combinations of model, class and tenant with rows of their own; further tenants count as `OTHER`."""
 MAX_MARKS: Final = 256
 MOST_IN_BIN: Final = 2**38
 """Bound on any count in a bin, over all gateways: 4.6 thousand million tokens a second. Higher counts are clipped.

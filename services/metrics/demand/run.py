@@ -23,7 +23,7 @@ from services.metrics.state import MetricsState, Take
 
 Model = Annotated[str, Query(description="Of this model alone; without it of all, or of the one with most demand.")]
 MOST_ROWS: Final = 10_080
-"""The most bins in one answer, a week of minutes."""
+"""The maximum number of bins in one answer, a week of minutes."""
 MOST_BROUGHT: Final = 100_000
 MOST_BROUGHT_BINS: Final = 400 * 1440
 MOST_RATE: Final = 1e12

@@ -22,18 +22,18 @@ from libs.runtime.tasks import TaskOwner
 Group = Literal["operators", "users", "planner"]
 """The kind of actor: operators of the suite, tenants at gateways, or a planner at workers."""
 MAX_CHANGES: Final[Mapping[Group, int]] = {"operators": 4_500, "users": 2_500, "planner": 2_000}
-"""The most changes held in memory by group; the topic has more. No group displaces another's events."""
+"""The maximum number of changes held in memory by group; the topic has more. No group displaces another's events."""
 MAX_REFUSED: Final[Mapping[Group, int]] = {"operators": 400, "users": 400, "planner": 200}
-"""The most refused requests held in memory by group."""
+"""The maximum number of refused requests held in memory by group."""
 MAX_TENANTS: Final = 10_000
-"""The most tenants whose dropped events are tracked one by one."""
+"""The maximum number of tenants whose dropped events are tracked one by one."""
 MAX_ANSWERED: Final = 1_000
 READ_RECORDS: Final = 2_000
 """Records of the topic that are read at a time, the newest first."""
 MAX_READ_RECORDS: Final = 50_000
-"""The most records read for one answer; the next page continues from there."""
+"""The maximum number of records read for one answer; the next page continues from there."""
 MAX_READERS: Final = 2
-"""The most readers of the topic at once; each has a connection of its own."""
+"""The maximum number of readers of the topic at once; each has a connection of its own."""
 READ_S: Final = 10.0
 LOOK_S: Final = 1.0
 """The interval between two checks for changes of keys."""

@@ -26,7 +26,7 @@ MAX_LISTED: Final = 1_000
 DEFAULT_LISTED: Final = 50
 SLOWEST_WINDOW: Final = "10m"
 MAX_CANDIDATES: Final = 5
-"""The most ids named where a prefix fits several requests."""
+"""The maximum number of ids named where a prefix fits several requests."""
 OPENAI_PREFIXES: Final = ("chatcmpl-", "cmpl-")
 """The prefixes that answers of the gateway put before the id of their request."""
 KEPT_REQUESTS: Final = (
@@ -68,7 +68,7 @@ class RequestDetail(FinishedRequest):
     """The reason for which it ended well; empty if it did not."""
     error_code: str
     max_output_tokens: int | None
-    """The most tokens that it could have had."""
+    """The maximum number of tokens that it could have had."""
     predicted_ttft_ns: int | None
     """The TTFT predicted when it was first bound; null if it never was."""
     reroutes: int
@@ -191,7 +191,7 @@ def requests_router(
         end_ns = clock.now_ns()
         return log.slowest(slowest, end_ns - parse_window_ns(window or SLOWEST_WINDOW), end_ns, worker)
 
-    # Clients choose ids, in which a slash may stand.
+    # Clients choose ids, which may contain a slash.
     @router.get("/requests/{request_id:path}", responses=UNKNOWN)
     async def request(request_id: str) -> RequestDetail:
         """Return one finished request and the time that it spent in each stage, by its id or the beginning of it."""

@@ -269,7 +269,7 @@ def _links(links: Sequence[KvLink]) -> list[LinkAnswer]:
 
 
 MAX_STEPS_TOLD = 5_000
-"""The most steps in one answer, 1.3 MB."""
+"""The maximum number of steps in one answer, 1.3 MB."""
 NO_STEPS: dict[int | str, dict[str, Any]] = BAD_WINDOW | {
     404: {"description": "no such worker has been heard of"},
     410: {"description": f"nothing of the window is known step by step. {KEPT}"},

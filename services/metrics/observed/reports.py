@@ -26,7 +26,7 @@ MAX_AHEAD_NS: Final = 2 * SECOND_NS
 MAX_AGE_NS: Final = 90 * SECOND_NS
 MAX_STEP_NS: Final = 600 * SECOND_NS
 REPORTS_A_SECOND: Final = 100
-"""The most reports a second from one engine; the plugin sends ten, and eighty while it catches up."""
+"""The maximum number of reports a second from one engine; the plugin sends ten, and eighty while it catches up."""
 EXACT_NS: Final = 10 * SECOND_NS
 """The time since its last report for which a server counts as one that reports its steps."""
 FORGET_NS: Final = 3_600 * SECOND_NS

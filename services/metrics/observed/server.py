@@ -48,7 +48,7 @@ class ServerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """What one scrape gave."""
+    """The result of one scrape."""
 
     batches: list[StepBatch]
     before: ServerSample | None
@@ -127,7 +127,7 @@ class ServerTelemetry:
         return Scraped([] if exact else self._batches(time, from_ns, now_ns, sample), before, sample)
 
     def farewell(self, now_ns: int) -> StepBatch | None:
-        """Return the batch by which a server leaves that is not observed any more; None if it was never heard."""
+        """Return the final batch of a server that is no longer observed; None if it never answered."""
         if self._last is None:
             return None
         batch = self._batches(EstimatedTime(), now_ns, now_ns, self._last)[-1]

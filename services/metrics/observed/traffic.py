@@ -18,7 +18,7 @@ SECOND_NS: Final = 1_000_000_000
 KEPT_S: Final = 60
 """Seconds for which figures are kept."""
 MAX_MODELS: Final = 64
-"""The most models with figures of their own; of further ones nothing is known."""
+"""The maximum number of models with figures of their own; of further ones nothing is known."""
 TPOT_SPAN_NS: Final = 2 * SECOND_NS
 
 Span = tuple[float, float]
@@ -27,7 +27,7 @@ Span = tuple[float, float]
 
 @dataclass(slots=True)
 class _Second:
-    """What servers of one model counted in one second."""
+    """The counts of one model's servers for one second."""
 
     number: int
     counts: Counter[str] = field(default_factory=Counter)
@@ -59,7 +59,7 @@ class ObservedTraffic:
             if (known := before.engines.get(name)) is not None:
                 _add(second, known, engine)
 
-    # What the verdict asks of a log of requests.
+    # Questions that the verdict asks a log of requests.
 
     def take(self, event: RequestEvent, now_ns: int) -> None:
         """Ignore a request that a gateway reports; there is none beside servers that are not ours."""
@@ -123,7 +123,7 @@ class ObservedTraffic:
     def asked_tpot_ns(self) -> dict[str, int]:
         return {}
 
-    # What only servers' own histograms know.
+    # Facts that only the servers' own histograms hold.
 
     def tpot_ms(self, model: str, now_ns: int) -> float | None:
         """Return the mean time between tokens over the last two seconds; None without any."""

@@ -47,10 +47,10 @@ second.
 """
 LEAST_STEPS: Final = 3
 LEAST_NS: Final = 150_000_000
-"""The least time in steps, beside `LEAST_STEPS`, that says anything about a worker."""
+"""The minimum time in steps, beside `LEAST_STEPS`, that says anything about a worker."""
 LAST_STEPS: Final = 2
 LAST_NS: Final = 400_000_000
-"""The least time of the last steps together. If each of them took longer than usual, the worker has just become slow,
+"""The minimum time of the last steps together. If each of them took longer than usual, the worker has just become slow,
 however fast it was before.
 """
 _BATCH: Final = StepCounts._fields.index("decode_sequences")
@@ -160,7 +160,7 @@ class StatusLook:
     """Shares of time by model and phase."""
     tpot_target_ms: tuple[tuple[str, float], ...] = ()
     places: tuple[tuple[str, int], ...] = ()
-    """The most sequences that decode workers run, by model."""
+    """The maximum number of sequences that decode workers run, by model."""
     workers: tuple[WorkerStanding, ...] = ()
     """Every known worker, in the order of ids."""
 
@@ -244,7 +244,7 @@ class VerdictEvaluator:
         return [assessment_of(each, self.seen.verdict.causes) for each in known[:MAX_ASSESSED]]
 
     async def look(self, now_ns: int) -> None:
-        """Evaluate if it is time, yielding to the event loop in between."""
+        """Evaluate if an evaluation is due, yielding to the event loop in between."""
         newest = self._newest()
         every = every_ns(len(newest))
         if now_ns // every == self._looked_ns // every:

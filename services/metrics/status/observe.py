@@ -22,9 +22,9 @@ from libs.policy.verdict.state import (
 from libs.telemetry.gateways import ModelBacklog
 
 HEARD_SHARE: Final = 0.5
-"""The share of a model's workers that must report for it to be judged."""
+"""The share of a model's workers that must report for a verdict on it."""
 MAX_MODELS_TOLD: Final = 64
-"""The most workers whose step-time models are compared to choose the usual one."""
+"""The maximum number of workers whose step-time models are compared to choose the usual one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _state(
     waiting, fresh = demand.waiting, 1 - demand.cache_hit
     at_workers = sum(each.prompt_tokens for each in states)
     people_tokens = max(waiting.prompt_tokens - waiting.batch_tokens, 0) * fresh + at_workers
-    # What waits says more of what comes than requests that have ended. A computed token attends to cached ones too.
+    # Waiting prompts predict arrivals better than finished requests do. A computed token attends to cached ones too.
     mean_tokens = waiting.mean_prompt_tokens or demand.mean_prompt_tokens
     speed = engine.speed_at(mean_tokens * demand.prompt_spread * (1 + demand.cache_hit))
     needed, horizon_ns = workers_needed(

@@ -61,9 +61,9 @@ class Rings:
 
 
 MAX_MODELS: Final = 64
-"""The most models whose figures are kept, 16 MB."""
+"""The maximum number of models whose figures are kept, 16 MB."""
 MAX_VERDICTS: Final = 2_000
-"""The most changes of the verdict that are kept."""
+"""The maximum number of changes of the verdict that are kept."""
 MS_NS: Final = 1_000_000
 DIGITS: Final = 4
 """Decimal places, as many as a chart can show."""

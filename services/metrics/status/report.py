@@ -135,7 +135,7 @@ class DecodeStatus:
     held: int | None
     """The number of sequences that will decode and have not begun to."""
     slots: int
-    """The most sequences that the workers run, by their settings."""
+    """The maximum number of sequences that the workers run, by their settings."""
     largest_batch: int | None
     """Sequences within the TPOT target on all workers, at present context lengths."""
     kv_used: float | None

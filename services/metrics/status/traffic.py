@@ -31,11 +31,11 @@ from services.metrics.requests import is_computed
 
 SPAN_NS: Final = 10_000_000_000
 MAX_MODELS: Final = 64
-"""The most models whose targets are remembered."""
+"""The maximum number of models whose targets are remembered."""
 UNAVAILABLE: Final = 503
 """The status of requests that no worker serves now."""
 MAX_REQUESTS: Final = 20_000
-"""The most requests kept of the span; with more, rates cover a shorter time."""
+"""The maximum number of requests kept of the span; with more, rates cover a shorter time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,7 @@ def _rank(ordered: Sequence[tuple[float, int]], percent: int) -> float | None:
 HEARD_NS: Final = 5_000_000_000
 """The silence after which a planner no longer counts as live; a leading one publishes a decision a second."""
 MAX_TARGETS: Final = 64
-"""The most models whose targets are remembered."""
+"""The maximum number of models whose targets are remembered."""
 MAX_TEXT: Final = 500
 NS_PER_MS: Final = 1_000_000
 

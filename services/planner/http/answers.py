@@ -124,7 +124,7 @@ class CounterfactualAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ScaleAnswer:
-    """Worker counts of a model: in a role, on standby and wished; and how many an actuator is to run."""
+    """Worker counts of a model: in a role, on standby and wanted, and the number that an actuator should run."""
 
     serving: int
     standby: int

@@ -37,8 +37,8 @@ class RoleBody(BaseModel):
 class RoleAnswer:
     """The worker's assignment after the request.
 
-    `effect_ms` is the time until its old work was refused and every gateway held the new role. It is null if the
-    worker had the role already or a gateway lags behind.
+    `effect_ms` is the time until the worker refused work of the old role and every gateway knew the new one. It is null
+    if the worker already had the role or a gateway lags behind.
     """
 
     worker: str

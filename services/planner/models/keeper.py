@@ -424,7 +424,7 @@ class ModelKeeper:
             load_s=self.load_s(entry),
             wake_s=self.wake_s(entry),
             sleep_s=self._sleep_s(entry),
-            # A client that was asked to come back is expected, and nobody else is to have the worker by then.
+            # A client that was sent away with Retry-After is expected back, so its worker must not go to another model.
             waiting=waiting or int(promised and not held),
             waited_s=max(now_ms - since_ms, 0) / 1000,
             in_flight=self.uses.in_flight(name) or int(promised),

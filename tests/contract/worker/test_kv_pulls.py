@@ -343,7 +343,7 @@ def test_pulls_take_turns_and_frames_are_bounded() -> None:
 
 def test_a_worker_without_room_refuses_the_pull() -> None:
     (failed,) = sent(opened(Sender(), ("prompt", 1), has_room=False)).failed
-    assert failed.failure == pb.PULL_FAILURE_KV_LOST and "as many transfers" in failed.detail
+    assert failed.failure == pb.PULL_FAILURE_KV_LOST and "maximum number of transfers" in failed.detail
 
 
 def test_a_receiver_that_owes_a_word_for_too_long_is_given_up_and_one_that_waits_is_not() -> None:

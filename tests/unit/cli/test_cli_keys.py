@@ -128,7 +128,7 @@ def test_a_tenant_is_deleted_once_it_was_said_twice(keys_file: Path) -> None:
     run("limits", "a", "--requests", "5")
     asked = CliRunner().invoke(app, ["keys", "delete-tenant", "a"], input="n\n")
     assert asked.exit_code == 1 and value("list")[0]["status"] == "active"
-    with pytest.raises(InvalidRequest, match="say --yes"):
+    with pytest.raises(InvalidRequest, match="add --yes"):
         run("delete-tenant", "a", "--json")
     assert value("delete-tenant", "a", "--yes")["revoked"] == [made["id"]]
     assert {each["id"]: each["status"] for each in value("list")} == {made["id"]: "revoked", other["id"]: "active"}

@@ -95,8 +95,8 @@ def test_the_slowest_are_a_row_each_and_json_is_the_answer_itself(tmp_path: Path
 @pytest.mark.system
 def test_mistakes_are_refused_in_a_sentence(tmp_path: Path) -> None:
     assert "name a request" in run(tmp_path, {}).output
-    assert "--slowest takes how many to list" in run(tmp_path, {}, "--slowest", "3f2a9c").output
+    assert "--slowest takes the number to list" in run(tmp_path, {}, "--slowest", "3f2a9c").output
     unknown = run(tmp_path, {}, "3f2a9c").exception
     assert isinstance(unknown, StartupError) and "there is no such thing" in unknown.message
     older = run(tmp_path, {"/v1/requests/x": {"id": "x"}}, "x").exception
-    assert isinstance(older, StartupError) and "another shape" in older.message
+    assert isinstance(older, StartupError) and "unknown form" in older.message

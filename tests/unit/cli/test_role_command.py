@@ -67,9 +67,9 @@ def test_groups_are_held_against_what_all_of_them_leave() -> None:
     [
         ("a prefill decode", "no worker is named before decode"),
         ("prefill a decode", "no worker is named before prefill"),
-        ("a prefill b", "role 'b' is not one"),
-        ("a prefill b decode:3", "role 'decode:3' is not one"),
-        ("a prefill b nothing", "role 'nothing' is not one"),
+        ("a prefill b", "role 'b' is unknown"),
+        ("a prefill b decode:3", "role 'decode:3' is unknown"),
+        ("a prefill b nothing", "role 'nothing' is unknown"),
         ("a prefill x decode", "there is no worker 'x' here, but: a, b"),
         ("a prefill a b decode", "a is to be prefill and decode: name one"),
     ],

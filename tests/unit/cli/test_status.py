@@ -98,7 +98,7 @@ def test_nothing_to_do_advises_nothing() -> None:
 
 
 def test_an_answer_of_another_shape_is_told_in_one_line() -> None:
-    with pytest.raises(StartupError, match="another shape"):
+    with pytest.raises(StartupError, match="unknown form"):
         parse_status({"verdict": 7})
 
 

@@ -81,7 +81,7 @@ def test_a_log_that_is_not_there_names_those_that_are(tmp_path: Path, monkeypatc
 
 def test_a_process_that_is_no_suite_is_never_stopped(tmp_path: Path) -> None:
     assert not is_suite(os.getpid())
-    with pytest.raises(StartupError, match="is no `fulcrum up`"):
+    with pytest.raises(StartupError, match="is not `fulcrum up`"):
         stop_suite(ready_file(tmp_path), now=False, as_json=True)
 
 

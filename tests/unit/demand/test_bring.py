@@ -29,7 +29,7 @@ def test_queries_are_names_or_three_of_them() -> None:
 
 def test_a_moment_without_a_zone_is_utc() -> None:
     assert parse_moment("2026-11-20T00:00") == parse_moment("2026-11-20T01:00+01:00")
-    with pytest.raises(InvalidRequest, match="no time such as"):
+    with pytest.raises(InvalidRequest, match="not a time such as"):
         parse_moment("yesterday")
 
 

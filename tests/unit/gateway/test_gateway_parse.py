@@ -320,7 +320,7 @@ def said(content: Any, role: str = "user") -> dict[str, Any]:
 
 
 WORDS = [
-    ({"logit_bias": {"1": 2, "abc": 1}}, ["logit_bias: 'abc' is no token id"]),
+    ({"logit_bias": {"1": 2, "abc": 1}}, ["logit_bias: 'abc' is not a token id"]),
     ({"logit_bias": {"1": 2, "5": 101}}, ["logit_bias['5']", "100"]),
     ({"logit_bias": {"1": 2, "5": None}}, ["logit_bias['5']", "null"]),
     ({"metadata": {"a": "b", "c": 1}}, ["metadata['c']"]),

@@ -1,4 +1,4 @@
-"""Schemas that cannot be kept to are refused with the reason, in bounded time, and asked about once."""
+"""Schemas that cannot be enforced are refused with the reason, in bounded time, and asked about once."""
 
 import asyncio
 import json

@@ -33,13 +33,13 @@ def test_a_server_is_named_by_its_address_and_does_both_phases_unless_told(tmp_p
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[[server", "no TOML"),
+        ("[[server", "not TOML"),
         ('url = "http://a"', "only tables"),
         ("server = 3", "only tables"),
-        ("[[server]]\n", "no address"),
+        ("[[server]]\n", "not the address"),
         ('[[server]]\nurl = "10.0.0.5:8000"', "http://host:port"),
-        ('[[server]]\nurl = "http://a:99999"', "no address"),
-        ('[[server]]\nurl = "http://user:password@a"', "no address"),
+        ('[[server]]\nurl = "http://a:99999"', "not the address"),
+        ('[[server]]\nurl = "http://user:password@a"', "not the address"),
         ('[[server]]\nurl = "http://a\\r\\nx: y"', "control characters"),
         ('[[server]]\nurl = "http://a"\nrole = "both"', "none of prefill, decode, mixed"),
         ('[[server]]\nurl = "http://a"\ngpus = 0', "gpus must be 1"),

@@ -208,7 +208,7 @@ def test_engines_of_one_server_are_read_apart_and_their_shares_add_up() -> None:
     [
         ("", "no metric of vLLM's"),
         ("<html>", "no metric of vLLM's"),
-        ("vllm:num_requests_running{ 3", "no Prometheus exposition"),
+        ("vllm:num_requests_running{ 3", "not a Prometheus exposition"),
         ("vllm:num_requests_running 3", "vllm:iteration_tokens_total_count"),
     ],
 )

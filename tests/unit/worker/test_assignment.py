@@ -31,7 +31,7 @@ def test_an_assignment_that_is_taken_keeps_the_model_and_has_the_next_epoch() ->
         (WantedAssignment(99, 5, 1, "n"), True, AssignmentRefusal.DRAINING,
          StaleRole("the worker is draining: it takes no other role, choose another worker")),
         (WantedAssignment(99, 5, 1, "n"), False, AssignmentRefusal.STALE_EPOCH,
-         StaleRole("expected epoch 1, the worker is at 7: look at what it does by now, then ask again")),
+         StaleRole("expected epoch 1, the worker is at 7: check its state, then try again")),
         (WantedAssignment(99, 5, 7, "{n}"), False, AssignmentRefusal.OTHER_MODEL,
          InvalidRequest("this worker holds model 'm', not '{n}'")),
         (WantedAssignment(99, 5, 7, "m"), False, AssignmentRefusal.UNKNOWN_ROLE,

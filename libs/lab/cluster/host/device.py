@@ -15,7 +15,7 @@ from libs.lab.cluster.time import PS_PER_NS, Coast, StepDurations, VirtualTime
 from libs.policy.step_time import StepTimeModel, StepWork, split_step_ns
 from libs.policy.worker.handing_over import Staying
 
-# Each step weighs 0.8 of the next one in the mean, so earlier ones would not change a bit of it.
+# Each step has 0.8 of the weight of the next, so older steps would not change the mean by one bit.
 WEIGHED_STEPS: Final = 256
 
 

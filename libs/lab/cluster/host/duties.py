@@ -112,7 +112,7 @@ class LabSequence:
 
     @property
     def most_tokens_left(self) -> int:
-        """The most output tokens that may still come."""
+        """The maximum number of output tokens that may still come."""
         return self.request.max_output_tokens - (self.tokens - self.request.prompt_tokens)
 
     @property

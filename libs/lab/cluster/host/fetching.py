@@ -20,7 +20,7 @@ from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.policy.worker.handing_over import TransferSpeed
 
 MAX_FETCHES: Final = 64
-"""The most sequences whose KV a worker receives at a time, as bounded in `libs.engine.local`."""
+"""The maximum number of sequences whose KV a worker receives at a time, as bounded in `libs.engine.local`."""
 
 
 @dataclass(eq=False, slots=True)

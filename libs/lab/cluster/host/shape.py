@@ -21,7 +21,7 @@ class WorkerShape:
     kv_block_bytes: int
     max_sequences: int
     chunk_tokens: int
-    """The most prompt tokens in a step."""
+    """The maximum number of prompt tokens in a step."""
     link_bytes_per_s: float
     hop_ns: int
     """One-way delay between a worker and the gateway or another worker."""

@@ -60,7 +60,7 @@ WRONG: dict[str, Callable[[StepBatch], object]] = {
         setattr(it, "covered_to_unix_ns", BEGAN_NS - 100 * SECOND_NS),
     ),
     "covers up to": lambda it: setattr(it, "covered_from_unix_ns", BEGAN_NS - 5 * SECOND_NS),
-    "unlike length": lambda it: setattr(it.steps, "decode_sequences", b"\1" * 16),
+    "different lengths": lambda it: setattr(it.steps, "decode_sequences", b"\1" * 16),
     "begin in order": lambda it: it.steps.CopyFrom(step_columns([StepRow(BEGAN_NS + 1, BEGAN_NS + 2)])),
 }
 
