@@ -25,7 +25,7 @@ async def test_a_kubeconfig_that_is_none_ends_the_command_by_its_name(tmp_path: 
     if text is not None:
         file.write_text(text)
     pods = PodFollower(PodQuery("app=vllm"), str(file))
-    with pytest.raises(InvalidRequest, match="no way to a Kubernetes API server"):
+    with pytest.raises(InvalidRequest, match="no configuration for a Kubernetes API server"):
         await pods.begin()
     await pods.close()
 
