@@ -18,12 +18,8 @@ import structlog
 from libs.lab.experiment import Experiment, LabReport, run
 from libs.lab.offline import Schedule, best_offline
 from libs.lab.policies import OFFLINE, bare_name, has_hindsight, policy_named, with_split
-from libs.lab.search import WANTED, Measure, SearchResult, best_split, fewest_workers, first_guess, highest_rate, passes
+from libs.lab.search import WANTED, Measure, SearchResult, best_split, first_guess, highest_rate, passes
 from libs.lab.traces.scaling import ScaleMethod, scale_rate
-
-MOST_WORKERS: Final = 4
-"""The largest cluster that `fewest` tries, as a multiple of the requested workers."""
-
 
 Result = TypeVar("Result")
 Note = Callable[[str], None]
@@ -131,23 +127,6 @@ def search_measures(
         return reports
 
     return {each: highest_rate(at_rate, start, every_step=every_step, measure=each) for each in measures}
-
-
-def fewest_named(experiment: Experiment, name: str, note: Note = lambda line: None) -> int | None:
-    """Return the fewest workers with which a policy keeps the SLO. Its split, if it has one, is chosen again at each
-    size.
-    """
-
-    def attempt(workers: int) -> LabReport:
-        return run_named(replace(experiment, workers=workers), without_split(name), note)
-
-    found = fewest_workers(attempt, 2, MOST_WORKERS * experiment.workers)
-    return found[0] if found else None
-
-
-def count_gpus(experiment: Experiment, names: Sequence[str], jobs: int) -> Iterator[tuple[str, int | None]]:
-    """Yield (policy, workers needed) as results arrive."""
-    return side_by_side(fewest_named, experiment, names, jobs)
 
 
 def without_split(name: str) -> str:

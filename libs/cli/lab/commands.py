@@ -141,11 +141,11 @@ def compare(
         ),
     ] = False,
     most_workers: Annotated[
-        int, typer.Option(min=2, max=1024, metavar="N", help="Workers tried at most, with --gpus-needed.")
+        int, typer.Option(min=2, max=1024, metavar="N", help="Workers tried at most for the GPUs needed.")
     ] = 64,
     measure: Annotated[
         Literal["requests", "work", "both"],
-        typer.Option(help="What 90 % of has to be in time, with --gpus-needed."),
+        typer.Option(help="What 90 % of has to be in time for the GPUs needed."),
     ] = "requests",
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File for the answer as one HTML page, with --gpus-needed.")
@@ -174,7 +174,7 @@ def compare(
         return
     if html is not None:
         raise InvalidRequest("--html is the page of --gpus-needed; the page of all figures is --report FOLDER")
-    compare_all(asked, policies, count=gpus, report=report, jobs=jobs, as_json=json)
+    compare_all(asked, policies, count=gpus, most=most_workers, measure=measure, report=report, jobs=jobs, as_json=json)
 
 
 @lab.command(epilog="Example: fulcrum lab search --trace mine.csv --policies fulcrum,static --seconds 600")

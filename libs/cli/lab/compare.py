@@ -14,9 +14,10 @@ from libs.cli.lab.runs import WIDE, RunOptions, about, noting, rounded, table
 from libs.cli.page import draw_svg, html_page, make_folder
 from libs.contracts.errors import InvalidRequest
 from libs.lab.experiment import Experiment, LabReport
+from libs.lab.needs import find_needs
 from libs.lab.policies import ALL, has_hindsight, policy_named
-from libs.lab.search import merit
-from libs.lab.study import count_gpus, quiet, run_all
+from libs.lab.search import Measure, merit
+from libs.lab.study import quiet, run_all
 from libs.lab.traces.describe import describe
 
 COLORS: Final = {"prefill": "#2a9fbc", "decode": "#4c9f50", "kv_wait": "#d9a514", "idle": "#c9d0d8"}
@@ -126,7 +127,15 @@ Needs = dict[str, int | None]
 
 
 def compare_all(
-    asked: RunOptions, policies: str, *, count: bool, report: Path | None, jobs: int, as_json: bool
+    asked: RunOptions,
+    policies: str,
+    *,
+    count: bool,
+    most: int,
+    measure: Measure,
+    report: Path | None,
+    jobs: int,
+    as_json: bool,
 ) -> None:
     """Print each policy's figures. Results found before Ctrl-C are printed and written too."""
     names = list(ALL) if policies == "all" else policies.split(",")
@@ -148,9 +157,10 @@ def compare_all(
             for name, found in unless_interrupted(run_all(experiment, names, cores)):
                 reports[name] = found
                 notes.done(f"{len(reports)} of {len(names)}: {found.policy}, {found.score.slo_attainment:.1%} good")
-            for name, workers in count_gpus(experiment, names, cores) if count else ():
-                needs[name] = workers
-                notes.done(f"{name} needs {workers or 'more'} workers")
+            sized = find_needs(experiment, names, cores, notes.doing, most=most, measure=measure) if count else ()
+            for name, need in sized:
+                needs[name] = need.workers
+                notes.done(f"{name} needs {need.workers or 'more'} workers")
         except KeyboardInterrupt:
             interrupted = True
     ranked = sorted(reports.values(), key=merit, reverse=True)
