@@ -19,7 +19,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.lab.experiment import Experiment
 from libs.lab.needs import Answer, Need, as_record, compare_at_winner, decide, find_needs, rank, reasons, split_words
 from libs.lab.policies import ALL, OFFLINE, bare_name, has_hindsight, policy_named
-from libs.lab.search import WANTED, Measure
+from libs.lab.search import CLASS_FLOOR, WANTED, Measure
 from libs.lab.study import quiet, without_split
 from libs.lab.traces.describe import describe
 
@@ -198,6 +198,7 @@ def needs_page(outcome: Outcome) -> str:
 <div class="scroll"><table><thead><tr>{heads}</tr>
 </thead><tbody>{rows}</tbody></table></div>
 <h2>Good share by number of GPUs tried</h2>
+<p class="dim">A class of requests is starved if less than {CLASS_FLOOR:.0%} of it is in time.</p>
 <div class="scroll"><table><tbody>{tried}</tbody></table></div>""",
     )
 
@@ -226,5 +227,8 @@ def _row(need: Need, gpus: int, widest: int, *, best: bool) -> str:
 
 
 def _tried(need: Need, gpus: int) -> str:
-    shares = ", ".join(f"{workers * gpus}: {good:.1%}" for workers, good in sorted(need.tried.items()))
+    shares = ", ".join(
+        f"{workers * gpus}: {f'{good:.1%}' if good else 'a class starved'}"
+        for workers, good in sorted(need.tried.items())
+    )
     return f'<tr><td>{escape(need.policy)}</td><td style="text-align:left">{shares}</td></tr>'
