@@ -246,7 +246,7 @@ def estimate_text(estimate: EstimateAnswer | None) -> str:
 
 def age_line(status: Status) -> Text:
     if status.age_ms is None:
-        return Text("No worker is heard of.", "yellow")
+        return Text("No worker has reported.", "yellow")
     old = status.age_ms > OLD_MS
     return Text(f"Data are {span(status.age_ms)} {'behind' if old else 'old'}.", "bold red" if old else "dim")
 
@@ -362,7 +362,7 @@ def traffic_lines(traffic: TrafficAnswer) -> Iterator[Text]:
 def _planner(status: Status) -> Iterator[Text]:
     planner, now_ms = status.planner, status.as_of_unix_ms
     if not planner.heard:
-        yield Text("The planner is not heard: roles stay as they are.", "yellow")
+        yield Text("The planner does not report, so roles stay as they are.", "yellow")
     mode = planner.mode or "in an unknown mode"
     acts = "moves workers by itself" if planner.acts else "moves nothing by itself"
     if planner.idle_because:

@@ -113,7 +113,7 @@ def _planner(model: TopModel) -> Text:
         return text.append(f"; {_count(away, 'server')} away", "yellow") if away else text
     planner = model.status.planner
     if not planner.heard:
-        return text.append("the planner is not heard: roles stay as they are", "yellow")
+        return text.append("the planner does not report, so roles stay as they are", "yellow")
     text.append("planner ", "dim").append(planner.mode or "?")
     if planner.idle_because:
         text.append(f", moves nothing, as {planner.idle_because}", "yellow")

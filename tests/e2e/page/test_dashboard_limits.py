@@ -53,7 +53,7 @@ async def test_hostile_names_are_text_and_can_be_opened_and_linked() -> None:
 async def test_a_link_that_makes_no_sense_still_shows_a_page(link: str) -> None:
     async with serving(*half_busy()) as service, looking(service, f"/#{link}") as page:
         if "end" in link:
-            await expect(page.locator("#empty")).to_have_text("Nothing is kept of the time shown.", timeout=WAIT_MS)
+            await expect(page.locator("#empty")).to_have_text("Nothing is stored for the time shown.", timeout=WAIT_MS)
             await page.locator("#pause").click()
         await figures(page, lambda shown: shown["coverage"] == 1)
 
@@ -67,7 +67,7 @@ async def test_a_scope_that_is_gone_says_so() -> None:
 
 async def test_a_cluster_without_workers_says_so_until_one_comes() -> None:
     async with serving() as service, looking(service) as page:
-        await expect(page.locator("#empty")).to_contain_text("No worker is heard of", timeout=WAIT_MS)
+        await expect(page.locator("#empty")).to_contain_text("No worker has reported", timeout=WAIT_MS)
         service.workers["prefill-0"] = Worker("prefill-0", "prefill", 0.5)
         await expect(page.locator("#empty")).to_be_hidden(timeout=WAIT_MS)
         await figures(page, lambda shown: shown["coverage"] == 1)

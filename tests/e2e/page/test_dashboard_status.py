@@ -119,7 +119,7 @@ async def test_what_happened_and_what_was_decided_are_listed_with_what_came_of_i
         await expect(decisions).to_contain_text("prompts <i>press</i>")
         await expect(decisions).to_contain_text("1.80 → 0.90, seen 0.95")
         await decisions.get_by_role("button").click()
-        await expect(page.locator("#move dl")).to_contain_text("it is no proof")
+        await expect(page.locator("#move dl")).to_contain_text("this is no proof")
 
 
 async def test_a_decision_and_what_was_seen_after_it_are_asked_for_as_soon_as_the_stream_brings_word_of_them() -> None:

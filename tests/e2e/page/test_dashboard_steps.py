@@ -83,7 +83,7 @@ async def test_steps_that_are_known_no_more_are_said_to_be() -> None:
         async with browser() as running:
             page = await running.new_page()
             await page.goto(f"{service.url}/#scope=worker%3Adecode-0&range=15m&end={then_ms}")
-            await expect(page.locator("#steps .note")).to_contain_text("are not kept any more", timeout=WAIT_MS)
+            await expect(page.locator("#steps .note")).to_contain_text("are no longer stored", timeout=WAIT_MS)
             await expect(page.locator("#steps a")).to_be_hidden()
 
 

@@ -45,7 +45,7 @@ const ROLE_WINDOWS = 4; // the newest may not have come of a worker yet
 const SILENCES_MS = 5000;
 const DRAW_MS = 50; // between two pictures at least: changes come more often than anybody sees
 
-const NOBODY = "No worker is heard of. Figures come as soon as one sends telemetry.";
+const NOBODY = "No worker has reported. Figures appear once one sends telemetry.";
 
 const $ = (id) => document.getElementById(id);
 const view = new View();
@@ -253,7 +253,7 @@ function drawAge(said) {
 /** Why nothing is shown. */
 function missing() {
   if (view.scope !== "cluster" && feed.shown.members.length) return `Of ${view.scope.replace(":", " ")} nothing is known in the time shown.`;
-  return feed.paused ? "Nothing is kept of the time shown." : NOBODY;
+  return feed.paused ? "Nothing is stored for the time shown." : NOBODY;
 }
 
 /** Time and shares where the cursor is, below the charts. */

@@ -59,7 +59,7 @@ export class Steps {
       const reported = await answer.json();
       if (!answer.ok) {
         this.#clear({ worker });
-        this.note.textContent = answer.status === GONE ? "The steps of this time are not kept any more." : reported.error.message;
+        this.note.textContent = answer.status === GONE ? "The steps of that time are no longer stored." : reported.error.message;
         return answer.status < 500 && past;
       }
       this.file.href = url;

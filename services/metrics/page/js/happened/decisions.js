@@ -81,7 +81,7 @@ export class Decisions {
     if (decision.measured) {
       const { before, after, after_ms: ms } = decision.measured;
       add("seen", tableOf(["", "prefill", "decode", "prompts press", "decodes press"], [seenCells("before", before), seenCells(`${(ms / 1000).toFixed(1)} s after`, after)]));
-      add("", "Other things happened too: it is no proof.");
+      add("", "Other things happened too, so this is no proof.");
     }
     this.dialog.showModal();
   }

@@ -32,7 +32,7 @@ export class VerdictPanel {
     this.#put({
       kind,
       sentence: verdict.sentence,
-      facts: late ? `Not live: ${late}. This is what was known last.` : `${verdict.code.replaceAll("_", " ")} for ${span(nowMs - verdict.since_unix_ms)}`,
+      facts: late ? `Not live: ${late}. This is the last known state.` : `${verdict.code.replaceAll("_", " ")} for ${span(nowMs - verdict.since_unix_ms)}`,
       action: verdict.action,
       causes: verdict.causes.slice(1),
     });
@@ -46,7 +46,7 @@ export class VerdictPanel {
     const kind = !verdict ? "unknown" : CALM.has(verdict.code) ? "calm" : verdict.code === "unknown" ? "unknown" : "wrong";
     this.#put({
       kind,
-      sentence: verdict?.sentence ?? "What was said then is not kept.",
+      sentence: verdict?.sentence ?? "No verdict is stored for that time.",
       facts: verdict ? `${verdict.code.replaceAll("_", " ")}, said at ${clockText(verdict.unix_ms / 1000)}; the view ends at ${clockText(endMs / 1000)}` : "",
       action: verdict?.command ? { command: verdict.command } : null,
       past: true,
@@ -98,7 +98,7 @@ function drawPlanner(planner, nowMs) {
   $("planner-line").hidden = false;
   $("planner-line").classList.toggle("poor", !planner.heard);
   const parts = [];
-  if (!planner.heard) parts.push("The planner is not heard: roles stay as they are");
+  if (!planner.heard) parts.push("The planner does not report, so roles stay as they are");
   else parts.push(`Planner ${planner.mode ?? "in an unknown mode"}${planner.acts ? ", moves workers by itself" : ", moves nothing by itself"}${planner.idle_because ? `, as ${planner.idle_because}` : ""}`);
   // What it would do is weighed over another time than the verdict: two commands with two figures answer nothing.
   if (planner.reason && planner.acts) parts.push(`decided${planner.decided_unix_ms == null ? "" : ` ${span(nowMs - planner.decided_unix_ms)} ago`}: ${planner.reason}`);
