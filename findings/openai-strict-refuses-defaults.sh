@@ -3,7 +3,7 @@
 # Met by: whoever holds a compatible server to OpenAI's types by `_strict_response_validation=True`. Without an
 # encoding_format the client itself asks for base64, decodes it only where validation is off, and else refuses it as no
 # list of numbers. A streamed text completion is refused at its first chunk, whose finish_reason is null by OpenAI's own
-# API reference and not optional in the client's type. Chats have no such fault.
+# API reference and not optional in the client's type.
 set -euo pipefail
 T=$(mktemp -d); trap 'rm -rf "$T"' EXIT
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=1
