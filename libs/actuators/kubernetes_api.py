@@ -10,7 +10,14 @@ import msgspec
 from kubernetes_asyncio import client
 from kubernetes_asyncio.client.exceptions import ApiException
 
-from libs.actuators.kubernetes_client import RAW, KubeClient, failures, said, watch_lines
+from libs.actuators.kubernetes_client import (
+    RAW,
+    KubeClient,
+    WatchEvent,
+    failures,
+    said,
+    watch_events,
+)
 from libs.actuators.port import ActuatorDown, to_end
 
 # A ReplicaSet first deletes pods that have not started, then those of the lowest deletion cost. A request that names
@@ -141,16 +148,6 @@ class _Pod(_Struct, frozen=True):
     status: _PodStatus = _PodStatus()
 
 
-class _Event(_Struct, frozen=True):
-    type: str
-    object: msgspec.Raw
-
-
-class _Refusal(_Struct, frozen=True):
-    code: int = 0
-    message: str = ""
-
-
 class _PodList(_Struct, frozen=True):
     metadata: _Meta
     items: list[_Pod]
@@ -266,8 +263,8 @@ class KubeApi:
             try:
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     raise ApiException(status=response.status, reason=said(await response.read()))
-                async for line in watch_lines(response):
-                    yield _change(msgspec.json.decode(line, type=_Event))
+                async for event in watch_events(response):
+                    yield _change(event)
             finally:
                 response.close()
 
@@ -326,10 +323,7 @@ class KubeApi:
         )
 
 
-def _change(event: _Event) -> Change:
-    if event.type == "ERROR":
-        refusal = msgspec.json.decode(event.object, type=_Refusal)
-        raise ApiException(status=refusal.code, reason=refusal.message)
+def _change(event: WatchEvent) -> Change:
     found = msgspec.json.decode(event.object, type=_Pod)
     version = found.metadata.resource_version
     if event.type == "BOOKMARK":

@@ -117,6 +117,18 @@ def _account_namespace() -> str:
 RAW: Final[dict[str, Any]] = {"_preload_content": False, "_request_timeout": CALL_S}
 
 
+class WatchEvent(msgspec.Struct, frozen=True):
+    """A change of one object."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    code: int = 0
+    message: str = ""
+
+
 class failures:  # noqa: N801 - reads as a statement
     """A context that turns failures into ActuatorDown, ScaledMeanwhile or TooOld."""
 
@@ -143,6 +155,16 @@ def said(body: bytes) -> str:
         return str(msgspec.json.decode(body)["message"])[:300]
     except (msgspec.MsgspecError, KeyError, TypeError):
         return ""
+
+
+async def watch_events(response: Any) -> AsyncIterator[WatchEvent]:
+    """Yield the events of a watch. Raise ApiException for an error that the server sends as one."""
+    async for line in watch_lines(response):
+        event = msgspec.json.decode(line, type=WatchEvent)
+        if event.type == "ERROR":
+            refusal = msgspec.json.decode(event.object, type=_Refusal)
+            raise ApiException(status=refusal.code, reason=refusal.message)
+        yield event
 
 
 async def watch_lines(response: Any) -> AsyncIterator[bytes]:

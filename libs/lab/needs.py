@@ -60,7 +60,7 @@ def find_need(experiment: Experiment, name: str, note: Note, *, most: int, measu
             near = reports[min(reports, key=lambda each: abs(each - workers))]
             prefill, others = map(int, near.roles.split(":"))
             guess = min(max(round(workers * prefill / (prefill + others)), 1), workers - 1)
-        # Any split that keeps the SLO shows that so many workers do.
+        # One split that keeps the SLO is enough to show that this number of workers can.
         reports[workers] = run_named(
             sized,
             policy,

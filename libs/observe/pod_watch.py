@@ -17,9 +17,10 @@ from libs.actuators.kubernetes_client import (
     NoApiServer,
     ShellClient,
     TooOld,
+    WatchEvent,
     failures,
     said,
-    watch_lines,
+    watch_events,
 )
 from libs.actuators.port import ActuatorDown
 from libs.contracts.errors import InvalidRequest
@@ -52,16 +53,6 @@ class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
 class _PodList(msgspec.Struct, frozen=True):
     metadata: _ListMeta
     items: list[ServerPod]
-
-
-class _Event(msgspec.Struct, frozen=True):
-    type: str
-    object: msgspec.Raw
-
-
-class _Refusal(msgspec.Struct, frozen=True):
-    code: int = 0
-    message: str = ""
 
 
 class PodFollower:
@@ -175,16 +166,13 @@ class PodFollower:
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     raise ApiException(status=response.status, reason=said(await response.read()))
                 yield
-                async for line in watch_lines(response):
-                    self._take(msgspec.json.decode(line, type=_Event))
+                async for event in watch_events(response):
+                    self._take(event)
                     yield
             finally:
                 response.close()
 
-    def _take(self, event: _Event) -> None:
-        if event.type == "ERROR":
-            refusal = msgspec.json.decode(event.object, type=_Refusal)
-            raise ApiException(status=refusal.code, reason=refusal.message)
+    def _take(self, event: WatchEvent) -> None:
         pod = msgspec.json.decode(event.object, type=ServerPod)
         self._version = pod.metadata.resource_version
         if event.type == "DELETED":

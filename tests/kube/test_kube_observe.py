@@ -192,7 +192,7 @@ def own_address() -> str:
 
 @asynccontextmanager
 async def command(own: Namespace, folder: Path, *options: str) -> AsyncIterator[asyncio.StreamReader]:
-    """What `fulcrum observe --kubernetes` prints, with the account's kubeconfig."""
+    """Run `fulcrum observe --kubernetes` with the account's kubeconfig, and yield its output."""
     env = {
         **os.environ, "KUBECONFIG": await own.account(ACCOUNT), "FULCRUM_KEYS": str(folder / "keys"),
         "XDG_CACHE_HOME": str(folder),

@@ -90,19 +90,19 @@ def watch_pods(query: PodQuery, lines: int | None, *, as_json: bool) -> None:
 
 
 async def _watch_pods(pods: "PodFollower", lines: int | None, *, as_json: bool) -> None:
-    told = ""
+    printed = ""
 
-    def tell() -> None:
-        nonlocal told
-        if pods.trouble != told:
-            told = pods.trouble
-            print(plain(told) or "the list of pods is followed again", file=sys.stderr, flush=True)
+    def print_trouble() -> None:
+        nonlocal printed
+        if pods.trouble != printed:
+            printed = pods.trouble
+            print(plain(printed) or "the list of pods is followed again", file=sys.stderr, flush=True)
 
     tasks = TaskOwner()
     try:
         await pods.begin()
-        tell()
-        following = tasks.spawn("observed pods", pods.follow(tell))
+        print_trouble()
+        following = tasks.spawn("observed pods", pods.follow(print_trouble))
         watching = tasks.spawn(
             "observed servers", _watch(lambda: pods.targets[:MOST_SERVERS], lines, as_json=as_json, are_pods=True)
         )

@@ -209,9 +209,7 @@ def assign(
         limits = limits.without_prefill()
     calmed = bool(memory.calm_since_ns) and now_ns - memory.calm_since_ns >= CALM_NS
     parted, now, rated = _rate_splits(engine, work, pool, limits, was=memory.apart, now_ns=now_ns, calmed=calmed)
-    if parted.asked_ns and _better_split(now, rated, by_limits=False):
-        # Roles are about to change. Budgets that change a moment later would send a moved worker halfway back.
-        settled = parted.settled(now_ns)
+    if (settled := parted.settled(now_ns)) is not parted and _better_split(now, rated, by_limits=False):
         parted, now, rated = _rate_splits(engine, work, pool, limits, was=settled, now_ns=now_ns, calmed=calmed)
     apart = parted.on
     resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}

@@ -108,7 +108,10 @@ class Apart:
         return Apart(better, now_ns)
 
     def settled(self, now_ns: int) -> "Apart":
-        """Return the state in which the other way, if it is still better, has been so for long enough."""
+        """Return the state in which the other way, if it may follow now, has been better for long enough."""
+        if not self.asked_ns or now_ns - self.since_ns < TURN_NS:
+            return self
+        # For roles that are about to change: budgets that change a moment later would send a moved worker halfway back.
         return replace(self, asked_ns=now_ns - TURN_HELD_NS)
 
     def lent(self, now_ns: int) -> "Apart":

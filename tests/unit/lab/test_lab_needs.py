@@ -1,4 +1,4 @@
-"""How many GPUs each policy needs on a trace, and whether to disaggregate at all."""
+"""The GPUs that each policy needs on a trace, and the answer whether to disaggregate."""
 
 import json
 from dataclasses import replace

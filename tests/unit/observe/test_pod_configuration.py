@@ -1,4 +1,4 @@
-"""Where the API server is looked for, and what is said where none is found."""
+"""The places in which an API server is looked for, and the error if there is none."""
 
 from pathlib import Path
 
