@@ -118,7 +118,11 @@ UNLEARNED: Final = 0.1
 # this many horizons of history. Both were chosen on the tuning half of `make bench-forecast`, with 1 to 7 days of
 # history.
 CARRY: Final = 0.3
-MOST_CARRIED: Final = 2.0
+MOST_CARRIED: Final = 1.0
+# Mean absolute move, in logarithms, that a daily season may bring within `SEASON_S`. Chosen on the tuning half of
+# `make bench-forecast`, cut into single days.
+SEASON_MOVE: Final = 0.6
+SEASON_S: Final = 21_600.0
 WARM_BINS: Final = 288
 """The number of bins before the first forecast over which widths adapt."""
 ANCHOR_BINS: Final = 6
@@ -231,6 +235,16 @@ def prior_error(horizon_s: float) -> float:
     """Return the expected mean absolute error in logarithms of a series of which nothing is known."""
     near_s = min(horizon_s, DAY_S)
     return float(PRIOR_ERROR * (near_s / 600.0) ** PRIOR_GROWTH * (horizon_s / near_s) ** PRIOR_GROWTH_FAR)
+
+
+def unseen_season(horizon_s: float, known_s: Floats) -> Floats:
+    """Return the size of errors, in logarithms, that a daily season may cause after `known_s` of history.
+
+    Past errors of a first day do not show it: they are of other hours than those that come.
+    """
+    # A day ahead it is the same time of day again.
+    ahead = min(horizon_s / SEASON_S, max(DAY_S - horizon_s, 0.0) / (DAY_S - SEASON_S))
+    return np.asarray(SEASON_MOVE * ahead * np.clip(2.5 - 2 * known_s / DAY_S, 0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +381,8 @@ def _expected(
         own = np.log(each.size / prior)
         ratio = (each.windows * own + PRIOR_WINDOWS * fade * ratio) / (each.windows + PRIOR_WINDOWS)
         count = each.windows + np.minimum(count, MOST_CARRIED)
-        sizes[at], counts[at], before = prior * np.exp(ratio), count, horizon
+        unseen = unseen_season(horizon * step_s, each.anchors * step_s) / each.usual
+        sizes[at], counts[at], before = np.hypot(prior * np.exp(ratio), unseen), count, horizon
     return sizes, counts
 
 

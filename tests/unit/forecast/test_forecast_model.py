@@ -100,6 +100,24 @@ def test_a_band_is_wider_with_little_history_and_says_so() -> None:
     assert (wide > 1.5 * spread).all()
 
 
+def test_twelve_calm_hours_do_not_promise_that_the_other_twelve_are_calm() -> None:
+    calm = _demand(100 * _noise(72, 0.05))
+    quantiles = DemandForecaster().fit(calm, HORIZONS).forecast(calm)["requests"].quantiles
+    spread = np.log(quantiles[:, -1] / quantiles[:, 0])
+    assert spread[2] > 1.5  # 3 h ahead a daily season may have set in
+    assert spread[0] < 0.5  # ten minutes ahead it cannot
+
+
+def test_a_day_that_was_calm_throughout_is_believed_by_the_middle_of_the_next() -> None:
+    noise = _noise(216, 0.05)
+    widths = []
+    for bins in (72, 216):
+        history = _demand(100 * noise[:bins])
+        found = DemandForecaster().fit(history, HORIZONS).forecast(history)["requests"].quantiles[2]
+        widths.append(float(np.log(found[-1] / found[0])))
+    assert widths[1] < widths[0] / 3
+
+
 def test_a_calm_series_of_three_days_has_a_narrower_band_a_week_ahead_than_a_restless_one() -> None:
     widths = []
     for noise in (0.03, 0.6):
