@@ -51,6 +51,14 @@ class CommonSettings(BaseSettings):
     """Records that wait for a broker that is away. Beyond it the oldest are dropped, counted, and show as lost
     coverage.
     """
+    kafka_copies: int = Field(0, ge=0, le=9, validation_alias="FULCRUM_KAFKA_COPIES")
+    """Copies of each topic that services create; 0 is three, or one for each broker if fewer exist. Topics are created
+    once as many brokers are up as copies are wanted and FULCRUM_KAFKA names.
+    """
+    kafka_in_sync: int = Field(0, ge=0, le=9, validation_alias="FULCRUM_KAFKA_IN_SYNC")
+    """Copies that must have a record before it counts as written (min.insync.replicas); 0 is two of three or more, else
+    one.
+    """
     redis: str = Field("redis://127.0.0.1:6379/0", validation_alias="FULCRUM_REDIS")
     """redis://, rediss:// or unix:// address of Redis, with user and password if it requires them:
     rediss://USER:PASSWORD@HOST. With rediss://, ?ssl_ca_certs=FILE names a private authority, and ssl_certfile and

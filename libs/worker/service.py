@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
+from libs.bus.broker import Copies
 from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaBus
 from libs.bus.port import Bus
@@ -203,4 +204,5 @@ def _bus(settings: WorkerSettings, service: Service[SettingsT]) -> KafkaBus:
         client_id=settings.id,
         on_failure=service.tasks.fail,
         buffer_records=settings.kafka_buffer_records,
+        copies=Copies(settings.kafka_copies, settings.kafka_in_sync),
     )

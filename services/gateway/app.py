@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from libs.bus.broker import Copies
 from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaBus
 from libs.bus.kafka_work import KafkaWork
@@ -52,6 +53,7 @@ async def main(service: Service[GatewaySettings]) -> None:
             settings.id,
             on_failure=tasks.fail,
             buffer_records=settings.kafka_buffer_records,
+            copies=Copies(settings.kafka_copies, settings.kafka_in_sync),
         )
         registry = RedisRegistry(settings.redis, settings.cluster)
         index = RedisKvIndex(settings.redis, settings.cluster)

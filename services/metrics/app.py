@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from libs.bus.broker import Copies
 from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaLiveBus
 from libs.bus.local import LocalBus
@@ -80,6 +81,7 @@ def _open_bus(service: Service[MetricsSettings]) -> LiveBus:
         "metrics",
         on_failure=service.tasks.fail,
         buffer_records=settings.kafka_buffer_records,
+        copies=Copies(settings.kafka_copies, settings.kafka_in_sync),
     )
 
 

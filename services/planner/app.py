@@ -3,6 +3,7 @@
 from contextlib import AsyncExitStack
 
 from libs.actuators.port import Actuator
+from libs.bus.broker import Copies
 from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaBus
 from libs.keys.gate import follow_keys, start_keys
@@ -57,6 +58,7 @@ async def main(service: Service[PlannerSettings]) -> None:
             settings.id,
             on_failure=tasks.fail,
             buffer_records=settings.kafka_buffer_records,
+            copies=Copies(settings.kafka_copies, settings.kafka_in_sync),
             gather_ms=lambda: BUSY_GATHER_MS if running and not running[0].state.at_rest else GATHER_MS,
         )
         registry = RedisRegistry(settings.redis, settings.cluster)
