@@ -1,20 +1,27 @@
-"""Stores of several processes, of which one may be lost: Redis with replicas and sentinels."""
+"""Stores of several processes, of which one may be lost: Redis with replicas and sentinels, and three Kafka brokers."""
 
 import contextlib
 import shutil
 import socket
+import string
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from libs.runtime.net.ports import held_port
-from libs.testing.servers.server import Server
+from libs.testing.servers.server import POLL_S, START_TIMEOUT_S, Server, ServerFailed
 from libs.testing.servers.stores import (
+    DEPLOY,
+    JVM,
     PROBE_TIMEOUT_S,
     RedisUnavailable,
     answers_ping,
     folder_of_store,
+    format_kafka,
+    kafka_jars,
+    listens,
     redis_command,
     running,
 )
@@ -107,3 +114,63 @@ def _command(port: int, *words: str) -> list[str]:
         connection.sendall(f"{' '.join(words)}\r\n".encode())
         found = connection.recv(65_536).decode()
     return [line for line in found.splitlines() if line and line[0] not in "*$"]
+
+
+BROKERS: Final = 3
+# Later lines win over those of one node alone.
+_BROKER: Final = string.Template("""
+node.id=$number
+controller.quorum.bootstrap.servers=
+controller.quorum.voters=$voters
+default.replication.factor=3
+min.insync.replicas=2
+offsets.topic.replication.factor=3
+transaction.state.log.replication.factor=3
+transaction.state.log.min.isr=2
+share.coordinator.state.topic.replication.factor=3
+share.coordinator.state.topic.min.isr=2
+# Three nodes on a busy machine: a pause of one is no loss of it.
+broker.session.timeout.ms=6000
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaCluster:
+    """Brokers of one cluster, each of which is a controller too."""
+
+    servers: str
+    """What KafkaBus takes: the addresses of all."""
+    brokers: dict[int, Server]
+    """The brokers by port."""
+
+
+@contextlib.contextmanager
+def kafka_cluster() -> Iterator[KafkaCluster]:
+    """Start three nodes of Apache Kafka. Raise KafkaUnavailable where it cannot run."""
+    java = (*JVM, "-cp", f"{kafka_jars()}/*")
+    with contextlib.ExitStack() as stack:
+        ports = [(stack.enter_context(held_port()), stack.enter_context(held_port())) for _ in range(BROKERS)]
+        voters = ",".join(f"{number}@127.0.0.1:{each[1]}" for number, each in enumerate(ports, start=1))
+        nodes = []
+        for number, (port, controller_port) in enumerate(ports, start=1):
+            folder = stack.enter_context(folder_of_store())
+            template = string.Template((DEPLOY / "server.properties").read_text() + _BROKER.template)
+            values = {"port": port, "controller_port": controller_port, "data": folder / "data"}
+            properties = folder / "data.properties"
+            properties.write_text(template.substitute(values, number=number, voters=voters))
+            format_kafka(java, properties, alone=False)
+            command = (*java, "kafka.Kafka", str(properties))
+            nodes.append((port, Server(f"Kafka {number}", command, log=folder / "log", ready=_at_once)))
+        for _, server in nodes:
+            stack.enter_context(running(server))
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not all(listens(port) for port, _ in nodes):
+            if time.monotonic() > deadline_s:
+                raise ServerFailed(f"three Kafka nodes did not serve within {START_TIMEOUT_S:g} s")
+            time.sleep(POLL_S)
+        yield KafkaCluster(",".join(f"127.0.0.1:{port}" for port, _ in nodes), dict(nodes))
+
+
+def _at_once(_: int) -> bool:
+    """Wait for nothing: one node serves only once another does."""
+    return True

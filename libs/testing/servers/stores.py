@@ -199,8 +199,8 @@ def running(server: Server) -> Iterator[Server]:
         server.stop()
 
 
-def format_kafka(java: tuple[str, ...], properties: Path, users: Sequence[str] = ()) -> None:
-    """Make its storage, which knows these SCRAM users from the start."""
+def format_kafka(java: tuple[str, ...], properties: Path, users: Sequence[str] = (), *, alone: bool = True) -> None:
+    """Make its storage, which knows these SCRAM users from the start. Nodes that are not alone name one another."""
 
     def tool(*arguments: str) -> str:
         command = (*java, "kafka.tools.StorageTool", *arguments)
@@ -210,7 +210,8 @@ def format_kafka(java: tuple[str, ...], properties: Path, users: Sequence[str] =
         return done.stdout.strip()
 
     scram = [word for user in users for word in ("--add-scram", user)]
-    tool("format", "--standalone", "--cluster-id", "fulcrum-test-cluster-0", "--config", str(properties), *scram)
+    kind = ["--standalone"] if alone else []
+    tool("format", *kind, "--cluster-id", "fulcrum-test-cluster-0", "--config", str(properties), *scram)
 
 
 def listens(port: int) -> bool:
