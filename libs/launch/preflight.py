@@ -16,7 +16,7 @@ from libs.launch.options import SuiteOptions
 from libs.runtime.http import bind
 from libs.runtime.net.ports import held_port
 from libs.runtime.paths import cache_dir
-from libs.runtime.redis import check_url, shown_url
+from libs.runtime.redis import check_url, refuse_cluster, shown_url
 from libs.runtime.sentinel import is_sentinel_url, read_sentinel_url
 
 MIN_FREE_BYTES = 64 * 1024 * 1024
@@ -133,6 +133,7 @@ async def _check_redis(url: str) -> None:
                 raise
         else:
             break  # one is enough to begin with
+    await refuse_cluster(url)
 
 
 async def _check_server(option: str, value: str, host: str, port: str) -> None:

@@ -11,6 +11,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
+from libs.contracts.errors import StartupError
 from libs.runtime.sentinel import EXAMPLE, SCHEMES, is_sentinel_url, read_sentinel_url, sentinel_pool
 
 T = TypeVar("T")
@@ -18,6 +19,8 @@ T = TypeVar("T")
 MAX_CONNECTIONS = 16
 # A pooled connection may have died with the last server; the first failure only reveals that.
 STALE_RETRIES = 1
+FIRST_ANSWER_S = 1.0
+"""The longest time for which a start waits for Redis, which may be away."""
 _SECRETS = re.compile(r"(?<=://).*(?=@)|(?<=password=)[^&]*")
 
 
@@ -58,6 +61,26 @@ def check_url(url: str) -> None:
     except TypeError as error:
         option = str(error).rpartition("argument ")[2]
         raise ValueError(f"{option} is no option of a connection to Redis: remove it") from None
+
+
+async def refuse_cluster(url: str) -> None:
+    """Raise StartupError if the server is a node of a Redis Cluster; one that does not answer may be any server.
+
+    Scripts and reads of several keys span slots there, so that registering workers and the planner's lead would fail.
+    """
+    redis = make_redis(url, timeout_ms=FIRST_ANSWER_S * 1000)
+    try:
+        async with asyncio.timeout(FIRST_ANSWER_S):
+            found = await redis.info("cluster")
+    except (RedisError, OSError, TimeoutError):
+        return
+    finally:
+        await redis.aclose()
+    if found.get("cluster_enabled"):
+        raise StartupError(
+            f"{shown_url(url)} is a Redis Cluster, over which Fulcrum's keys cannot be spread: name a Redis that is none,"
+            f" or {EXAMPLE}"
+        )
 
 
 def shown_url(url: str) -> str:

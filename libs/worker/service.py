@@ -22,6 +22,7 @@ from libs.runtime import status
 from libs.runtime.linux import CpuWaitReader
 from libs.runtime.net.rpc import abort_with
 from libs.runtime.paths import cache_dir
+from libs.runtime.redis import refuse_cluster
 from libs.runtime.service import Service
 from libs.runtime.tasks import end
 from libs.runtime.transport import SystemTransport
@@ -135,6 +136,7 @@ FAILED_S = 0.8
 async def serve_worker(service: Service[SettingsT]) -> None:
     """Run a worker and its companions, or another node's share of one, until the service is stopped."""
     settings = service.settings
+    await refuse_cluster(settings.redis)
     if settings.pool:
         await serve_pool(
             service,

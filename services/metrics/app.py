@@ -17,6 +17,7 @@ from libs.keys.store import open_keys
 from libs.observe.pods import NO_EXTRA
 from libs.runtime import status
 from libs.runtime.http import bind
+from libs.runtime.redis import refuse_cluster
 from libs.runtime.service import Service
 from libs.telemetry.rollups import TIERS
 from services.metrics.demand.keeping import DemandFile
@@ -34,6 +35,8 @@ async def main(service: Service[MetricsSettings]) -> None:
     async with AsyncExitStack() as stack:
         sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")
         stack.callback(sock.close)
+        if settings.keys == "redis":
+            await refuse_cluster(settings.redis)
         bus = _open_bus(service)
         stack.push_async_callback(bus.close)
         store = open_keys(settings.keys, redis=settings.redis, cluster=settings.cluster)

@@ -10,6 +10,7 @@ from libs.keys.gate import follow_keys, start_keys
 from libs.keys.store import open_keys
 from libs.runtime import status
 from libs.runtime.http import bind
+from libs.runtime.redis import refuse_cluster
 from libs.runtime.service import Service
 from libs.stores.catalogue import RedisCatalogue
 from libs.stores.registry import RedisRegistry
@@ -61,6 +62,7 @@ async def main(service: Service[PlannerSettings]) -> None:
             copies=Copies(settings.kafka_copies, settings.kafka_in_sync),
             gather_ms=lambda: BUSY_GATHER_MS if running and not running[0].state.at_rest else GATHER_MS,
         )
+        await refuse_cluster(settings.redis)
         registry = RedisRegistry(settings.redis, settings.cluster)
         store = RedisPlannerStore(settings.redis, settings.cluster)
         actuators = make_actuators(settings)
