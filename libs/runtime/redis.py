@@ -78,8 +78,7 @@ async def refuse_cluster(url: str) -> None:
         await redis.aclose()
     if found.get("cluster_enabled"):
         raise StartupError(
-            f"{shown_url(url)} is a Redis Cluster, over which Fulcrum's keys cannot be spread: name a Redis that is none,"
-            f" or {EXAMPLE}"
+            f"{shown_url(url)} is a Redis Cluster, which cannot hold Fulcrum's keys: name one Redis, or {EXAMPLE}"
         )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ def node() -> Iterator[str]:
 
 
 async def take_all_slots(url: str) -> None:
-    redis = make_redis(url, timeout_ms=1000)
+    redis: Any = make_redis(url, timeout_ms=1000)
     for slots in range(0, 16_384, 4_096):
         await redis.execute_command("CLUSTER", "ADDSLOTS", *range(slots, slots + 4_096))
     async with asyncio.timeout(SLOTS_S):
