@@ -28,6 +28,8 @@ from libs.testing.suites.steady_load import steady_load
 from libs.testing.suites.suite import RunningSuite, joining, running_suite
 from libs.testing.wait import until
 from libs.worker.admin_client import WorkerAdmin
+from services.planner.kept import Lead
+from services.planner.store import RedisPlannerStore
 from tests.conftest import _unavailable
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.redis]
@@ -35,6 +37,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.redis]
 RECOVERY_S = 5.0
 """Registry, index and leadership work again so soon after the sentinels' switch."""
 SWITCH_S = 30.0
+START_S = 180.0
 FROZEN_S = 10.0
 WORKERS = 4
 PLANNERS = ("planner-1", "planner-2")
@@ -65,7 +68,7 @@ def suite(redis: ReplicatedRedis, tmp_path_factory: pytest.TempPathFactory) -> I
     shape = ("--engine", "sim", "--prefill", "2", "--decode", "2", "--gateways", "2", "--redis", redis.url)
     env = {"FULCRUM_PLANNER_MODE": "auto", "FULCRUM_PLANNER_ID": PLANNERS[0]}
     folder = tmp_path_factory.mktemp("suite")
-    with running_suite(folder, *shape, env=env) as found:
+    with running_suite(folder, *shape, env=env, start_s=START_S) as found:
         second = {"FULCRUM_PLANNER_ID": PLANNERS[1], "FULCRUM_PLANNER_PORT": "0"}
         with joining(found, folder, PLANNERS[1], service="planner", **second):
             yield found
@@ -178,6 +181,21 @@ async def works_again(redis: ReplicatedRedis, suite: RunningSuite, watch: Watch,
         await index.close()
         await registry.close()
     return found
+
+
+async def test_a_frozen_sentinel_delays_no_lead(redis: ReplicatedRedis, cluster: str) -> None:
+    """Whichever it is: the lease is shorter than a sentinel's silence."""
+    await until(redis.is_whole, timeout_s=SWITCH_S, what="replicas in step")
+    for sentinel in redis.sentinels.values():
+        sentinel.freeze()
+        store = RedisPlannerStore(redis.url, cluster)
+        try:
+            async with asyncio.timeout(RECOVERY_S):
+                while await store.lead("a 1") is not Lead.OURS:
+                    await asyncio.sleep(POLL_S)
+        finally:
+            sentinel.thaw()
+            await store.close()
 
 
 async def switched(redis: ReplicatedRedis, before: int) -> int:
