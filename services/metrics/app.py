@@ -13,7 +13,7 @@ from libs.bus.local import LocalBus
 from libs.bus.port import LiveBus
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.keys.gate import follow_keys, start_keys
-from libs.keys.store import open_keys
+from libs.keys.store import IN_REDIS, open_keys
 from libs.observe.pods import NO_EXTRA
 from libs.runtime import status
 from libs.runtime.http import bind
@@ -35,7 +35,7 @@ async def main(service: Service[MetricsSettings]) -> None:
     async with AsyncExitStack() as stack:
         sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")
         stack.callback(sock.close)
-        if settings.keys == "redis":
+        if settings.keys == IN_REDIS:
             await refuse_cluster(settings.redis)
         bus = _open_bus(service)
         stack.push_async_callback(bus.close)
