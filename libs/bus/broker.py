@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -29,16 +30,56 @@ _TOPIC_EXISTS = 36
 _OK = 0
 
 
-async def make_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> None:
-    """Create the missing topics. Raise KafkaError with the broker's reason if it refuses."""
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The copies of each new topic."""
+
+    each: int = 0
+    """The copies of each partition; 0 is REPLICATION, or one for each broker if there are fewer."""
+    in_sync: int = 0
+    """The copies that must have a record before it counts as written; 0 is IN_SYNC of three or more copies, else 1."""
+
+    def wanted(self, brokers: int, named: int) -> int:
+        """Return the copies of a new topic, given the brokers that are up and the addresses that name them.
+
+        A cluster of which some brokers are still starting must not leave topics with fewer copies for ever.
+        """
+        return self.each or min(REPLICATION, max(brokers, named))
+
+    def needed(self, copies: int) -> int:
+        """Return how many of `copies` must have a record; 0 leaves that to the broker."""
+        return min(self.in_sync, copies) or (IN_SYNC if copies >= REPLICATION else 0)
+
+
+def named_brokers(servers: str) -> int:
+    """Return the number of distinct addresses in HOST:PORT[,HOST:PORT...]."""
+    return len({each.strip() for each in servers.split(",") if each.strip()})
+
+
+async def make_topics(
+    admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str, wanted: Copies | None = None, named: int = 1
+) -> None:
+    """Create the missing topics, with as many copies as `wanted` of the `named` brokers.
+
+    Raise BrokerAway while too few brokers are up, and KafkaError with the broker's reason if it refuses.
+    """
+    wanted = wanted or Copies()
     described = await _described(admin, topics, cluster)
+    brokers = len((await admin.describe_cluster())["brokers"])
+    _tell_few(described, min(wanted.wanted(brokers, named), brokers))
     await _tell_weak(admin, described)
     there = {entry["topic"] for entry in described}
     missing = [topic for topic in topics if topic.name(cluster) not in there]
     if not missing:
         return
-    copies = min(REPLICATION, len((await admin.describe_cluster())["brokers"]))
-    new = [NewTopic(t.name(cluster), t.partitions, copies, topic_configs=topic_settings(t, copies)) for t in missing]
+    copies = wanted.wanted(brokers, named)
+    if copies > brokers:
+        raise BrokerAway(
+            f"{brokers} of the {copies} brokers are up that new topics need: start the others, or set"
+            f" FULCRUM_KAFKA_COPIES={brokers}"
+        )
+    settings = {topic: topic_settings(topic, copies, wanted) for topic in missing}
+    new = [NewTopic(t.name(cluster), t.partitions, copies, topic_configs=settings[t]) for t in missing]
     try:
         answer = await admin.create_topics(new)
     except AttributeError as error:  # raised by aiokafka while the cluster has no controller
@@ -48,9 +89,25 @@ async def make_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], clust
             raise KafkaError(f"topic {name} cannot be made: error {code} {' '.join(map(str, reason))}")
 
 
-def topic_settings(topic: Topic, copies: int) -> dict[str, str]:
+def topic_settings(topic: Topic, copies: int, wanted: Copies | None = None) -> dict[str, str]:
     settings = {"retention.ms": str(topic.retention_ms), "segment.bytes": str(SEGMENT_BYTES)}
-    return settings | ({IN_SYNC_SETTING: str(IN_SYNC)} if copies >= REPLICATION else {})
+    needed = (wanted or Copies()).needed(copies)
+    return settings | ({IN_SYNC_SETTING: str(needed)} if needed else {})
+
+
+def few_copies(described: Iterable[Mapping[str, Any]], wanted: int) -> list[str]:
+    """Return the names of the described topics of which a partition has fewer copies than `wanted`."""
+    return sorted(entry["topic"] for entry in described if min(map(_copies, entry["partitions"])) < wanted)
+
+
+def _tell_few(described: Iterable[Mapping[str, Any]], wanted: int) -> None:
+    """Warn of topics that were made while there were fewer brokers. Only an operator can move their partitions."""
+    if few := few_copies(described, wanted):
+        log.warning(
+            f"topics have fewer than {wanted} copies, and stop or lose records with one broker: add copies with"
+            " kafka-reassign-partitions.sh",
+            topics=few,
+        )
 
 
 async def _tell_weak(admin: AIOKafkaAdminClient, described: Iterable[Mapping[str, Any]]) -> None:

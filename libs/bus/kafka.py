@@ -13,6 +13,7 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from google.protobuf.message import Message
 
+from libs.bus.broker import Copies
 from libs.bus.clients import Brokers, at_once, open_consumer, quiet_client_log, read_span
 from libs.bus.codec import MAX_BUFFERED_RECORDS, Buffer, SkippedRecords, encode, to_record
 from libs.bus.port import BusStats, Gap, OffsetSpan, Record, Wanted
@@ -41,6 +42,7 @@ class KafkaBus:
         on_failure: OnFailure | None = None,
         buffer_records: int = MAX_BUFFERED_RECORDS,
         gather_ms: Callable[[], int] = at_once,
+        copies: Copies | None = None,
     ) -> None:
         """`buffer_records` may wait for a broker that is away before the oldest are dropped.
 
@@ -50,7 +52,7 @@ class KafkaBus:
         self._bootstrap = bootstrap
         self._cluster = cluster
         self._client_id = client_id
-        self._sender = Sender(bootstrap, cluster, client_id, topics, Buffer(max_records=buffer_records))
+        self._sender = Sender(bootstrap, cluster, client_id, topics, Buffer(max_records=buffer_records), copies=copies)
         self._gather_ms = gather_ms
         self.skipped = SkippedRecords()
         self._tasks = TaskOwner(on_failure)

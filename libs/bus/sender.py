@@ -8,7 +8,7 @@ import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import InvalidTopicError, MessageSizeTooLargeError, RecordListTooLargeError
 
-from libs.bus.broker import make_topics
+from libs.bus.broker import Copies, make_topics, named_brokers
 from libs.bus.clients import CONNECTION_ERRORS, REQUEST_TIMEOUT_MS, BrokerAway, Brokers, open_admin, open_producer
 from libs.bus.codec import SCHEMA_HEADER, Buffer, Outgoing
 from libs.contracts.topics import Topic
@@ -32,13 +32,21 @@ class Sender:
     """A sender that keeps the order of publishing and delivers at least once: unconfirmed records are sent again."""
 
     def __init__(
-        self, bootstrap: Brokers, cluster: str, client_id: str, topics: Sequence[Topic], buffer: Buffer
+        self,
+        bootstrap: Brokers,
+        cluster: str,
+        client_id: str,
+        topics: Sequence[Topic],
+        buffer: Buffer,
+        *,
+        copies: Copies | None = None,
     ) -> None:
         self._bootstrap = bootstrap
         self._cluster = cluster
         self._client_id = client_id
         self._topics = topics
         self._buffer = buffer
+        self._copies = copies or Copies()
         self._in_flight = 0
         self._wake = asyncio.Event()
         self._closing = False
@@ -84,7 +92,8 @@ class Sender:
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[AIOKafkaProducer]:
         async with open_admin(self._bootstrap, self._client_id) as admin:
-            await make_topics(admin, self._topics, self._cluster)
+            servers = self._bootstrap if isinstance(self._bootstrap, str) else self._bootstrap.servers
+            await make_topics(admin, self._topics, self._cluster, self._copies, named_brokers(servers))
         async with open_producer(self._bootstrap, self._client_id) as producer:
             yield producer
 

@@ -158,6 +158,8 @@ class VersionMismatch(FulcrumError,    wire=("version_mismatch",        SERVER, 
     """Gateway and worker are of incompatible releases."""
 class StaleRole(FulcrumError,          wire=("stale_role",              SERVER,  409, "FAILED_PRECONDITION")):
     """The call was made for an assignment that the worker no longer has."""
+class StaleLead(StaleRole,             wire=("stale_lead",              SERVER,  409, "FAILED_PRECONDITION")):
+    """The call is of a planner whose lead has passed on: the worker knows a later one."""
 class KvLost(FulcrumError,             wire=("kv_lost",                 SERVER,  500, "DATA_LOSS")):
     """KV blocks are gone: their holder died, evicted them, or its lease ended."""
 class KvMismatch(FulcrumError,         wire=("kv_mismatch",             SERVER,  500, "FAILED_PRECONDITION")):

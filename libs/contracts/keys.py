@@ -42,6 +42,11 @@ def planner_memory(cluster: str, what: str) -> str:
     return f"fulcrum:{cluster}:planner-{what}"
 
 
+def planner_term(cluster: str) -> str:
+    """Return the key of the number of the last lead, which grows with each planner that begins to lead."""
+    return f"fulcrum:{cluster}:planner-term"
+
+
 def planner_lead(cluster: str) -> str:
     """Return the key of the planner that leads; it expires unless that planner renews it."""
     return f"fulcrum:{cluster}:planner-lead"

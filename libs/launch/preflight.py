@@ -16,6 +16,8 @@ from libs.launch.options import SuiteOptions
 from libs.runtime.http import bind
 from libs.runtime.net.ports import held_port
 from libs.runtime.paths import cache_dir
+from libs.runtime.redis import check_url, refuse_cluster, shown_url
+from libs.runtime.sentinel import is_sentinel_url, read_sentinel_url
 
 MIN_FREE_BYTES = 64 * 1024 * 1024
 CONNECT_TIMEOUT_S = 3.0
@@ -109,14 +111,29 @@ def find_redis_server() -> str:
 
 
 async def _check_redis(url: str) -> None:
+    shown = shown_url(url)
+    try:
+        check_url(url)
+        sentinels = read_sentinel_url(url).sentinels if is_sentinel_url(url) else ()
+    except ValueError as error:
+        raise StartupError(f"--redis {shown!r}: {error}") from None
     parts = urlsplit(url)
     if parts.scheme == "unix":
         if not await asyncio.to_thread(Path(parts.path).is_socket):
-            raise StartupError(f"--redis {url}: there is no such socket")
-        return
-    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
-        raise StartupError(f"--redis {url!r} is not a URL such as redis://127.0.0.1:6379/0")
-    await _check_server("--redis", url, parts.hostname, str(parts.port or REDIS_PORT))
+            raise StartupError(f"--redis {shown}: there is no such socket")
+    elif not sentinels:
+        if not parts.hostname:
+            raise StartupError(f"--redis {shown!r} is not a URL such as redis://127.0.0.1:6379/0")
+        await _check_server("--redis", shown, parts.hostname, str(parts.port or REDIS_PORT))
+    for number, (host, port) in enumerate(sentinels, start=1):
+        try:
+            await _check_server("--redis", f"{host}:{port}", host, str(port))
+        except StartupError:
+            if number == len(sentinels):
+                raise
+        else:
+            break  # one is enough to begin with
+    await refuse_cluster(url)
 
 
 async def _check_server(option: str, value: str, host: str, port: str) -> None:

@@ -51,10 +51,19 @@ class CommonSettings(BaseSettings):
     """Records that wait for a broker that is away. Beyond it the oldest are dropped, counted, and show as lost
     coverage.
     """
+    kafka_copies: int = Field(0, ge=0, le=9, validation_alias="FULCRUM_KAFKA_COPIES")
+    """Copies of each topic that services create; 0 is three, or one for each broker if fewer exist. Topics are created
+    once as many brokers are up as copies are wanted and FULCRUM_KAFKA names.
+    """
+    kafka_in_sync: int = Field(0, ge=0, le=9, validation_alias="FULCRUM_KAFKA_IN_SYNC")
+    """Copies that must have a record before it counts as written (min.insync.replicas); 0 is two of three or more, else
+    one.
+    """
     redis: str = Field("redis://127.0.0.1:6379/0", validation_alias="FULCRUM_REDIS")
     """redis://, rediss:// or unix:// address of Redis, with user and password if it requires them:
     rediss://USER:PASSWORD@HOST. With rediss://, ?ssl_ca_certs=FILE names a private authority, and ssl_certfile and
-    ssl_keyfile a client certificate.
+    ssl_keyfile a client certificate. redis+sentinel://HOST:26379,HOST:26379/NAME/0 names sentinels and their primary;
+    sentinels' own password is ?sentinel_password=.
     """
     token: SecretStr = Field(SecretStr(""), validation_alias="FULCRUM_TOKEN")
     """Bearer token of admin verbs and, beyond loopback, of every gRPC call that shows no certificate; empty refuses
@@ -96,6 +105,14 @@ class CommonSettings(BaseSettings):
     @classmethod
     def _no_file(cls, value: object) -> object:
         return value or None
+
+    @field_validator("redis")
+    @classmethod
+    def _redis_url(cls, url: str) -> str:
+        from libs.runtime.redis import check_url  # noqa: PLC0415 (slow, and not needed for the default)
+
+        check_url(url)
+        return url
 
     @model_validator(mode="after")
     def _kafka_user_is_whole(self) -> Self:
@@ -172,4 +189,4 @@ def _explain(settings_class: type[CommonSettings], item: Any) -> str:
     variable = variable_of(settings_class, name) if name in fields else name
     hidden = any(word in variable for word in ("TOKEN", "KEY", "PASSWORD", "REDIS"))
     shown = "(hidden)" if hidden else repr(os.environ.get(variable, item.get("input")))
-    return f"{variable}={shown}: {item['msg']}"
+    return f"{variable}={shown}: {str(item['msg']).removeprefix('Value error, ')}"

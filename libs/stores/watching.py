@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 from redis.asyncio import Redis
@@ -64,6 +64,9 @@ async def _watch_once(
             yield await read()
             await _wait_for_change(changes, poll_ms / 1000, down)
             _stop_if_cancelled()
+            subscribed: Any = changes.connection
+            if subscribed is not None and subscribed.should_reconnect():
+                raise down("the primary has moved")
     finally:
         await changes.aclose()  # type: ignore[no-untyped-call]
 

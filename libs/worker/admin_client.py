@@ -14,6 +14,7 @@ from libs.contracts.errors import (
     InvalidRequest,
     NoWorkers,
     QueueFull,
+    StaleLead,
     StaleRole,
     Unauthenticated,
 )
@@ -24,7 +25,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 CALL_TIMEOUT_S = 5.0
 TUNE_TIMEOUT_S = 60.0
 POLL_S = 0.01
-_ERRORS: tuple[type[FulcrumError], ...] = (StaleRole, Conflict, InvalidRequest, Unauthenticated, QueueFull)
+_ERRORS: tuple[type[FulcrumError], ...] = (StaleLead, StaleRole, Conflict, InvalidRequest, Unauthenticated, QueueFull)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,12 @@ class WorkerAdmin:
         wait_ms: int = 1000,
         own_budget_tokens: int = 0,
         force: bool = False,
+        lead_term: int = 0,
     ) -> RoleMove:
         """Compare and set the role, then wait at most `wait_ms` until the gateways hold it.
 
         A planner passes as `own_budget_tokens` the budget that the worker had before planners changed it. `force`
-        sets the role even if a phase is left without workers.
+        sets the role even if a phase is left without workers. `lead_term` is that of a planner that decides by itself.
         """
         request = pb.SetRoleRequest(
             expected_epoch=expected_epoch,
@@ -83,6 +85,7 @@ class WorkerAdmin:
             wait_ms=wait_ms,
             own_budget_tokens=own_budget_tokens,
             force=force,
+            lead_term=lead_term,
         )
         start_s = time.monotonic()
         answer: pb.SetRoleResponse = await self._call(self._stub.SetRole, request, CALL_TIMEOUT_S + wait_ms / 1000)

@@ -17,12 +17,12 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Engine, EngineRequest
 from libs.engine.reports import EngineEvent, FinishReason, SequenceOutput
 from libs.policy.roles import Refusal
-from libs.policy.worker.assignment import Invalid, WorkerReadiness, invalid, refusal
+from libs.policy.worker.assignment import Invalid, LatestLead, WorkerReadiness, invalid, refusal
 from libs.policy.worker.credits import PromptLength, SlotFacts, engine_budget, role_budget, slots
 from libs.policy.worker.saturation import trial_work
 from libs.runtime.clock import Clock
 from libs.worker.gateways import AttachedGateway, AttachedGateways, WorkerSpeed
-from libs.worker.roles import AssignmentState, HandOverCosts, HostedSequence, LastChange
+from libs.worker.roles import AssignmentState, HandOverCosts, HostedSequence, LastChange, refuse_stale_lead
 from libs.worker.wire import engine_request, numbers, sequence_event, sequence_of
 
 log = structlog.get_logger()
@@ -132,6 +132,7 @@ class WorkerHost:
         self._clock = clock
         self._identity = identity
         self.gateways = AttachedGateways(engine, self.speed, cluster, self.worker)
+        self._lead = LatestLead()
         self._sequences: dict[int, HostedSequence] = {}
         self._budget = 0
         """The prompt budget that is set at the engine."""
@@ -177,6 +178,7 @@ class WorkerHost:
         """
         if request.incarnation and request.incarnation != self._identity.incarnation:
             raise StaleRole("the worker has been restarted since: check its state, then try again")
+        refuse_stale_lead(self._lead, request.lead_term)
         assignment = self.assignment.set_role(
             expected_epoch=request.expected_epoch,
             role=request.role,

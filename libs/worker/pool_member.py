@@ -19,7 +19,7 @@ from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import DeviceMemory, Engine
 from libs.model.info import ModelInfo, load_model_info
-from libs.policy.worker.assignment import Leaving, leave, too_many
+from libs.policy.worker.assignment import LatestLead, Leaving, leave, too_many
 from libs.runtime.clock import Clock
 from libs.runtime.release import release
 from libs.runtime.tasks import TaskOwner
@@ -27,6 +27,7 @@ from libs.runtime.transport import Transport
 from libs.stores.registry import Registry, RegistryDown
 from libs.worker.host import WorkerHost, drain
 from libs.worker.registration import RENEWALS_PER_LEASE
+from libs.worker.roles import refuse_stale_lead
 from libs.worker.run import ModelStay, WorkerPorts, open_worker
 from libs.worker.settings import WorkerSettings
 
@@ -84,6 +85,7 @@ class PoolMember:
         """Address of its admin service; to be set before it runs."""
         self._incarnation = self._since_ns = clock.now_ns()
         self._epoch = 1
+        self._lead = LatestLead()
         self._goal = self._at = Goal()
         self._forget = False
         self._state = common.WORKER_STATE_ASLEEP
@@ -139,6 +141,7 @@ class PoolMember:
         held = self.worker()
         if request.incarnation and request.incarnation != held.incarnation:
             raise StaleRole("the worker has had another model since: check its state, then try again")
+        refuse_stale_lead(self._lead, request.lead_term)
         if request.expected_epoch != self.epoch:
             raise StaleRole(f"expected epoch {request.expected_epoch}, the worker is at {self.epoch}")
         if self._goal != self._at:

@@ -6,7 +6,7 @@ Synchronous; libs/policy decides, and callers pass the time.
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from libs.contracts.errors import FulcrumError, InvalidRequest, StaleRole
+from libs.contracts.errors import FulcrumError, InvalidRequest, StaleLead, StaleRole
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, Assignment, RoleChange
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
@@ -20,6 +20,7 @@ from libs.policy.speed import Speed
 from libs.policy.worker.assignment import (
     FIRST_EPOCH,
     AssignmentRefusal,
+    LatestLead,
     WantedAssignment,
     first_assignment,
     leaves_decode,
@@ -138,6 +139,12 @@ class AssignmentState:
     def leaves_decode(self) -> bool:
         """True if running decodes belong to a role that has been left."""
         return leaves_decode(self._current, draining=self.draining)
+
+
+def refuse_stale_lead(latest: LatestLead, term: int) -> None:
+    """Raise StaleLead for a call by a lead that is over."""
+    if latest.outruns(term):
+        raise StaleLead("a planner that began to lead later has called this worker: only that one may")
 
 
 def _error(reason: AssignmentRefusal, **facts: int | str) -> FulcrumError:

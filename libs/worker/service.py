@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
+from libs.bus.broker import Copies
 from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaBus
 from libs.bus.port import Bus
@@ -21,6 +22,7 @@ from libs.runtime import status
 from libs.runtime.linux import CpuWaitReader
 from libs.runtime.net.rpc import abort_with
 from libs.runtime.paths import cache_dir
+from libs.runtime.redis import refuse_cluster
 from libs.runtime.service import Service
 from libs.runtime.tasks import end
 from libs.runtime.transport import SystemTransport
@@ -134,6 +136,7 @@ FAILED_S = 0.8
 async def serve_worker(service: Service[SettingsT]) -> None:
     """Run a worker and its companions, or another node's share of one, until the service is stopped."""
     settings = service.settings
+    await refuse_cluster(settings.redis)
     if settings.pool:
         await serve_pool(
             service,
@@ -203,4 +206,5 @@ def _bus(settings: WorkerSettings, service: Service[SettingsT]) -> KafkaBus:
         client_id=settings.id,
         on_failure=service.tasks.fail,
         buffer_records=settings.kafka_buffer_records,
+        copies=Copies(settings.kafka_copies, settings.kafka_in_sync),
     )

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from libs.bus.broker import Copies
 from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaBus
 from libs.bus.kafka_work import KafkaWork
@@ -17,6 +18,7 @@ from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.linux import give_memory_back
 from libs.runtime.paths import cache_dir
+from libs.runtime.redis import refuse_cluster
 from libs.runtime.service import Service
 from libs.stores.catalogue import RedisCatalogue
 from libs.stores.kvindex import RedisKvIndex
@@ -52,7 +54,9 @@ async def main(service: Service[GatewaySettings]) -> None:
             settings.id,
             on_failure=tasks.fail,
             buffer_records=settings.kafka_buffer_records,
+            copies=Copies(settings.kafka_copies, settings.kafka_in_sync),
         )
+        await refuse_cluster(settings.redis)
         registry = RedisRegistry(settings.redis, settings.cluster)
         index = RedisKvIndex(settings.redis, settings.cluster)
         models = RedisCatalogue(settings.redis, settings.cluster) if settings.model_catalogue else None

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from libs.bus.broker import Copies
 from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaLiveBus
 from libs.bus.local import LocalBus
 from libs.bus.port import LiveBus
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.keys.gate import follow_keys, start_keys
-from libs.keys.store import open_keys
+from libs.keys.store import IN_REDIS, open_keys
 from libs.observe.pods import NO_EXTRA
 from libs.runtime import status
 from libs.runtime.http import bind
+from libs.runtime.redis import refuse_cluster
 from libs.runtime.service import Service
 from libs.telemetry.rollups import TIERS
 from services.metrics.demand.keeping import DemandFile
@@ -33,6 +35,8 @@ async def main(service: Service[MetricsSettings]) -> None:
     async with AsyncExitStack() as stack:
         sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")
         stack.callback(sock.close)
+        if settings.keys == IN_REDIS:
+            await refuse_cluster(settings.redis)
         bus = _open_bus(service)
         stack.push_async_callback(bus.close)
         store = open_keys(settings.keys, redis=settings.redis, cluster=settings.cluster)
@@ -80,6 +84,7 @@ def _open_bus(service: Service[MetricsSettings]) -> LiveBus:
         "metrics",
         on_failure=service.tasks.fail,
         buffer_records=settings.kafka_buffer_records,
+        copies=Copies(settings.kafka_copies, settings.kafka_in_sync),
     )
 
 

@@ -3,12 +3,14 @@
 from contextlib import AsyncExitStack
 
 from libs.actuators.port import Actuator
+from libs.bus.broker import Copies
 from libs.bus.clients import brokers_of
 from libs.bus.kafka import KafkaBus
 from libs.keys.gate import follow_keys, start_keys
 from libs.keys.store import open_keys
 from libs.runtime import status
 from libs.runtime.http import bind
+from libs.runtime.redis import refuse_cluster
 from libs.runtime.service import Service
 from libs.stores.catalogue import RedisCatalogue
 from libs.stores.registry import RedisRegistry
@@ -57,8 +59,10 @@ async def main(service: Service[PlannerSettings]) -> None:
             settings.id,
             on_failure=tasks.fail,
             buffer_records=settings.kafka_buffer_records,
+            copies=Copies(settings.kafka_copies, settings.kafka_in_sync),
             gather_ms=lambda: BUSY_GATHER_MS if running and not running[0].state.at_rest else GATHER_MS,
         )
+        await refuse_cluster(settings.redis)
         registry = RedisRegistry(settings.redis, settings.cluster)
         store = RedisPlannerStore(settings.redis, settings.cluster)
         actuators = make_actuators(settings)

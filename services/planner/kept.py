@@ -66,6 +66,11 @@ class PlannerStore(Protocol):
         """The cause of the last UNKNOWN that `lead` returned and its remedy; empty if `lead` succeeded."""
         ...
 
+    @property
+    def term(self) -> int:
+        """The number of the lead that this planner acquired last; later leads have higher ones."""
+        ...
+
     async def lead(self, who: str) -> Lead:
         """Acquire or renew the lead for `LEASE_MS`, unless another planner holds it."""
         ...
@@ -81,6 +86,8 @@ class LeaderLease:
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
         self._until_s = float("inf")
+        self.outrun = False
+        """True if a worker knows a later lead than ours, so that ours has to be acquired anew."""
         self.fault = ""
         """The reason why the leader is unknown; empty while it is known."""
 
@@ -89,6 +96,10 @@ class LeaderLease:
         self.fault = fault
         if found is not Lead.UNKNOWN:
             self._lead, self._until_s = found, asked_s + LEASE_MS / 1000
+
+    def was_outrun(self) -> None:
+        """Record that a worker knows a later lead than ours."""
+        self.outrun = True
 
     def at(self, now_s: float) -> Lead:
         """Return who leads at `now_s`, as far as that is known."""

@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from libs.contracts.errors import FulcrumError, NoWorkers, StaleRole, StartupError
+from libs.contracts.errors import FulcrumError, NoWorkers, StaleLead, StaleRole, StartupError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Worker
 from libs.runtime.net.access import PLAINTEXT_VARIABLE, TLS_VARIABLES
 from libs.runtime.tasks import TaskOwner
@@ -64,6 +64,8 @@ class OrderExecutor:
         self._token = token
         self._calling: set[str] = set()
         self.outcomes: Counter[CallOutcome] = Counter()
+        self.outrun = False
+        """True if a worker has refused an order since it knows a later lead."""
 
     @property
     def may_ask(self) -> bool:
@@ -74,23 +76,27 @@ class OrderExecutor:
     def outstanding(self) -> int:
         return len(self._calling)
 
-    def carry_out(self, orders: Iterable[Order], done: Done) -> None:
-        """Start the calls and return. `done` is called once for each order, in this event loop."""
+    def carry_out(self, orders: Iterable[Order], done: Done, *, lead_term: int = 0) -> None:
+        """Start the calls and return. `done` is called once for each order, in this event loop.
+
+        `lead_term` is that of the lead under which the orders were decided.
+        """
         for order in orders:
             if order.worker.id in self._calling or len(self._calling) >= MAX_CALLS:
                 self._end(order, CallOutcome.LEFT, None, done)
                 continue
             self._calling.add(order.worker.id)
-            self._tasks.spawn(f"change {order.worker.id}", self._call(order, done))
+            self._tasks.spawn(f"change {order.worker.id}", self._call(order, done, lead_term))
 
-    async def _call(self, order: Order, done: Done) -> None:
+    async def _call(self, order: Order, done: Done, lead_term: int) -> None:
         outcome, assignment = CallOutcome.FAILED, None
         try:
             async with asyncio.timeout(CALL_S):
-                assignment = (await self._set_role(order)).assignment
+                assignment = (await self._set_role(order, lead_term)).assignment
             outcome = CallOutcome.DONE
         except StaleRole as error:
             outcome = CallOutcome.STALE
+            self.outrun = self.outrun or isinstance(error, StaleLead)
             log.info("a worker is not as it was when its change was decided", worker=order.worker.id, error=str(error))
         except (FulcrumError, TimeoutError) as error:
             log.warning("a worker could not be changed", worker=order.worker.id, error=str(error) or "it took too long")
@@ -98,7 +104,7 @@ class OrderExecutor:
             self._calling.discard(order.worker.id)
             self._end(order, outcome, assignment, done)
 
-    async def _set_role(self, order: Order) -> RoleMove:
+    async def _set_role(self, order: Order, lead_term: int) -> RoleMove:
         return await self.ask(
             order.worker,
             order.wanted,
@@ -107,6 +113,7 @@ class OrderExecutor:
             wait_ms=0,
             own_budget_tokens=order.own_budget_tokens,
             force=True,  # limits say how many are left, and several move at once
+            lead_term=lead_term,
         )
 
     async def ask(
@@ -119,6 +126,7 @@ class OrderExecutor:
         wait_ms: int,
         own_budget_tokens: int = 0,
         force: bool = False,
+        lead_term: int = 0,
     ) -> RoleMove:
         """Set a worker's assignment and wait at most `wait_ms` until every gateway holds it.
 
@@ -147,6 +155,7 @@ class OrderExecutor:
                 wait_ms=wait_ms,
                 own_budget_tokens=own_budget_tokens,
                 force=force,
+                lead_term=lead_term,
             )
         finally:
             await channel.close()

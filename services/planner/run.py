@@ -1,6 +1,7 @@
 """The planner over its ports; `app.py` supplies the adapters."""
 
 import asyncio
+import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -47,6 +48,8 @@ from services.planner.state import (
 log = structlog.get_logger()
 
 LEAD_EVERY_S: Final = LEASE_MS / 4000
+# Two who both lead, with Redis split in two, would otherwise outrun one another several times a second.
+OUTRUN_S: Final = 5.0
 
 MS_NS: Final = 1_000_000
 # How long open responses may take to end at shutdown.
@@ -136,6 +139,8 @@ async def open_planner(
                 clock=clock,
                 metrics=metrics,
                 leads=partial(_leads, lease),
+                term=lambda: state.lead_term,
+                outrun=lease.was_outrun,
             )
         )
     served = _behind_keys(app, settings, ports, clock, metrics)
@@ -218,11 +223,17 @@ async def lead_forever(
     in which another leads. Nothing is decided until it has succeeded.
     """
     loop = asyncio.get_running_loop()
+    renewed_s = -math.inf
     who = f"{state.identity.planner_id} {state.identity.incarnation}"
     try:
         while True:
             asked_s, before = loop.time(), lease.at(loop.time())
+            if lease.outrun and asked_s >= renewed_s + OUTRUN_S:
+                lease.outrun, renewed_s = False, asked_s
+                log.warning("a worker knows a later lead than this planner's: the lead is acquired anew")
+                await store.follow(who)
             found = await store.lead(who)
+            state.lead_term = store.term
             settled = found is Lead.UNKNOWN or found is before is Lead.OURS or await settle()
             fault = store.lead_fault if settled else "what the planners keep in Redis cannot be read"
             lease.take(found if settled else Lead.UNKNOWN, asked_s, fault)

@@ -133,6 +133,8 @@ class PlannerState:
         self.lead = Lead.OURS
         """The planner of the cluster that decides. While that is unknown, this one acts on nothing."""
         self.lead_fault = ""
+        self.lead_term = 0
+        """The number of this planner's lead, which workers check; 0 without a store."""
         self.may_ask = True
         """True if workers would accept its orders, which takes the suite's token."""
         self.ledger = RegretLedger()
@@ -488,7 +490,10 @@ async def decide_forever(
             for decision in decided.decisions:
                 bus.publish(DECISIONS, decision)
             if actor is not None:
-                actor.carry_out(decided.orders, done)
+                actor.carry_out(decided.orders, done, lead_term=state.lead_term)
+                if actor.outrun:
+                    lease.was_outrun()
+                    actor.outrun = False
             decided_s = began_s if decided.decisions else decided_s
             rest_s = min(max(LEAST_S, (loop.time() - began_s) * LEAST_REST), period_s)
         if loop.time() >= due_s:  # not where news came before

@@ -17,11 +17,20 @@ log = structlog.get_logger()
 TIMEOUT_MS: Final = 500
 CALL_TIMEOUT_S: Final = 1.5
 LEAD_TIMEOUT_S: Final = LEASE_MS / 4000
+# Terms follow the clock of Redis: a primary that missed the last one, as a replica does that lags, grants no lower one.
 _LEAD: Final = """
 local held = redis.call('get', KEYS[1])
 if held and held ~= ARGV[1] then return 0 end
+local known = redis.pcall('get', KEYS[2])
+local term = type(known) == 'string' and tonumber(known) or 0
+if not (term > 0 and term < 2^52) then term = 0 end
+if not held or term == 0 then
+  local now = redis.call('time')
+  term = math.max(term + 1, now[1] * 1000 + math.floor(now[2] / 1000))
+  redis.call('set', KEYS[2], string.format('%.0f', term))
+end
 redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2])
-return 1
+return term
 """
 
 
@@ -31,9 +40,10 @@ class RedisPlannerStore:
         self._mode_key = keys.planner_mode(cluster)
         self._limits_key = keys.planner_limits(cluster)
         self._cluster = cluster
-        self._lead_key = keys.planner_lead(cluster)
+        self._lead_key, self._term_key = keys.planner_lead(cluster), keys.planner_term(cluster)
         self._lead = self._redis.register_script(_LEAD)
         self.lead_fault = ""
+        self.term = 0
 
     async def load(self) -> StoredPlannerSettings | None:
         try:
@@ -64,16 +74,17 @@ class RedisPlannerStore:
         """Acquire or renew the lead for `LEASE_MS`, unless another planner holds it."""
         try:
             async with asyncio.timeout(LEAD_TIMEOUT_S):
-                taken = await self._lead(keys=[self._lead_key], args=[who, LEASE_MS])
+                taken = int(await self._lead(keys=[self._lead_key, self._term_key], args=[who, LEASE_MS]))
         except ResponseError as error:
             # The key may have another type, for example. Nobody can take the lead then, and a key that somebody else
             # wrote is not ours to delete.
-            self.lead_fault = f"Redis refuses the key {self._lead_key} ({error}): delete the key if it is no lease"
+            remedy = ": delete the key if it is no lease" if "WRONGTYPE" in str(error) else ""
+            self.lead_fault = f"Redis refuses the key {self._lead_key} ({error}){remedy}"
             return Lead.UNKNOWN
         except (RedisError, OSError, TimeoutError):
             self.lead_fault = "Redis does not answer"
             return Lead.UNKNOWN
-        self.lead_fault = ""
+        self.lead_fault, self.term = "", taken or self.term
         return Lead.OURS if taken else Lead.ANOTHERS
 
     async def follow(self, who: str) -> None:

@@ -8,15 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts import keys
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, Assignment
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO, MODE_OFF, Decision
 from libs.runtime.redis import make_redis
-from libs.runtime.tasks import end
+from libs.runtime.settings import CommonSettings
+from libs.runtime.tasks import TaskOwner, end
+from libs.runtime.transport import SystemTransport
 from libs.testing.wait import ManualClock
-from libs.testing.workers.hosts import RecordingBus
+from libs.testing.workers.hosts import TOKEN, RecordingBus, local_worker
 from services.metrics.status.traffic import PlannerNews, PlannerStatus
 from services.planner.http.admin import Admin, ModeApi
 from services.planner.http.limits_api import LimitsApi, LimitsBody
 from services.planner.kept import LEASE_MS, Lead, LeaderLease
+from services.planner.orders import Order, OrderExecutor
 from services.planner.run import lead_forever, settle
 from services.planner.state import Identity, PlannerState, decide_forever
 from services.planner.store import RedisPlannerStore
@@ -72,6 +76,91 @@ async def test_a_planner_that_is_told_to_end_leaves_the_lead_at_once(redis: Any,
     assert found is Lead.OURS
     for store in (first, second):
         await store.close()
+
+
+async def test_each_lead_has_a_higher_term_than_all_before_it_however_much_redis_has_lost(
+    redis: Any, cluster: str
+) -> None:
+    raw = make_redis(redis.url, timeout_ms=1000)
+    first, second = RedisPlannerStore(redis.url, cluster), RedisPlannerStore(redis.url, cluster)
+    terms = []
+    for store, who in ((first, "a 1"), (second, "b 1"), (first, "a 1")):
+        await until_led(store, who)
+        terms.append(store.term)
+        await until_led(store, who)
+        assert store.term == terms[-1]  # a renewal is no new lead
+        await store.follow(who)
+    await raw.set(keys.planner_term(cluster), terms[0] - 1)  # the new primary is a replica that lags
+    await asyncio.sleep(0.002)  # terms are milliseconds then
+    for lost in (b"nonsense", b"-1", b"1e300", None):
+        await until_led(second, "b 1")
+        terms.append(second.term)
+        await second.follow("b 1")
+        await (raw.set(keys.planner_term(cluster), lost) if lost else raw.delete(keys.planner_term(cluster)))
+        await asyncio.sleep(0.002)
+    await until_led(first, "a 1")
+    assert [*terms, first.term] == sorted({*terms, first.term})
+    await raw.aclose()
+    for store in (first, second):
+        await store.close()
+
+
+async def test_of_two_that_lead_over_a_split_redis_a_worker_obeys_the_later_one_whatever_the_other_knows(
+    redis: Any, cluster: str
+) -> None:
+    """Two keys stand for two primaries that do not know of one another."""
+    old, new = RedisPlannerStore(redis.url, f"{cluster}-old"), RedisPlannerStore(redis.url, f"{cluster}-new")
+    settings, tasks = CommonSettings.model_validate({"token": TOKEN}), TaskOwner()
+    former, latter = (
+        OrderExecutor(SystemTransport(settings), tasks, planner_id=f"planner-{name}", token=TOKEN) for name in "ab"
+    )
+
+    async def ordered(actor: OrderExecutor, term: int) -> bool:
+        """Order a change of the worker as it is now; whether it was made."""
+        held, made = worker.host.worker(), asyncio.Event()
+        wanted = Assignment(role=ROLE_MIXED, budget_tokens=64 + held.assignment.epoch, epoch=held.assignment.epoch + 1)
+        actor.carry_out([Order(held, wanted, "test")], lambda *_: made.set(), lead_term=term)
+        await made.wait()
+        return worker.host.worker().assignment.epoch == wanted.epoch
+
+    await until_led(old, "a 1")
+    await asyncio.sleep(0.002)
+    await until_led(new, "b 1")
+    async with local_worker("a", "decode") as worker:
+        assert await ordered(former, old.term)
+        assert await ordered(latter, new.term)
+        assert not await ordered(former, old.term)  # although it has seen the worker's epoch
+        assert (former.outrun, latter.outrun) == (True, False)
+        assert await ordered(latter, new.term)
+        assert await ordered(former, 0)  # a person's word, which no lead outruns
+    await tasks.close()
+    for store in (old, new):
+        await store.close()
+
+
+async def test_a_planner_that_was_outrun_acquires_its_lead_anew_and_once_in_a_while(redis: Any, cluster: str) -> None:
+    store = RedisPlannerStore(redis.url, cluster)
+    state = PlannerState(Identity("a", 1, MODE_AUTO), lag_ns=0, window_ns=1, kept_decisions=1)
+    lease, loop = LeaderLease(Lead.UNKNOWN), asyncio.get_running_loop()
+    leading = asyncio.create_task(lead_forever(store, state, lease, settled))
+    async with asyncio.timeout(TAKEOVER_S):
+        while lease.at(loop.time()) is not Lead.OURS:
+            await asyncio.sleep(0.01)
+    first = state.lead_term
+    lease.was_outrun()
+    async with asyncio.timeout(TAKEOVER_S):
+        while state.lead_term == first:
+            await asyncio.sleep(0.01)
+    assert state.lead_term > first
+    assert lease.at(loop.time()) is Lead.OURS
+    lease.was_outrun()
+    second, until_s = state.lead_term, lease._until_s
+    async with asyncio.timeout(TAKEOVER_S):
+        while lease._until_s == until_s:  # until it is renewed
+            await asyncio.sleep(0.01)
+    assert (state.lead_term, lease.outrun) == (second, True)  # not again within OUTRUN_S
+    await end(leading)
+    await store.close()
 
 
 async def test_without_redis_nobody_knows_who_leads(cluster: str) -> None:

@@ -78,6 +78,23 @@ def _assignment(model: str, role: int, budget_tokens: int, epoch: int) -> Assign
     return Assignment(model, Role(role), budget_tokens, epoch)
 
 
+@dataclass(slots=True)
+class LatestLead:
+    """The latest lead by which a planner has called the worker.
+
+    Two planners may both take themselves for the leader, for example with Redis split in two. The worker then
+    belongs to the one whose lead began later, whatever the other knows of its epoch.
+    """
+
+    term: int = 0
+
+    def outruns(self, term: int) -> bool:
+        """Return whether a call of `term` comes too late, and remember a later one. People call with term 0."""
+        late = 0 < term < self.term
+        self.term = max(self.term, term)
+        return late
+
+
 class Invalid(Enum):
     """The reason behind Refusal.INVALID, as far as it shows before the sequence's tokens are read."""
 

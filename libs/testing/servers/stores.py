@@ -171,7 +171,7 @@ def real_redis(port: int = 0) -> Iterator[RedisServer]:
 def _redis(binary: Path, port: int) -> Iterator[RedisServer]:
     with _port(port) as own_port, folder_of_store() as folder:
         command = redis_command(binary, port=own_port, folder=folder)
-        with running(Server("Redis", command, log=folder / "log", ready=lambda _: _answers_ping(own_port))) as it:
+        with running(Server("Redis", command, log=folder / "log", ready=lambda _: answers_ping(own_port))) as it:
             yield RedisServer(f"redis://127.0.0.1:{own_port}/0", it)
 
 
@@ -199,8 +199,8 @@ def running(server: Server) -> Iterator[Server]:
         server.stop()
 
 
-def format_kafka(java: tuple[str, ...], properties: Path, users: Sequence[str] = ()) -> None:
-    """Make its storage, which knows these SCRAM users from the start."""
+def format_kafka(java: tuple[str, ...], properties: Path, users: Sequence[str] = (), *, alone: bool = True) -> None:
+    """Make its storage, which knows these SCRAM users from the start. Nodes that are not alone name one another."""
 
     def tool(*arguments: str) -> str:
         command = (*java, "kafka.tools.StorageTool", *arguments)
@@ -210,7 +210,8 @@ def format_kafka(java: tuple[str, ...], properties: Path, users: Sequence[str] =
         return done.stdout.strip()
 
     scram = [word for user in users for word in ("--add-scram", user)]
-    tool("format", "--standalone", "--cluster-id", "fulcrum-test-cluster-0", "--config", str(properties), *scram)
+    kind = ["--standalone"] if alone else []
+    tool("format", *kind, "--cluster-id", "fulcrum-test-cluster-0", "--config", str(properties), *scram)
 
 
 def listens(port: int) -> bool:
@@ -222,7 +223,8 @@ def listens(port: int) -> bool:
         return False
 
 
-def _answers_ping(port: int) -> bool:
+def answers_ping(port: int) -> bool:
+    """Return whether loopback's port is that of a Redis or a sentinel that serves."""
     try:
         with socket.create_connection(("127.0.0.1", port), PROBE_TIMEOUT_S) as connection:
             connection.sendall(b"PING\r\n")

@@ -151,12 +151,17 @@ class Joined:
 
 
 @contextmanager
-def joining(suite: RunningSuite, folder: Path, name: str, **settings: str) -> Iterator[Joined]:
-    """A decode worker of that name; `settings` are environment variables beside those of every worker."""
+def joining(
+    suite: RunningSuite, folder: Path, name: str, *, service: str = "decode", **settings: str
+) -> Iterator[Joined]:
+    """A decode worker of that name, or another service.
+
+    `settings` are environment variables beside those of every worker.
+    """
     shared = {f"FULCRUM_{each.upper()}": suite.ready[each] for each in ("kafka", "redis", "token", "cluster")}
     own = {"FULCRUM_WORKER_ID": name, "FULCRUM_WORKER_ROLE": "decode"}
     out, err = folder / f"{name}.out", folder / f"{name}.err"
-    command = [sys.executable, "-m", "services.decode"]
+    command = [sys.executable, "-m", f"services.{service}"]
     with out.open("w") as said, err.open("w") as logged:
         process = subprocess.Popen(command, env=suite.env | shared | own | settings, stdout=said, stderr=logged)
         try:

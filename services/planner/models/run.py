@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
-from libs.contracts.errors import FulcrumError, StartupError
+from libs.contracts.errors import FulcrumError, StaleLead, StartupError
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.policy.reserve.pool import Why
@@ -52,11 +52,15 @@ class ModelLoop:
         planner_id: str,
         token: str,
         leads: Callable[[], bool],
+        term: Callable[[], int],
+        outrun: Callable[[], None],
         acts: Callable[[], bool],
         targets: Callable[[Mapping[str, float]], None],
     ) -> None:
         """Create a loop that calls workers only while `acts` returns true. `targets` receives the models' TPOT targets
         in ms.
+
+        `term` returns the number of the lead, and `outrun` is called if a worker knows a later one.
         """
         self._targets = targets
         self._keeper = keeper
@@ -67,6 +71,8 @@ class ModelLoop:
         self._planner_id = planner_id
         self._token = token
         self._leads = leads
+        self._term = term
+        self._outrun = outrun
         self._acts = acts
         self._calls = 0
         self.news = asyncio.Event()
@@ -144,6 +150,7 @@ class ModelLoop:
             actor=self._planner_id,
             reason=order.why.value,
             forget=order.why is Why.GONE,
+            lead_term=self._term(),
         )
         reached = False
         try:
@@ -155,6 +162,8 @@ class ModelLoop:
                     await channel.close()
             reached = True
         except (FulcrumError, TimeoutError, ValueError) as error:
+            if isinstance(error, StaleLead):
+                self._outrun()
             log.info("a worker could not be given a model", worker=call.worker.id, model=order.model, error=str(error))
         finally:
             self._calls -= 1
@@ -177,6 +186,8 @@ def open_models(
     clock: Clock,
     metrics: CollectorRegistry,
     leads: Callable[[], bool],
+    term: Callable[[], int],
+    outrun: Callable[[], None],
 ) -> APIRouter:
     """Start keeping the pool to the catalogue and return the routes that show and change it. Raise StartupError."""
     try:
@@ -197,6 +208,8 @@ def open_models(
         planner_id=settings.id,
         token=token,
         leads=leads,
+        term=term,
+        outrun=outrun,
         acts=lambda: bool(token) and state.identity.mode == MODE_AUTO,
         targets=state.take_model_targets,
     )

@@ -10,7 +10,7 @@ from aiokafka.structs import OffsetAndTimestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.bus.broker import topic_settings, weak_topics
+from libs.bus.broker import Copies, few_copies, named_brokers, topic_settings, weak_topics
 from libs.bus.codec import UNREADABLE, Buffer, Outgoing, SkippedRecords, decode, encode
 from libs.bus.subscription import Progress, Subscription
 from libs.contracts.errors import QueueFull, RateLimited
@@ -33,6 +33,41 @@ def test_of_three_copies_or_more_two_must_have_what_counts_as_written_and_of_few
     settings = topic_settings(topic, copies)
     assert settings.get("min.insync.replicas") == ("2" if copies >= 3 else None)
     assert settings["retention.ms"] == str(topic.retention_ms)
+
+
+@pytest.mark.parametrize(
+    ("asked", "brokers", "servers", "copies"),
+    [
+        (0, 1, "a:1", 1),
+        (0, 2, "a:1", 2),
+        (0, 5, "a:1", 3),
+        (0, 1, "a:1,b:1,c:1", 3),  # the other two are still starting
+        (0, 1, "a:1, a:1,", 1),
+        (1, 3, "a:1,b:1,c:1", 1),
+        (5, 3, "a:1", 5),
+    ],
+)
+def test_a_topic_has_three_copies_once_there_are_as_many_brokers_as_are_named(
+    asked: int, brokers: int, servers: str, copies: int
+) -> None:
+    assert Copies(asked).wanted(brokers, named_brokers(servers)) == copies
+
+
+@given(copies=st.integers(1, 9), asked=st.integers(0, 9))
+def test_never_more_copies_must_have_a_record_than_there_are(copies: int, asked: int) -> None:
+    needed = Copies(in_sync=asked).needed(copies)
+    assert needed <= copies
+    assert not asked or needed == min(asked, copies)
+    assert topic_settings(STEPS, copies, Copies(in_sync=asked)).get("min.insync.replicas") == (
+        str(needed) if needed else None
+    )
+
+
+def test_a_topic_is_named_if_any_of_its_partitions_has_too_few_copies() -> None:
+    one, three = {"replicas": [1]}, {"replicas": [1, 2, 3]}
+    described = [{"topic": "some", "partitions": [three, one]}, {"topic": "all", "partitions": [three, three]}]
+    assert few_copies(described, 3) == ["some"]
+    assert few_copies(described, 1) == []
 
 
 def test_a_topic_that_the_broker_does_not_tell_about_is_not_called_weak() -> None:

@@ -110,7 +110,7 @@ def test_each_error_has_a_code_of_its_own_and_fitting_statuses() -> None:
         client_fault = error.error_type in {"invalid_request_error", "authentication_error", "rate_limit_error"}
         # HTTP has 501 and 505 for requests that ask for what no server here does.
         not_served = error.http_status in (501, 505)
-        assert client_fault == (error.http_status < 500) or not_served or error is errors.StaleRole
+        assert client_fault == (error.http_status < 500) or not_served or issubclass(error, errors.StaleRole)
 
 
 def test_decisions_and_messages_number_roles_phases_and_refusals_alike() -> None:

@@ -38,6 +38,8 @@ class Rig:
             planner_id="p",
             token="secret",
             leads=lambda: True,
+            term=lambda: 1,
+            outrun=lambda: None,
             acts=lambda: acts,
             targets=self.targets.update,
         )

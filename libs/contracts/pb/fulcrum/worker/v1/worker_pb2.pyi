@@ -524,7 +524,7 @@ class Integrity(_message.Message):
     def __init__(self, live_sequences: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., leased_handles: _Optional[int] = ..., attached_gateways: _Optional[int] = ..., pool_faults: _Optional[int] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
-    __slots__ = ("expected_epoch", "role", "budget_tokens", "model", "reason", "actor", "incarnation", "own_budget_tokens", "wait_ms", "force")
+    __slots__ = ("expected_epoch", "role", "budget_tokens", "model", "reason", "actor", "incarnation", "own_budget_tokens", "wait_ms", "force", "lead_term")
     EXPECTED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -535,6 +535,7 @@ class SetRoleRequest(_message.Message):
     OWN_BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
+    LEAD_TERM_FIELD_NUMBER: _ClassVar[int]
     expected_epoch: int
     role: _common_pb2.Role
     budget_tokens: int
@@ -545,7 +546,8 @@ class SetRoleRequest(_message.Message):
     own_budget_tokens: int
     wait_ms: int
     force: bool
-    def __init__(self, expected_epoch: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., budget_tokens: _Optional[int] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., own_budget_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., force: _Optional[bool] = ...) -> None: ...
+    lead_term: int
+    def __init__(self, expected_epoch: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., budget_tokens: _Optional[int] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., own_budget_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., force: _Optional[bool] = ..., lead_term: _Optional[int] = ...) -> None: ...
 
 class SetRoleResponse(_message.Message):
     __slots__ = ("assignment", "gateways_behind", "waited_ns", "running")
@@ -560,7 +562,7 @@ class SetRoleResponse(_message.Message):
     def __init__(self, assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., gateways_behind: _Optional[int] = ..., waited_ns: _Optional[int] = ..., running: _Optional[int] = ...) -> None: ...
 
 class AssignModelRequest(_message.Message):
-    __slots__ = ("expected_epoch", "incarnation", "model", "source", "size_bytes", "actor", "reason", "forget")
+    __slots__ = ("expected_epoch", "incarnation", "model", "source", "size_bytes", "actor", "reason", "forget", "lead_term")
     EXPECTED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -569,6 +571,7 @@ class AssignModelRequest(_message.Message):
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
+    LEAD_TERM_FIELD_NUMBER: _ClassVar[int]
     expected_epoch: int
     incarnation: int
     model: str
@@ -577,7 +580,8 @@ class AssignModelRequest(_message.Message):
     actor: str
     reason: str
     forget: bool
-    def __init__(self, expected_epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., size_bytes: _Optional[int] = ..., actor: _Optional[str] = ..., reason: _Optional[str] = ..., forget: _Optional[bool] = ...) -> None: ...
+    lead_term: int
+    def __init__(self, expected_epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., size_bytes: _Optional[int] = ..., actor: _Optional[str] = ..., reason: _Optional[str] = ..., forget: _Optional[bool] = ..., lead_term: _Optional[int] = ...) -> None: ...
 
 class AssignModelResponse(_message.Message):
     __slots__ = ("assignment", "expected_ns")

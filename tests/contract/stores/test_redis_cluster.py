@@ -1,0 +1,81 @@
+"""A node of a Redis Cluster: what fails over it, and that every start refuses it with a sentence."""
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libs.contracts.errors import StartupError
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.launch.options import SuiteOptions
+from libs.launch.preflight import check
+from libs.runtime.net.ports import held_port
+from libs.runtime.redis import make_redis, refuse_cluster
+from libs.stores.registry import RedisRegistry, RegistryDown
+from libs.testing.servers.server import Server
+from libs.testing.servers.stores import (
+    RedisServer,
+    RedisUnavailable,
+    answers_ping,
+    folder_of_store,
+    redis_command,
+    running,
+)
+from tests.conftest import _unavailable
+
+pytestmark = pytest.mark.redis
+
+SLOTS_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[str]:
+    """One that holds all slots, which is kinder than several that hold a part each."""
+    binary = shutil.which("redis-server")
+    if binary is None:
+        _unavailable(RedisUnavailable("a Redis Cluster needs redis-server on the PATH"))
+        return
+    with held_port() as port, folder_of_store() as folder:
+        command = [*redis_command(Path(binary), port=port, folder=folder), "--cluster-enabled", "yes"]
+        server = Server("Redis node", command, log=folder / "log", ready=lambda _: answers_ping(port))
+        with running(server):
+            url = f"redis://127.0.0.1:{port}/0"
+            asyncio.run(take_all_slots(url))
+            yield url
+
+
+async def take_all_slots(url: str) -> None:
+    redis: Any = make_redis(url, timeout_ms=1000)
+    for slots in range(0, 16_384, 4_096):
+        await redis.execute_command("CLUSTER", "ADDSLOTS", *range(slots, slots + 4_096))
+    async with asyncio.timeout(SLOTS_S):
+        while b"cluster_state:ok" not in await redis.execute_command("CLUSTER", "INFO", NEVER_DECODE=True):
+            await asyncio.sleep(0.05)
+    await redis.aclose()
+
+
+async def test_a_worker_could_not_even_register_over_slots(node: str) -> None:
+    registry = RedisRegistry(node, "test")
+    with pytest.raises(RegistryDown, match="slot"):
+        await registry.announce(Worker(id="w", address="host:1"), lease_ms=1000)
+    await registry.close()
+
+
+async def test_every_start_refuses_a_cluster_and_names_what_works(node: str) -> None:
+    secret = node.replace("redis://", "redis://default:hush@")
+    for url in (node, secret):
+        with pytest.raises(StartupError) as caught:
+            await refuse_cluster(url)
+            await refuse_cluster(node)  # with a password that the node does not know it cannot be asked
+        assert "is a Redis Cluster" in caught.value.message and "redis+sentinel://" in caught.value.message
+        assert "hush" not in caught.value.message
+    with pytest.raises(StartupError, match="is a Redis Cluster"):
+        await check(SuiteOptions(redis=node, gateway_port=0), "127.0.0.1")
+
+
+async def test_a_plain_redis_and_one_that_is_away_are_not_refused(redis: RedisServer) -> None:
+    await refuse_cluster(redis.url)
+    await refuse_cluster("redis://127.0.0.1:1/0")
