@@ -122,7 +122,7 @@ test-faults: setup-dev ## every fault test, the long ones too (minutes)
 	$(BIN)/python -m pytest tests/faults -m "faults or not faults" $(ARGS)
 
 test-failover: setup-dev ## a Redis primary behind sentinels and Kafka brokers killed under a suite (10 minutes; needs redis-server, Java)
-	$(BIN)/python -m pytest tests/faults/test_redis_fails_over.py tests/faults/batch/test_brokers_lost.py -s $(ARGS)
+	$(BIN)/python -m pytest tests/faults/test_redis_fails_over.py tests/faults/batch/test_brokers_lost.py -m "" -s $(ARGS)
 
 bench-gpu: setup-dev ## everything that wants a GPU, by parts, beside the GPU's shipped profile; raw figures into gpu.json; ARGS=--list
 	$(BIN)/python -m load.gpu.bench_gpu $(ARGS)

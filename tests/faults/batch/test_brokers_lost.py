@@ -31,7 +31,7 @@ from libs.testing.suites.processes import until_whole
 from libs.testing.suites.suite import RunningSuite, running_suite
 from tests.conftest import _unavailable
 
-pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.kafka, pytest.mark.faults, pytest.mark.timeout(900)]
 
 LINES = 2_000
 TOKENS = 16
