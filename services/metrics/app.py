@@ -14,6 +14,7 @@ from libs.contracts.errors import InvalidRequest, StartupError
 from libs.keys.gate import follow_keys, start_keys
 from libs.keys.store import open_keys
 from libs.observe.pods import NO_EXTRA
+from libs.observe.roles import FleetRoles
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.service import Service
@@ -44,7 +45,10 @@ async def main(service: Service[MetricsSettings]) -> None:
         if pods is not None:
             stack.push_async_callback(pods.close)
         observed = observe(settings, bus, service.clock, pods) if settings.observes else None
-        ports = MetricsPorts(bus, history, demand, httpx.AsyncClient, table, observed)
+        roles = _open_roles(settings)
+        if roles is not None:
+            stack.push_async_callback(roles.close)
+        ports = MetricsPorts(bus, history, demand, httpx.AsyncClient, table, observed, roles)
         opening = open_metrics(settings=settings, ports=ports, sock=sock, clock=service.clock, tasks=tasks)
         metrics = await stack.enter_async_context(opening)
         status.emit("ready", http=metrics.url)
@@ -67,6 +71,16 @@ async def _open_pods(settings: MetricsSettings) -> "PodFollower | None":
         await pods.close()
         raise StartupError(error.message) from None
     return pods
+
+
+def _open_roles(settings: MetricsSettings) -> FleetRoles | None:
+    """Return the means by which roles of observed servers are changed; None unless it acts."""
+    query = settings.observed_pods()
+    if not settings.observe_act or query is None:
+        return None
+    from libs.observe.pod_roles import PodRoles  # noqa: PLC0415 (needs the extra)
+
+    return PodRoles(query, settings.observe_kubeconfig)
 
 
 def _open_bus(service: Service[MetricsSettings]) -> LiveBus:
