@@ -43,7 +43,7 @@ from libs.policy.planner.foreign import (
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.role_planning import Memory, MoveEvidence, RolePlan
 from libs.policy.pressure import Split
-from libs.policy.verdict.state import ModelState
+from libs.policy.verdict.state import ModelState, WorkerState
 from libs.runtime.clock import Clock
 from services.metrics.status.evaluator import FRESH_NS, StatusLook
 
@@ -62,6 +62,7 @@ SHOWN_NS: Final = 30_000_000_000
 MAX_MODELS: Final = 64
 MAX_FIXED: Final = 4
 """The maximum number of fixed workers that a sentence names."""
+MAX_WHY: Final = 400
 OK, REFUSED, AWAY = 200, 409, 503
 Publish = Callable[[Topic, Message], None]
 
@@ -135,12 +136,16 @@ class RoleActor:
             return
         states = self._states(now_ns)
         self._measure(states, now_ns)
+        if now_ns < self._until_ns:
+            self._keep(self.still_because, now_ns)
+            return
         reasons, move = [], None
         for state in states:
             plan, found = self._decide(state, now_ns, may_move=move is None and self._may_move(now_ns))
             reasons.append(why_kept(state.model, plan))
             move = move or found
         if move is None:
+            self._go_on(now_ns)
             self._keep("; ".join(reasons) or "no model is known well enough to decide", now_ns)
         else:
             await self._make(move, next(each for each in states if each.model == move.model), now_ns)
@@ -156,7 +161,7 @@ class RoleActor:
 
     def _decide(self, state: ModelState, now_ns: int, *, may_move: bool) -> tuple[RolePlan, ForeignMove | None]:
         before = self._memories.get(state.model, Memory())
-        fixed = {each.id for each in state.workers if not self._is_movable(each.id)}
+        fixed = {each.id for each in state.workers if not self._is_movable(each)}
         plan, move = plan_move(
             state, fixed, before, now_ns, limits=self._limits, may_move=may_move, evidence=self._evidence
         )
@@ -164,9 +169,10 @@ class RoleActor:
             self._memories[state.model] = plan.memory if move is None else without_move(plan.memory, before)
         return plan, move
 
-    def _is_movable(self, name: str) -> bool:
-        known = self._fleet.get(name)
-        return known is not None and known.ready and not known.fixed_because
+    def _is_movable(self, worker: WorkerState) -> bool:
+        known = self._fleet.get(worker.id)
+        # A role that somebody else has just changed reaches telemetry a moment later.
+        return known is not None and known.ready and not known.fixed_because and known.role == worker.takes
 
     # ------------------------------------------------------------ the fleet
 
@@ -180,19 +186,22 @@ class RoleActor:
             except FleetAway as error:
                 self._stand_still(str(error), now_ns)
                 return False
-        if self.still_because:
-            self.still_because = ""
-            self._tell(Decision(action=ACTION_SET_MODE, actor=PLANNER, reason="observe acts again"), now_ns)
         return True
+
+    def _go_on(self, now_ns: int) -> None:
+        """End standing still, once a move was made or none is due."""
+        if self.still_because:
+            self.still_because, self._pause_ns = "", 0
+            self._tell(Decision(action=ACTION_SET_MODE, actor=PLANNER, reason="observe acts again"), now_ns)
 
     async def _read(self) -> None:
         self._fleet = {each.name: each for each in await self._roles.workers()}
         self._read_ns = self._clock.now_ns()
 
-    def _stand_still(self, why: str, now_ns: int) -> None:
-        self._pause_ns = min(max(2 * self._pause_ns, FIRST_PAUSE_NS), LONGEST_PAUSE_NS)
+    def _stand_still(self, why: str, now_ns: int, least_ns: int = FIRST_PAUSE_NS) -> None:
+        self._pause_ns = min(max(2 * self._pause_ns, least_ns), LONGEST_PAUSE_NS)
         self._until_ns = now_ns + self._pause_ns
-        why = plain(why)
+        why = plain(why)[:MAX_WHY]
         if why != self.still_because:
             self.still_because = why
             log.warning("observe stands still", reason=why)
@@ -219,6 +228,7 @@ class RoleActor:
             self._audit(move, AWAY, str(error), now_ns)
             self._stand_still(str(error), now_ns)
             return
+        self._go_on(now_ns)
         self._pause_ns = 0
         self._memories[state.model] = move.plan.memory
         self._moved_ns = now_ns
@@ -240,9 +250,8 @@ class RoleActor:
             self._evidence = self._evidence.measured(now_ns - made.made_ns)
         if not made.shown and now_ns - made.made_ns >= SHOWN_NS:
             self._made = None
-            self._stand_still(
-                f"{made.move.worker} was moved to {made.move.role}, but its telemetry does not show that", now_ns
-            )
+            why = f"{made.move.worker} was moved to {made.move.role}, but its telemetry does not show that"
+            self._stand_still(why, now_ns, LONGEST_PAUSE_NS)
             return
         paid_ns = max(made.move.plan.memory.paid_ns.values(), default=0)
         if made.shown and state is not None and now_ns >= paid_ns:
