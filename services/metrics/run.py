@@ -184,7 +184,7 @@ async def _start_acting(
     ports: MetricsPorts, settings: MetricsSettings, verdicts: VerdictEvaluator, clock: Clock, tasks: TaskOwner
 ) -> None:
     """Move observed servers between roles from now on, if a way to do so is set. Raise StartupError."""
-    if ports.roles is None:
+    if ports.roles is None or ports.observed is None:
         return
     actor = RoleActor(
         ports.roles,
@@ -193,6 +193,7 @@ async def _start_acting(
         clock,
         limits=settings.observed_limits(),
         rest_ns=round(settings.observe_rest_s * 1e9),
+        on_read=ports.observed.take_roles if settings.observe_router else lambda _: None,
     )
     await actor.begin()
     tasks.spawn("observed roles", actor.run())

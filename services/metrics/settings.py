@@ -89,8 +89,10 @@ class MetricsSettings(HttpSettings):
     observe_every_ms: int = Field(0, ge=0, le=1_000)
     """Time between two scrapes of each; 0: twice a second, or once a second where there are over a hundred."""
     observe_act: bool = False
-    """Move servers between prefill and decode by itself, one at a time: pods by their role label, in a namespace where
-    its account may change pods."""
+    """Move servers between prefill and decode by itself, one at a time: pods by their role label, others by their
+    router."""
+    observe_router: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
+    """Address of sglang-router with prefill and decode apart, to act on servers that are no pods."""
     observe_prefill_min: int = Field(1, ge=1)
     """The number of prefill servers of a model below which a move never leaves it; ..."""
     observe_decode_min: int = Field(1, ge=1)
@@ -175,10 +177,10 @@ class MetricsSettings(HttpSettings):
             raise ValueError("FULCRUM_METRICS_OBSERVE, _OBSERVE_FILE and _OBSERVE_KUBERNETES exclude each other")
         if self.observes and self.shared:
             raise ValueError("FULCRUM_METRICS_SHARED is for suites: each process observes servers by itself")
-        if self.observe_act and not self.observe_kubernetes:
+        if self.observe_act and bool(self.observe_kubernetes) == bool(self.observe_router):
             raise ValueError(
-                "FULCRUM_METRICS_OBSERVE_ACT needs a fleet whose roles can be changed: set"
-                " FULCRUM_METRICS_OBSERVE_KUBERNETES to the label selector of its pods"
+                "FULCRUM_METRICS_OBSERVE_ACT needs one way to change roles: set FULCRUM_METRICS_OBSERVE_KUBERNETES to"
+                " the label selector of pods, or FULCRUM_METRICS_OBSERVE_ROUTER to the address of sglang-router"
             )
         return self
 

@@ -30,6 +30,8 @@ class Acting:
     min_prefill: int
     min_decode: int
     rest_s: float
+    router: str = ""
+    """The router by which roles are changed; empty for the label of pods."""
 
 
 def show_page(
@@ -107,6 +109,7 @@ def _act_settings(acting: Acting | None) -> dict[str, str]:
         return {"FULCRUM_METRICS_OBSERVE_ACT": "0"}
     return {
         "FULCRUM_METRICS_OBSERVE_ACT": "1",
+        "FULCRUM_METRICS_OBSERVE_ROUTER": acting.router,
         "FULCRUM_METRICS_OBSERVE_PREFILL_MIN": str(acting.min_prefill),
         "FULCRUM_METRICS_OBSERVE_DECODE_MIN": str(acting.min_decode),
         "FULCRUM_METRICS_OBSERVE_REST_S": str(acting.rest_s),
@@ -141,9 +144,7 @@ def _tell(
     acts = ""
     if acting is not None:
         kept = f"at least {acting.min_prefill} prefill and {acting.min_decode} decode stay"
-        acts = (
-            f"Acts:    it changes the pods' roles by itself ({kept}); see fulcrum events --ready {plain(str(ready))}\n"
-        )
+        acts = f"Acts:    it changes roles by itself ({kept}); see fulcrum events --ready {plain(str(ready))}\n"
     several = "server" if servers == 1 else "servers"
     observed = f"{servers} {several}; all GPU time is estimated"
     if pods is not None:

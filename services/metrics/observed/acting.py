@@ -90,14 +90,19 @@ class RoleActor:
         *,
         limits: ModelLimits,
         rest_ns: int,
+        on_read: Callable[[Mapping[str, str]], None] = lambda roles: None,
     ) -> None:
-        """`seen` returns the verdict's last evaluation. At least `rest_ns` lie between two moves."""
+        """`seen` returns the verdict's last evaluation. At least `rest_ns` lie between two moves.
+
+        `on_read` takes the roles by name after each read, where telemetry does not learn them otherwise.
+        """
         self._roles = roles
         self._seen = seen
         self._publish = publish
         self._clock = clock
         self._limits = limits
         self._rest_ns = rest_ns
+        self._on_read = on_read
         self._began_ns = clock.now_ns()
         self._sequence = 0
         self._memories: dict[str, Memory] = {}
@@ -197,6 +202,7 @@ class RoleActor:
     async def _read(self) -> None:
         self._fleet = {each.name: each for each in await self._roles.workers()}
         self._read_ns = self._clock.now_ns()
+        self._on_read({each.name: each.role for each in self._fleet.values()})
 
     def _stand_still(self, why: str, now_ns: int, least_ns: int = FIRST_PAUSE_NS) -> None:
         self._pause_ns = min(max(2 * self._pause_ns, least_ns), LONGEST_PAUSE_NS)
@@ -231,7 +237,7 @@ class RoleActor:
         self._go_on(now_ns)
         self._pause_ns = 0
         self._memories[state.model] = move.plan.memory
-        self._moved_ns = now_ns
+        self._moved_ns, self._read_ns = now_ns, 0
         self._audit(move, OK, move.why, now_ns)
         decision = self._tell(_set_role(move), now_ns)
         self._tell(_role_moved(move), now_ns)
