@@ -89,16 +89,15 @@ class MetricsSettings(HttpSettings):
     observe_every_ms: int = Field(0, ge=0, le=1_000)
     """Time between two scrapes of each; 0: twice a second, or once a second where there are over a hundred."""
     observe_act: bool = False
-    """Move servers between prefill and decode by itself, one at a time: pods by their role label, others by their
-    router."""
+    """Move servers between prefill and decode by itself: pods by their role label, others by their router."""
     observe_router: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
-    """Address of sglang-router with prefill and decode apart, to act on servers that are no pods."""
+    """Address of sglang-router, to act on servers that are no pods."""
     observe_prefill_min: int = Field(1, ge=1)
-    """The number of prefill servers of a model below which a move never leaves it; ..."""
+    """Prefill servers of a model that always stay; ..."""
     observe_decode_min: int = Field(1, ge=1)
     """... and of decode servers."""
     observe_rest_s: float = Field(30.0, ge=5, le=3_600)
-    """The least time between two moves, in seconds. A move that has not paid off by then is waited for longer."""
+    """The least time between two moves, in seconds."""
     traces_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
     """Destination of traces of requests: the OTLP/HTTP address of an OpenTelemetry collector, say
     http://collector:4318/v1/traces. Empty: no traces."""

@@ -111,7 +111,7 @@ class RoleActor:
         self._read_ns = 0
         self._moved_ns = 0
         self._made: _MadeMove | None = None
-        self._until_ns = self._pause_ns = 0
+        self._until_ns = self._pause_ns = self._withheld_until_ns = 0
         self.still_because = "the roles of the fleet have not been read yet"
         """Why nothing moves; empty if moves are made when they are due."""
 
@@ -162,7 +162,8 @@ class RoleActor:
         return [each for each in seen.models if isinstance(each, ModelState) and not each.roles_fixed][:MAX_MODELS]
 
     def _may_move(self, now_ns: int) -> bool:
-        return self._made is None and (not self._moved_ns or now_ns - self._moved_ns >= self._rest_ns)
+        rested = not self._moved_ns or now_ns - self._moved_ns >= self._rest_ns
+        return self._made is None and rested and now_ns >= self._withheld_until_ns
 
     def _decide(self, state: ModelState, now_ns: int, *, may_move: bool) -> tuple[RolePlan, ForeignMove | None]:
         before = self._memories.get(state.model, Memory())
@@ -223,6 +224,7 @@ class RoleActor:
             names = {each.id for each in state.workers}
             roles = {each.name: each.role for each in self._fleet.values() if each.ready and each.name in names}
             if why := withheld(move, roles, self._limits):
+                self._withheld_until_ns = now_ns + FIRST_PAUSE_NS
                 self._keep(f"{state.model}: no move, since {why}", now_ns)
                 return
             await self._roles.set_role(self._fleet[move.worker], move.role, move.why)
