@@ -31,7 +31,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
 from libs.contracts.roles import role_from_name
 from libs.contracts.topics import AUDIT, DECISIONS, Topic
 from libs.observe.roles import FleetAway, FleetRoles, FleetWorker, MoveRefused
-from libs.policy.planner.foreign import (
+from libs.policy.foreign_moves import (
     MAX_PRESSURE,
     UNMEASURED_FOREIGN,
     ForeignMove,
