@@ -155,8 +155,7 @@ async def open_metrics(
         tasks.spawn("live", live)
         await bus.start()
         own = (alerts.router, *demand.routers(), _planner_routes(settings, ports), *access.routers(), audit.router())
-        more = (*own, *_start_observing(observed, settings, access, tasks))
-        await _start_acting(ports, settings, verdicts, clock, tasks)
+        more = (*own, *await _start_observing(ports, settings, access, tasks, verdicts=verdicts, clock=clock))
         make_app = partial(make_api, lag_ns=lag_ns, live_lag_ns=live_lag_ns, verdicts=verdicts, recorder=recorder)
         served = access.before(make_app(state, hub, desk.book, clock, registry, more=more), audit.publish, registry)
         async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url:
@@ -170,14 +169,24 @@ async def open_metrics(
             await keeper.close()
 
 
-def _start_observing(
-    observed: ObservedFleet | None, settings: MetricsSettings, access: AccessControl, tasks: TaskOwner
+async def _start_observing(
+    ports: MetricsPorts,
+    settings: MetricsSettings,
+    access: AccessControl,
+    tasks: TaskOwner,
+    *,
+    verdicts: VerdictEvaluator,
+    clock: Clock,
 ) -> Iterable[APIRouter]:
-    """Observe servers if there are any to observe, and return the routes by which they report themselves."""
-    if observed is None:
+    """Observe servers if there are any to observe, and return the routes by which they report themselves.
+
+    Raise StartupError if their roles are to be changed and cannot be read.
+    """
+    if ports.observed is None:
         return ()
-    observed.start(tasks, settings.observed_file(), settings.dynamo_folder())
-    return (reports_router(observed, access.admit_report),)
+    ports.observed.start(tasks, settings.observed_file(), settings.dynamo_folder())
+    await _start_acting(ports, settings, verdicts, clock, tasks)
+    return (reports_router(ports.observed, access.admit_report),)
 
 
 async def _start_acting(
