@@ -184,8 +184,8 @@ async def _start_observing(
     """
     if ports.observed is None:
         return ()
+    await _start_acting(ports, settings, verdicts, clock, tasks)  # first: a router says which roles servers have
     ports.observed.start(tasks, settings.observed_file(), settings.dynamo_folder())
-    await _start_acting(ports, settings, verdicts, clock, tasks)
     return (reports_router(ports.observed, access.admit_report),)
 
 

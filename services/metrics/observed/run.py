@@ -203,8 +203,14 @@ class ObservedFleet(Collector):
     def take_roles(self, roles: Mapping[str, str]) -> None:
         """Give the listed servers the roles that their router says they have."""
         targets = [replace(each, role=roles.get(each.name, each.role)) for each in self._targets]
-        if targets != self._targets and self._tasks is not None:
+        if targets == self._targets:
+            return
+        if self._tasks is not None:
             self._follow(targets)
+            return
+        self._targets = targets
+        for each in targets:
+            self._servers[each.name].target = each
 
     def roles_differ(self, models: Sequence[str]) -> frozenset[str]:
         """Return those of the models whose servers do not all do both phases, so that roles can be changed."""
