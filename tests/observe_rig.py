@@ -1,5 +1,6 @@
 """Servers that answer /metrics as vLLM 0.32 does, under a load that a test sets."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Final
 STEP_BOUNDS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, float("inf"))
 TTFT_BOUNDS: Final = (0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, float("inf"))
 MODEL: Final = "m"
+MODELS: Final = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}).encode()
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,12 @@ def serving(fake: FakeVllm, token: str = "", host: str = "127.0.0.1") -> Iterato
 
         def do_GET(self) -> None:
             allowed = not token or self.headers.get("authorization") == f"Bearer {token}"
-            found = self.path == "/metrics"
-            body = (fake.body if fake.body is not None else fake.exposition().encode()) if found and allowed else b""
+            # Routers ask for its health and its model before they send it anything.
+            known = {"/health": b"", "/v1/models": MODELS}
+            found = self.path == "/metrics" or self.path in known
+            body = known.get(self.path, b"")
+            if self.path == "/metrics" and allowed:
+                body = fake.body if fake.body is not None else fake.exposition().encode()
             self.send_response(404 if not found else 200 if allowed else 401)
             self.send_header("content-length", str(len(body)))
             self.end_headers()

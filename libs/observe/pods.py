@@ -34,12 +34,22 @@ class _Struct(msgspec.Struct, frozen=True, rename="camel"):
     pass
 
 
+class Owner(_Struct, frozen=True):
+    """An object that a pod belongs to."""
+
+    kind: str
+    name: str
+    controller: bool = False
+
+
 class _Meta(_Struct, frozen=True):
     name: str = ""
     uid: str = ""
     resource_version: str = ""
     deletion_timestamp: str | None = None
     labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[Owner] = []
 
 
 class _Port(_Struct, frozen=True):
@@ -51,13 +61,24 @@ class _Resources(_Struct, frozen=True):
     limits: dict[str, str | int] = {}
 
 
+class _Variable(_Struct, frozen=True):
+    name: str
+    value: str = ""
+
+
 class _Container(_Struct, frozen=True):
+    name: str = ""
+    image: str = ""
+    command: list[str] = []
+    args: list[str] = []
+    env: list[_Variable] = []
     ports: list[_Port] = []
     resources: _Resources = _Resources()
 
 
 class _Spec(_Struct, frozen=True):
     containers: list[_Container] = []
+    init_containers: list[_Container] = []
 
 
 class _Condition(_Struct, frozen=True):
@@ -157,12 +178,17 @@ class ObservedPods:
 
 def target_of(pod: ServerPod, query: PodQuery) -> ObservedTarget:
     """Return the server of a pod that has an address."""
-    role = pod.metadata.labels.get(query.role_label, "")
     address = pod.status.pod_ip
     host = f"[{address}]" if ":" in address else address
     return ObservedTarget(
         url=f"http://{host}:{pod.port(query.port)}",
         name=pod.metadata.name,
-        role=role if role in ("prefill", "decode") else "mixed",  # llm-d's other values do both
+        role=role_of(pod, query.role_label),
         gpus=pod.gpus,
     )
+
+
+def role_of(pod: ServerPod, label: str) -> str:
+    """Return the role by a pod's label; llm-d's other values do both phases."""
+    role = pod.metadata.labels.get(label, "")
+    return role if role in ("prefill", "decode") else "mixed"

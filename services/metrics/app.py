@@ -15,6 +15,8 @@ from libs.contracts.errors import InvalidRequest, StartupError
 from libs.keys.gate import follow_keys, start_keys
 from libs.keys.store import IN_REDIS, open_keys
 from libs.observe.pods import NO_EXTRA
+from libs.observe.roles import FleetRoles
+from libs.observe.router_roles import RouterRoles
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.redis import refuse_cluster
@@ -22,7 +24,7 @@ from libs.runtime.service import Service
 from libs.telemetry.rollups import TIERS
 from services.metrics.demand.keeping import DemandFile
 from services.metrics.history import HistoryFile
-from services.metrics.observed.run import observe
+from services.metrics.observed.run import ObservedFleet, observe
 from services.metrics.run import MetricsPorts, open_metrics
 from services.metrics.settings import MetricsSettings
 
@@ -48,7 +50,10 @@ async def main(service: Service[MetricsSettings]) -> None:
         if pods is not None:
             stack.push_async_callback(pods.close)
         observed = observe(settings, bus, service.clock, pods) if settings.observes else None
-        ports = MetricsPorts(bus, history, demand, httpx.AsyncClient, table, observed)
+        roles = None if observed is None else _open_roles(settings, observed)
+        if roles is not None:
+            stack.push_async_callback(roles.close)
+        ports = MetricsPorts(bus, history, demand, httpx.AsyncClient, table, observed, roles)
         opening = open_metrics(settings=settings, ports=ports, sock=sock, clock=service.clock, tasks=tasks)
         metrics = await stack.enter_async_context(opening)
         status.emit("ready", http=metrics.url)
@@ -71,6 +76,18 @@ async def _open_pods(settings: MetricsSettings) -> "PodFollower | None":
         await pods.close()
         raise StartupError(error.message) from None
     return pods
+
+
+def _open_roles(settings: MetricsSettings, observed: ObservedFleet) -> FleetRoles | None:
+    """Return the means by which roles of observed servers are changed; None unless it acts."""
+    query = settings.observed_pods()
+    if not settings.observe_act:
+        return None
+    if query is None:
+        return RouterRoles(settings.observe_router, observed.names)
+    from libs.observe.pod_roles import PodRoles  # noqa: PLC0415 (needs the extra)
+
+    return PodRoles(query, settings.observe_kubeconfig)
 
 
 def _open_bus(service: Service[MetricsSettings]) -> LiveBus:

@@ -17,6 +17,7 @@ from libs.bus.port import Bus, BusCollector, LiveBus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import CAPACITY, LOADS, WINDOWS
 from libs.keys.table import KeyTable
+from libs.observe.roles import FleetRoles
 from libs.policy.reading import Gaps, Shares
 from libs.policy.verdict.state import VerdictLimits
 from libs.runtime.clock import Clock
@@ -34,6 +35,7 @@ from services.metrics.http.audit import open_audit
 from services.metrics.http.login import AccessControl
 from services.metrics.http.planner_routes import PlannerRoutes
 from services.metrics.http.routes import make_api
+from services.metrics.observed.acting import RoleActor
 from services.metrics.observed.routes import reports_router
 from services.metrics.observed.run import ObservedFleet
 from services.metrics.prometheus import (
@@ -79,6 +81,8 @@ class MetricsPorts:
     """Keys of callers; None admits everybody, whatever they send."""
     observed: ObservedFleet | None = None
     """Observed servers, which take the place of a suite."""
+    roles: FleetRoles | None = None
+    """The means by which their roles are changed; None if they are only observed."""
     thread_s: Callable[[], float] = time.thread_time
     """CPU time of the event loop's thread, which paces the filling of gaps. In virtual time it stands still."""
 
@@ -151,7 +155,7 @@ async def open_metrics(
         tasks.spawn("live", live)
         await bus.start()
         own = (alerts.router, *demand.routers(), _planner_routes(settings, ports), *access.routers(), audit.router())
-        more = (*own, *_start_observing(observed, settings, access, tasks))
+        more = (*own, *await _start_observing(ports, settings, access, tasks, verdicts=verdicts, clock=clock))
         make_app = partial(make_api, lag_ns=lag_ns, live_lag_ns=live_lag_ns, verdicts=verdicts, recorder=recorder)
         served = access.before(make_app(state, hub, desk.book, clock, registry, more=more), audit.publish, registry)
         async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url:
@@ -165,14 +169,43 @@ async def open_metrics(
             await keeper.close()
 
 
-def _start_observing(
-    observed: ObservedFleet | None, settings: MetricsSettings, access: AccessControl, tasks: TaskOwner
+async def _start_observing(
+    ports: MetricsPorts,
+    settings: MetricsSettings,
+    access: AccessControl,
+    tasks: TaskOwner,
+    *,
+    verdicts: VerdictEvaluator,
+    clock: Clock,
 ) -> Iterable[APIRouter]:
-    """Observe servers if there are any to observe, and return the routes by which they report themselves."""
-    if observed is None:
+    """Observe servers if there are any to observe, and return the routes by which they report themselves.
+
+    Raise StartupError if their roles are to be changed and cannot be read.
+    """
+    if ports.observed is None:
         return ()
-    observed.start(tasks, settings.observed_file(), settings.dynamo_folder())
-    return (reports_router(observed, access.admit_report),)
+    await _start_acting(ports, settings, verdicts, clock, tasks)  # first: a router says which roles servers have
+    ports.observed.start(tasks, settings.observed_file(), settings.dynamo_folder())
+    return (reports_router(ports.observed, access.admit_report),)
+
+
+async def _start_acting(
+    ports: MetricsPorts, settings: MetricsSettings, verdicts: VerdictEvaluator, clock: Clock, tasks: TaskOwner
+) -> None:
+    """Move observed servers between roles from now on, if a way to do so is set. Raise StartupError."""
+    if ports.roles is None or ports.observed is None:
+        return
+    actor = RoleActor(
+        ports.roles,
+        lambda: verdicts.seen,
+        ports.bus.publish,
+        clock,
+        limits=settings.observed_limits(),
+        rest_ns=round(settings.observe_rest_s * 1e9),
+        on_read=ports.observed.take_roles if settings.observe_router else lambda _: None,
+    )
+    await actor.begin()
+    tasks.spawn("observed roles", actor.run())
 
 
 async def _resume(keeper: HistoryKeeper, registry: CollectorRegistry, tasks: TaskOwner) -> int | None:

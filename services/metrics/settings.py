@@ -9,6 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.observe.pods import ROLE_LABEL, PodQuery
 from libs.policy.alerts.rules import AlertLimits
+from libs.policy.planner.limits import ModelLimits
 from libs.policy.verdict.state import Threshold
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
@@ -87,6 +88,16 @@ class MetricsSettings(HttpSettings):
     """Kubeconfig file; empty: the pod's service account, or outside a cluster the file that kubectl uses."""
     observe_every_ms: int = Field(0, ge=0, le=1_000)
     """Time between two scrapes of each; 0: twice a second, or once a second where there are over a hundred."""
+    observe_act: bool = False
+    """Move servers between prefill and decode by itself: pods by their role label, others by their router."""
+    observe_router: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
+    """Address of sglang-router, to act on servers that are no pods."""
+    observe_prefill_min: int = Field(1, ge=1)
+    """Prefill servers of a model that always stay; ..."""
+    observe_decode_min: int = Field(1, ge=1)
+    """... and of decode servers."""
+    observe_rest_s: float = Field(30.0, ge=5, le=3_600)
+    """The least time between two moves, in seconds."""
     traces_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
     """Destination of traces of requests: the OTLP/HTTP address of an OpenTelemetry collector, say
     http://collector:4318/v1/traces. Empty: no traces."""
@@ -165,6 +176,11 @@ class MetricsSettings(HttpSettings):
             raise ValueError("FULCRUM_METRICS_OBSERVE, _OBSERVE_FILE and _OBSERVE_KUBERNETES exclude each other")
         if self.observes and self.shared:
             raise ValueError("FULCRUM_METRICS_SHARED is for suites: each process observes servers by itself")
+        if self.observe_act and bool(self.observe_kubernetes) == bool(self.observe_router):
+            raise ValueError(
+                "FULCRUM_METRICS_OBSERVE_ACT needs one way to change roles: set FULCRUM_METRICS_OBSERVE_KUBERNETES to"
+                " the label selector of pods, or FULCRUM_METRICS_OBSERVE_ROUTER to the address of sglang-router"
+            )
         return self
 
     def observed_addresses(self) -> list[str]:
@@ -177,6 +193,9 @@ class MetricsSettings(HttpSettings):
         if not self.observe_kubernetes:
             return None
         return PodQuery(self.observe_kubernetes, self.observe_namespace, self.observe_port, self.observe_role_label)
+
+    def observed_limits(self) -> ModelLimits:
+        return ModelLimits(prefill_min=self.observe_prefill_min, decode_min=self.observe_decode_min)
 
     def dynamo_folder(self) -> Path | None:
         return Path(self.observe_dynamo).expanduser() if self.observe_dynamo else None

@@ -31,11 +31,11 @@ from libs.policy.planner.role_planning import (
     PROMPTS_PRESS,
     RAISE,
     STARTING_NS,
-    ClusterSnapshot,
     RoleOrder,
     RolePlan,
     RoleReason,
 )
+from libs.policy.planner.snapshot import ClusterSnapshot
 from libs.policy.pressure import Split, WorkerProfile, Workload, split
 from libs.policy.roles import Role
 from libs.policy.verdict.assessment import Assessment

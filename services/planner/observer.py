@@ -11,7 +11,8 @@ from libs.contracts.protocol import FRESH_NS
 from libs.perfmodel.learner import FittedModel, StepKind, combine
 from libs.policy.planner.advice import KvSpeed, decodes_to_come, pressing_tokens, workload
 from libs.policy.planner.groups import gather, share
-from libs.policy.planner.role_planning import ClusterSnapshot, PlannedWorker, RoleOrder, RolePool
+from libs.policy.planner.role_planning import PlannedWorker, RoleOrder
+from libs.policy.planner.snapshot import ClusterSnapshot, RolePool
 from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 from libs.policy.step_time import StepTimeModel

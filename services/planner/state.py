@@ -30,8 +30,9 @@ from libs.contracts.topics import CAPACITY, DECISIONS, LOADS, QUEUES
 from libs.policy.planner.groups import spread
 from libs.policy.planner.hindsight import Replay, came, replayed
 from libs.policy.planner.limits import PlannerLimits, is_due, is_news
-from libs.policy.planner.role_planning import ClusterSnapshot, RolePlan
+from libs.policy.planner.role_planning import RolePlan
 from libs.policy.planner.scaling import RoleWish
+from libs.policy.planner.snapshot import ClusterSnapshot
 from libs.policy.pressure import Workload, prompt_speed
 from libs.policy.verdict.assessment import Assessment
 from libs.runtime.clock import Clock

@@ -15,8 +15,10 @@ import pytest
 
 from libs.contracts.errors import InvalidRequest
 from libs.observe.fleet import ObservedTarget
+from libs.observe.pod_roles import PodRoles
 from libs.observe.pod_watch import PodFollower
 from libs.observe.pods import PodQuery
+from libs.observe.roles import MoveRefused
 from libs.runtime.tasks import TaskOwner
 from libs.testing.kube.namespace import CommandFailed, Namespace, namespace, run
 from libs.testing.servers.proxy import vanishing_proxy
@@ -160,6 +162,73 @@ async def test_the_account_can_read_pods_and_nothing_else(own: Namespace) -> Non
     ):
         with pytest.raises(CommandFailed, match="forbidden"):
             await own.kubectl(*account, *beyond)
+
+
+async def may_act(own: Namespace) -> str:
+    """The kubeconfig of the account with the rights to act."""
+    await own.kubectl("apply", "--filename", str(MANIFEST.with_name("kubernetes-act.yaml")))
+    return await own.account(ACCOUNT)
+
+
+async def test_the_rights_to_act_change_pods_and_read_their_owners_and_nothing_else(own: Namespace) -> None:
+    await add_pod(own, "first")
+    account = ("--kubeconfig", await may_act(own))
+    await own.kubectl(*account, "label", "pod", "first", "llm-d.ai/role=decode")
+    for beyond in (("delete", "pod", "first"), ("get", "secrets"), ("get", "deployments"), ("get", "replicasets")):
+        with pytest.raises(CommandFailed, match="forbidden"):
+            await own.kubectl(*account, *beyond)
+
+
+async def add_deployment(own: Namespace, name: str, selector: dict[str, str]) -> None:
+    """A Deployment of one decode pod, which KWOK runs."""
+    secure = {
+        "allowPrivilegeEscalation": False, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    labels = {"app": "vllm", "pool": name, "llm-d.ai/role": "decode"}
+    template = {
+        "metadata": {"labels": labels, "annotations": {"fulcrum.dev/roles": "either"}},
+        "spec": {
+            "containers": [{"name": "vllm", "image": "vllm/vllm-openai", "securityContext": secure}],
+            "nodeSelector": {"type": "kwok"},
+        },
+    }
+    deployment = {
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name},
+        "spec": {"replicas": 1, "selector": {"matchLabels": {"pool": name, **selector}}, "template": template},
+    }  # fmt: skip
+    await own.kubectl("apply", "--filename", "-", stdin=json.dumps(deployment))
+    await own.kubectl("rollout", "status", f"deployment/{name}", f"--timeout={PATIENCE_S:.0f}s")
+
+
+async def test_a_deployment_that_selects_by_the_label_holds_its_pod_and_another_lets_it_move(own: Namespace) -> None:
+    await add_deployment(own, "held", {"llm-d.ai/role": "decode"})
+    await add_deployment(own, "free", {})
+    roles = PodRoles(PodQuery(SELECTOR, own.name), await may_act(own))
+    try:
+        free, held = await roles.workers()
+        assert "(of Deployment held) selects its pods by llm-d.ai/role" in held.fixed_because
+        with pytest.raises(MoveRefused, match="selects its pods by"):
+            await roles.set_role(held, "prefill", "prompts press")
+        await roles.set_role(free, "prefill", "prompts press")
+        await own.kubectl("rollout", "status", "deployment/free", f"--timeout={PATIENCE_S:.0f}s")
+        assert {each.name: each.role for each in await roles.workers()} == {free.name: "prefill", held.name: "decode"}
+        pod = await own.get("pod", free.name)
+        assert "decode to prefill: prompts press" in pod["metadata"]["annotations"]["fulcrum.dev/role-changed"]
+    finally:
+        await roles.close()
+
+
+async def test_without_the_rights_to_act_the_refusal_names_the_manifest(own: Namespace) -> None:
+    await add_pod(own, "first", "decode")
+    await own.kubectl("annotate", "pod", "first", "fulcrum.dev/roles=either")
+    roles = PodRoles(PodQuery(SELECTOR, own.name), await own.account(ACCOUNT))
+    try:
+        (first,) = await roles.workers()
+        with pytest.raises(MoveRefused, match=r"forbidden.*deploy/observe/kubernetes-act.yaml"):
+            await roles.set_role(first, "prefill", "prompts press")
+    finally:
+        await roles.close()
 
 
 async def test_while_the_api_server_is_away_the_last_list_stands_and_that_is_said(own: Namespace) -> None:

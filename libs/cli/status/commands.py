@@ -248,6 +248,22 @@ PodPort = Annotated[
 RoleLabel = Annotated[
     str, typer.Option(metavar="LABEL", help="The pods' label with their role: prefill or decode; others do both.")
 ]
+Act = Annotated[
+    bool,
+    typer.Option(
+        "--act",
+        metavar="",
+        help="With --page: move servers between prefill and decode, one at a time, by the pods' label.",
+    ),
+]
+Router = Annotated[str, typer.Option(metavar="URL", help="With --act: sglang-router before servers that are no pods.")]
+LeastPrefill = Annotated[
+    int, typer.Option(min=1, metavar="N", help="With --act: prefill servers of each model that always stay.")
+]
+LeastDecode = Annotated[
+    int, typer.Option(min=1, metavar="N", help="With --act: decode servers of each model that always stay.")
+]
+RestS = Annotated[float, typer.Option(min=5, max=3600, metavar="S", help="With --act: least time between two moves.")]
 
 
 def observe(
@@ -275,6 +291,11 @@ def observe(
     namespace: Namespace = "",
     kubernetes_port: PodPort = 0,
     role_label: RoleLabel = "llm-d.ai/role",
+    act: Act = False,
+    router: Router = "",
+    min_prefill: LeastPrefill = 1,
+    min_decode: LeastDecode = 1,
+    rest_s: RestS = 30.0,
     page: Annotated[
         bool, typer.Option("--page", metavar="", help="Serve page, status, verdict and alerts instead of lines.")
     ] = False,
@@ -302,13 +323,18 @@ def observe(
         raise typer.BadParameter("--namespace and --kubernetes-port go with --kubernetes")
     if dynamo is not None and not page:
         raise typer.BadParameter("--dynamo goes with --page")
+    if act and not (page and (pods is not None) != bool(router)):
+        raise typer.BadParameter("--act goes with --page and either --kubernetes or --router, which change the roles")
+    if router and not act:
+        raise typer.BadParameter("--router goes with --act")
     if page and (replay is not None or lines is not None):
         raise typer.BadParameter("--page goes with neither --replay nor --lines")
     if page:
-        from libs.cli.status.observe_page import show_page  # noqa: PLC0415 (what only this option needs)
+        from libs.cli.status.observe_page import Acting, show_page  # noqa: PLC0415 (what only this option needs)
 
+        acting = Acting(min_prefill, min_decode, rest_s, router) if act else None
         raise typer.Exit(
-            show_page(vllm or [], file, dynamo, pods, host=host, port=port, ready_file=ready, as_json=json)
+            show_page(vllm or [], file, dynamo, pods, acting, host=host, port=port, ready_file=ready, as_json=json)
         )
     if replay is not None:
         replay_file(replay, as_json=json)

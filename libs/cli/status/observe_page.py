@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,11 +23,23 @@ STOP_S: Final = 10.0
 MAX_LINE_CHARS: Final = 65_536
 
 
+@dataclass(frozen=True, slots=True)
+class Acting:
+    """The limits within which servers are moved between roles."""
+
+    min_prefill: int
+    min_decode: int
+    rest_s: float
+    router: str = ""
+    """The router by which roles are changed; empty for the label of pods."""
+
+
 def show_page(
     urls: Sequence[str],
     file: Path | None,
     dynamo: Path | None,
     pods: PodQuery | None = None,
+    acting: Acting | None = None,
     *,
     host: str,
     port: int,
@@ -46,6 +59,7 @@ def show_page(
         "FULCRUM_METRICS_OBSERVE_FILE": "" if file is None else str(file.resolve()),
         "FULCRUM_METRICS_OBSERVE_DYNAMO": "" if dynamo is None else str(dynamo.resolve()),
         **_pod_settings(pods),
+        **_act_settings(acting),
         "FULCRUM_METRICS_PORT": str(port),
         "FULCRUM_HOST": host,
         "FULCRUM_TOKEN": token,
@@ -69,7 +83,7 @@ def show_page(
             url = _ready_url(line)
             if url:
                 written = _write_ready(url, token, ready_file)
-                _tell(url, written, len(servers), workers, pods, as_json=as_json)
+                _tell(url, written, len(servers), workers, pods, acting=acting, as_json=as_json)
         return child.wait()
     finally:
         if child.poll() is None:
@@ -87,6 +101,18 @@ def _pod_settings(pods: PodQuery | None) -> dict[str, str]:
         "FULCRUM_METRICS_OBSERVE_NAMESPACE": pods.namespace,
         "FULCRUM_METRICS_OBSERVE_PORT": str(pods.port),
         "FULCRUM_METRICS_OBSERVE_ROLE_LABEL": pods.role_label,
+    }
+
+
+def _act_settings(acting: Acting | None) -> dict[str, str]:
+    if acting is None:
+        return {"FULCRUM_METRICS_OBSERVE_ACT": "0"}
+    return {
+        "FULCRUM_METRICS_OBSERVE_ACT": "1",
+        "FULCRUM_METRICS_OBSERVE_ROUTER": acting.router,
+        "FULCRUM_METRICS_OBSERVE_PREFILL_MIN": str(acting.min_prefill),
+        "FULCRUM_METRICS_OBSERVE_DECODE_MIN": str(acting.min_decode),
+        "FULCRUM_METRICS_OBSERVE_REST_S": str(acting.rest_s),
     }
 
 
@@ -109,10 +135,16 @@ def _write_ready(url: str, token: str, ready_file: Path | None) -> Path:
     return path
 
 
-def _tell(url: str, ready: Path, servers: int, workers: int, pods: PodQuery | None, *, as_json: bool) -> None:
+def _tell(
+    url: str, ready: Path, servers: int, workers: int, pods: PodQuery | None, *, acting: Acting | None, as_json: bool
+) -> None:
     if as_json:
         print(json.dumps({"page": url, "ready": str(ready), "servers": servers + workers}), flush=True)
         return
+    acts = ""
+    if acting is not None:
+        kept = f"at least {acting.min_prefill} prefill and {acting.min_decode} decode stay"
+        acts = f"Acts:    it changes roles by itself ({kept}); see fulcrum events --ready {plain(str(ready))}\n"
     several = "server" if servers == 1 else "servers"
     observed = f"{servers} {several}; all GPU time is estimated"
     if pods is not None:
@@ -124,6 +156,6 @@ def _tell(url: str, ready: Path, servers: int, workers: int, pods: PodQuery | No
         f"Page:    {url}  ({observed})\n"
         f"Screen:  fulcrum top --metrics {url}\n"
         f"Status:  fulcrum status --ready {plain(str(ready))}\n"
-        "Stop with Ctrl-C.",
+        f"{acts}Stop with Ctrl-C.",
         flush=True,
     )

@@ -165,7 +165,10 @@ def lines(status: Status) -> Iterator[Text]:
     if away := [each for each in status.workers if each.life not in UNREMARKABLE]:
         yield workers_line(away, now_ms)
     yield from traffic_lines(status.traffic)
-    yield from _planner(status) if status.observed is None else observed_lines(status)
+    if status.observed is not None:
+        yield from observed_lines(status)
+    if status.observed is None or status.planner.heard:
+        yield from _planner(status)
     for instruction in instructions(verdict):
         yield Text.assemble(("Do: ", "bold"), (instruction, "bold cyan"))
     for command in commands(verdict):

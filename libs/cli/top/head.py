@@ -110,7 +110,11 @@ def _planner(model: TopModel) -> Text:
             text.append("estimated", "bold yellow").append(estimate_text(model.status.estimate))
         else:
             text.append("measured")
-        return text.append(f"; {_count(away, 'server')} away", "yellow") if away else text
+        if away:
+            text.append(f"; {_count(away, 'server')} away", "yellow")
+        if not model.status.planner.heard:
+            return text
+        text.append("; ")
     planner = model.status.planner
     if not planner.heard:
         return text.append("the planner does not report, so roles stay as they are", "yellow")

@@ -10,9 +10,12 @@ limits does.
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from math import isinf
 from types import MappingProxyType
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from libs.policy.capacity import MOST_WORKERS
 from libs.policy.planner.limits import EVERY, DecodePace, ModelLimits, RatedSplits, SplitBounds, weigh
@@ -194,12 +197,14 @@ def assign(
     limits: ModelLimits = EVERY,
     most_moves: int = MOST_WORKERS,
     evidence: MoveEvidence = UNMEASURED,
+    lending: int | None = None,
 ) -> RolePlan:
     """Decide the roles and budgets of one model's workers.
 
     Workers that are not movable or on standby stay as they are and do not count; pinned ones stay and count.
     `most_moves` bounds how many may change their role now. `evidence` holds the age of the reports and the duration
-    of moves.
+    of moves. `lending` is the number of mixed workers that compute prompts where budgets cannot be changed; None
+    where they can.
     """
     pool, asked = _RoleWorkers.of(workers), limits
     if not pool.prefill and not pool.mixed:
@@ -208,9 +213,10 @@ def assign(
     if len(pool) == 1 or pool.alike or not limits.prefill_max:
         limits = limits.without_prefill()
     calmed = bool(memory.calm_since_ns) and now_ns - memory.calm_since_ns >= CALM_NS
-    parted, now, rated = _rate_splits(engine, work, pool, limits, was=memory.apart, now_ns=now_ns, calmed=calmed)
+    rate = partial(_rate_splits, engine, work, pool, limits, now_ns=now_ns, calmed=calmed, lending=lending)
+    parted, now, rated = rate(was=memory.apart)
     if (settled := parted.settled(now_ns)) is not parted and _better_split(now, rated, by_limits=False):
-        parted, now, rated = _rate_splits(engine, work, pool, limits, was=settled, now_ns=now_ns, calmed=calmed)
+        parted, now, rated = rate(was=settled)
     apart = parted.on
     resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}
     lacking_since_ns = 0 if pool.mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
@@ -237,7 +243,7 @@ def assign(
         turn = turn.after(wanted, work, now_ns)
         to_mixed = sum(1 if change.role is Role.MIXED else -1 for change in moves)
         roles = len(pool.prefill) - to_mixed, len(pool.mixed) + to_mixed
-        then = rated.of(roles[0]) or split(engine, work, *roles, budgets=not apart)
+        then = rated.of(roles[0]) or split(engine, work, *roles, budgets=not apart, lending=lending)
         paid_ns = now_ns + evidence.pay_back_ns(_relieved(now, then))
         resting |= dict.fromkeys((change.worker_id for change in moves), paid_ns)
     calm = _is_calm(engine, work, pool)
@@ -293,11 +299,12 @@ def _rate_splits(
     was: Apart,
     now_ns: int,
     calmed: bool,
+    lending: int | None,
 ) -> tuple[Apart, Split, RatedSplits]:
     """Return whether decodes should run without prompts, the present split, and the possible splits.
 
     The first stays as it was if nothing presses, where that is possible. It ends once prompts have `calmed`, as
-    budgets do.
+    budgets do. With `lending` workers, whose budgets stay, it is always true: others get none.
     """
     prefill, mixed = len(pool.prefill), len(pool.mixed)
     rides = any(each.budget_tokens for each in pool.mixed)
@@ -306,12 +313,16 @@ def _rate_splits(
 
     def splits_of(*, apart: bool) -> RatedSplits:
         def press(p: Numbers, m: Numbers) -> tuple[Numbers, Numbers]:
-            decodes, kv_tokens = pace.decodes_in(p, m, rides=not apart)
-            lent = 0.0 * m if apart else m
+            decodes, kv_tokens = pace.decodes_in(p, m, rides=bool(lending) or not apart)
+            lent = np.minimum(m, float(lending or 0)) if apart else m
             return pressed(engine, work, decodes, kv_tokens, prefill=p, mixed=m, lent=lent)
 
         return weigh(press, len(pool), limits, least_prefill=least_prefill, least_mixed=least_mixed)
 
+    if lending is not None:
+        rated = splits_of(apart=True)
+        now = rated.of(prefill) or split(engine, work, prefill, mixed, lending=lending)
+        return Apart(on=True), now, rated
     together = splits_of(apart=False)
     now = together.of(prefill) or split(engine, work, prefill, mixed)
     best = together.best
@@ -453,40 +464,3 @@ def _budget_changes(
 
 def _with_budget(worker: PlannedWorker, budget_tokens: int) -> RoleOrder:
     return RoleOrder(worker.id, Role.MIXED, budget_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class RolePool:
-    """The workers of one model in one role, over a window. Queue depths are sums over the workers that report them."""
-
-    model: str
-    role: Role | None
-    """The role; None if no known role is assigned."""
-    workers: int
-    gpus: int
-    busy: float | None
-    """The share of covered GPU time spent in steps; None without coverage."""
-    coverage: float
-    """The share of the pool's GPU time in the window that telemetry covers, 0..1."""
-    running: int
-    waiting: int
-    waiting_prefill_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSnapshot:
-    """The pools of all models and roles."""
-
-    window_ms: int
-    pools: tuple[RolePool, ...]
-    coverage: float
-    """The share of all registered GPU time in the window that telemetry covers, 0..1; 0 without workers."""
-    heard: bool
-    """True if every worker has reported something lately."""
-
-    @property
-    def at_rest(self) -> bool:
-        """Return whether every worker has reported that nothing runs or waits."""
-        return self.heard and not any(
-            pool.busy or pool.running or pool.waiting or pool.waiting_prefill_tokens for pool in self.pools
-        )

@@ -3,8 +3,9 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -194,6 +195,22 @@ class ObservedFleet(Collector):
         ]  # fmt: skip
         workers = [] if self._dynamo is None else self._dynamo.status()
         return ObservedFleetStatus([*servers, *workers], plain(self.trouble))
+
+    def names(self) -> dict[str, str]:
+        """Return the names of the listed servers by address."""
+        return {each.url: each.name for each in self._targets}
+
+    def take_roles(self, roles: Mapping[str, str]) -> None:
+        """Give the listed servers the roles that their router says they have."""
+        targets = [replace(each, role=roles.get(each.name, each.role)) for each in self._targets]
+        if targets == self._targets:
+            return
+        if self._tasks is not None:
+            self._follow(targets)
+            return
+        self._targets = targets
+        for each in targets:
+            self._servers[each.name].target = each
 
     def roles_differ(self, models: Sequence[str]) -> frozenset[str]:
         """Return those of the models whose servers do not all do both phases, so that roles can be changed."""

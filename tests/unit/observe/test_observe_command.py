@@ -115,9 +115,13 @@ def test_servers_are_scraped_and_one_that_is_away_does_not_hold_the_others_up() 
         (["--kubernetes", " "], "needs a label selector"),
         (["--kubernetes", "app=vllm", "--vllm", "http://a"], "--kubernetes"),
         (["--vllm", "http://a", "--namespace", "b"], "go with --kubernetes"),
+        (["--kubernetes", "app=vllm", "--act"], "--act goes with --page"),
+        (["--vllm", "http://a", "--page", "--act"], "--kubernetes or --router"),
+        (["--kubernetes", "app=vllm", "--page", "--act", "--router", "http://r"], "either"),
+        (["--vllm", "http://a", "--page", "--router", "http://r"], "--router goes with"),
     ],
 )
-def test_options_about_pods_are_refused_where_they_mean_nothing(arguments: list[str], says: str) -> None:
+def test_options_about_pods_and_roles_are_refused_where_they_mean_nothing(arguments: list[str], says: str) -> None:
     result = RUN.invoke(make_app(["observe"]), ["observe", *arguments])
     assert result.exit_code
     assert says in result.output + str(result.exception)

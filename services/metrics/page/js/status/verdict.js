@@ -36,7 +36,7 @@ export class VerdictPanel {
       action: verdict.action,
       causes: verdict.causes.slice(1),
     });
-    if (status.observed) $("planner-line").hidden = true;
+    if (status.observed && !status.planner.heard) $("planner-line").hidden = true;
     else drawPlanner(status.planner, nowMs);
     drawKept(status.advice_kept);
   }

@@ -1,0 +1,141 @@
+"""Moves in a fleet that others run: the planner's rule, with one move at a time and roles that a control plane sets.
+
+Budgets cannot be changed there, and a move shows only once the fleet's router follows it and the worker's earlier
+work has ended. So a move is assumed to take as long as a pay-back may last, until moves have been measured.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from libs.policy.planner.limits import ModelLimits
+from libs.policy.planner.role_planning import (
+    DECODES_PRESS,
+    MOST_NS,
+    Memory,
+    MoveEvidence,
+    PlannedWorker,
+    RolePlan,
+    RoleReason,
+    assign,
+)
+from libs.policy.roles import Role
+from libs.policy.verdict.state import ModelState, WorkerState
+
+UNMEASURED_FOREIGN: Final = MoveEvidence(effect_ns=float(MOST_NS))
+AGE_NS: Final = 1_000_000_000
+"""The assumed age of what scrapes say, which are half a second apart or a second."""
+MAX_PRESSURE: Final = 1_000.0
+"""Larger pressures are shown as this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignMove:
+    """A change of one worker's role, with its promise."""
+
+    model: str
+    worker: str
+    before: str
+    role: str
+    plan: RolePlan
+
+    @property
+    def why(self) -> str:
+        """Return the reason in words, with the pressure that the move is to leave."""
+        now, then = self.plan.now, self.plan.then
+        leaves = f"{self.before} to {self.role} leaves {_figure(then.pressure)}"
+        if self.plan.code is RoleReason.LIMITS:
+            return f"limits ask for other numbers than {now.prefill} prefill and {now.mixed} decode; {leaves}"
+        if self.plan.code is RoleReason.DECODES_PRESS:
+            word = "press" if now.decode_pressure >= DECODES_PRESS else "gather and press"
+            return f"decodes {word} {_figure(now.decode_pressure)} on {_count(now.mixed, 'decode')}; {leaves}"
+        return f"prompts press {_figure(now.prompt_pressure)} on {_count(now.prefill, 'prefill')}; {leaves}"
+
+
+def plan_move(
+    state: ModelState,
+    fixed: Collection[str],
+    memory: Memory,
+    now_ns: int,
+    *,
+    limits: ModelLimits,
+    may_move: bool,
+    evidence: MoveEvidence = UNMEASURED_FOREIGN,
+) -> tuple[RolePlan, ForeignMove | None]:
+    """Decide about one model, and return its move if one is due.
+
+    `fixed` names workers whose role cannot change. None moves while an earlier move has not paid off.
+    """
+    workers = [_planned(each, fixed) for each in state.workers]
+    rests = any(now_ns < paid_ns for paid_ns in memory.paid_ns.values())
+    plan = assign(
+        state.engine,
+        state.work,
+        workers,
+        memory,
+        now_ns,
+        limits=limits,
+        most_moves=1 if may_move and not rests else 0,
+        evidence=evidence.aged(AGE_NS),
+        lending=sum(each.lends for each in state.workers),
+    )
+    if not plan.moves:
+        return plan, None
+    (order,) = plan.moves
+    before, role = ("decode", "prefill") if order.role is Role.PREFILL else ("prefill", "decode")
+    return plan, ForeignMove(state.model, order.worker_id, before, role, plan)
+
+
+def withheld(move: ForeignMove, roles: Mapping[str, str], limits: ModelLimits) -> str:
+    """Return why a move must not be made in a fleet with these roles by worker; empty if it may.
+
+    `roles` is what the control plane says of the model's ready workers, which telemetry may lag behind.
+    """
+    if roles.get(move.worker) != move.before:
+        return f"{move.worker} is not {move.before} any more, or not ready"
+    prefill = sum(each == "prefill" for each in roles.values())
+    step = 1 if move.role == "prefill" else -1
+    after = prefill + step, len(roles) - prefill - step
+    now_allowed = limits.allow(prefill, len(roles) - prefill)
+    if not limits.allow(*after) and (now_allowed or min(after) < 1):
+        return (
+            f"it would leave {after[0]} prefill and {after[1]} decode, fewer than the minimum of"
+            f" {limits.prefill_min} and {limits.decode_min}"
+        )
+    return ""
+
+
+def without_move(memory: Memory, before: Memory) -> Memory:
+    """Return the memory after a decision whose move was not made."""
+    return replace(memory, paid_ns=before.paid_ns, turn=before.turn)
+
+
+def why_kept(model: str, plan: RolePlan) -> str:
+    """Return the pressures of a model whose roles stay, and why they do."""
+    now = plan.now
+    found = (
+        f"{model}: prompts press {_figure(now.prompt_pressure)} on {_count(now.prefill, 'prefill')}, decodes"
+        f" {_figure(now.decode_pressure)} on {_count(now.mixed, 'decode')}"
+    )
+    return found + {
+        RoleReason.HELD: "; another split would relieve it, but a move must first pay off, or workers are fixed",
+        RoleReason.BEST: "; no other split of roles relieves it by enough",
+        RoleReason.TOO_SMALL: ", which is more than there is in any split of roles",
+        RoleReason.UNMET: ", in numbers that limits do not allow",
+        RoleReason.UNMET_YET: ", in numbers that limits do not allow yet",
+    }.get(plan.code, "")
+
+
+def _planned(worker: WorkerState, fixed: Collection[str]) -> PlannedWorker:
+    pinned = worker.lends or worker.id in fixed
+    return PlannedWorker(
+        worker.id, worker.role, worker.budget_tokens, True, worker.prompt_tokens, worker.kv_tokens, pinned
+    )
+
+
+def _count(workers: int, role: str) -> str:
+    return f"{workers} {role} worker{'' if workers == 1 else 's'}"
+
+
+def _figure(pressure: float) -> str:
+    return f"{pressure:.1f}" if pressure <= MAX_PRESSURE else f"more than {MAX_PRESSURE:.0f}"

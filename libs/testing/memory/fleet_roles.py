@@ -1,0 +1,48 @@
+"""A fleet whose roles are kept in a dictionary."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from libs.observe.roles import FleetAway, FleetWorker, MoveRefused, check_move
+
+
+class MemoryFleetRoles:
+    """Changes roles at once, unless it is away or refuses."""
+
+    kind = "memory"
+
+    def __init__(self, workers: Sequence[FleetWorker] = ()) -> None:
+        self._workers = {each.name: each for each in workers}
+        self._changes = 0
+        self.away = ""
+        self.refuses = ""
+        """Why changes are refused; empty if they are not."""
+        self.moves: list[tuple[str, str, str]] = []
+        """Name, role and reason of each change."""
+
+    def put(self, worker: FleetWorker) -> None:
+        """Enter a worker, or its new state."""
+        self._changes += 1
+        self._workers[worker.name] = replace(worker, version=str(self._changes))
+
+    async def workers(self) -> Sequence[FleetWorker]:
+        """As they are."""
+        if self.away:
+            raise FleetAway(self.away)
+        return sorted(self._workers.values(), key=lambda each: each.name)
+
+    async def set_role(self, worker: FleetWorker, role: str, why: str) -> None:
+        """At once."""
+        if self.away:
+            raise FleetAway(self.away)
+        check_move(worker, role)
+        if self.refuses:
+            raise MoveRefused(f"{worker.name}: {self.refuses}")
+        known = self._workers.get(worker.name)
+        if known is None or known.version != worker.version:
+            raise MoveRefused(f"{worker.name} has changed since it was read: read the roles again")
+        self.put(replace(known, role=role))
+        self.moves.append((worker.name, role, why))
+
+    async def close(self) -> None:
+        """Nothing is held."""
