@@ -26,6 +26,7 @@ class StepRow(NamedTuple):
     epoch: int = 0
     waiting: int = 0
     waiting_prefill_tokens: int = 0
+    encoded_images: int = 0
 
 
 COLUMN_NAMES: Final = StepRow._fields

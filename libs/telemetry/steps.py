@@ -340,9 +340,9 @@ def prefill_shares(batch: StepBatch) -> list[int]:
     steps = batch.steps
     if batch.HasField("estimate"):
         return [_estimated_share(batch.estimate)] * step_count(steps)
-    if not steps.prefill_tokens:
+    if not (steps.prefill_tokens or steps.encoded_images):
         return [0] * step_count(steps)
-    if not steps.decode_sequences:
+    if not (steps.decode_sequences or steps.encoded_images):
         return [FULL_SHARE if tokens else 0 for tokens in array("Q", steps.prefill_tokens)]
     rows = step_rows(steps)
     # Most batches have no mixed step, and reading the model costs more than entering all of a batch's steps.
@@ -357,7 +357,7 @@ def _estimated_share(estimate: PhaseEstimate) -> int:
 
 def _share(model: StepTimeModel | None, row: StepRow) -> int:
     if model is None or not (row.prefill_tokens and row.decode_sequences):
-        return FULL_SHARE if row.prefill_tokens else 0
+        return FULL_SHARE if row.prefill_tokens or row.encoded_images else 0
     return min(max(split_step_ns(model, step_work(row), FULL_SHARE)[0], 0), FULL_SHARE)
 
 

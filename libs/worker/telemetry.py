@@ -61,7 +61,7 @@ class StepTimes:
 
     def on_event(self, event: EngineEvent) -> None:
         step = event.step
-        if step is not None and step.end_unix_ns:
+        if step is not None and step.end_unix_ns and not step.encoded_images:
             self._learner.add(work_of(step), step.end_unix_ns - step.start_unix_ns)
 
     async def restore(self) -> None:
@@ -276,6 +276,7 @@ def _step(report: StepReport, epoch: int) -> StepRow:
         waiting=report.waiting,
         waiting_prefill_tokens=report.waiting_prefill_tokens,
         prefill_squared_tokens=report.prefill_squared_tokens,
+        encoded_images=report.encoded_images,
     )
 
 

@@ -30,6 +30,7 @@ from services.gateway.request.schema import (
     MAX_STOPS_CHARS,
     CalledFunction,
     ChatRequest,
+    ContentPart,
     Effort,
     Function,
     FunctionChoice,
@@ -37,7 +38,6 @@ from services.gateway.request.schema import (
     Message,
     NamedToolChoice,
     ResponseFormat,
-    TextPart,
     Tool,
     ToolCall,
     fit,
@@ -198,19 +198,19 @@ def _add_turn(turns: list[Message], turn: Message) -> None:
         turns.append(turn)
 
 
-def _parts(content: str | list[TextPart] | None) -> list[TextPart]:
-    return [TextPart("text", content or "")] if content is None or isinstance(content, str) else content
+def _parts(content: str | list[ContentPart] | None) -> list[ContentPart]:
+    return [ContentPart("text", content or "")] if content is None or isinstance(content, str) else content
 
 
-def _system(given: str | Sequence[TextBlock] | None) -> str | list[TextPart] | None:
+def _system(given: str | Sequence[TextBlock] | None) -> str | list[ContentPart] | None:
     if given is None or isinstance(given, str):
         return given
     return _content([block.text for block in given if not block.text.startswith(_BILLING)])
 
 
-def _content(texts: Sequence[str]) -> str | list[TextPart]:
+def _content(texts: Sequence[str]) -> str | list[ContentPart]:
     """Return a message's content: parts, which a template joins in its own way, if there are several."""
-    return "".join(texts) if len(texts) < 2 else [TextPart("text", text) for text in texts]
+    return "".join(texts) if len(texts) < 2 else [ContentPart("text", text) for text in texts]
 
 
 def _question(message: InputMessage, blocks: Sequence[InputBlock], where: str) -> list[Message]:
@@ -232,7 +232,7 @@ def _question(message: InputMessage, blocks: Sequence[InputBlock], where: str) -
     return turns
 
 
-def _result(block: ToolResultBlock) -> str | list[TextPart]:
+def _result(block: ToolResultBlock) -> str | list[ContentPart]:
     given = block.content or ""
     texts = [given] if isinstance(given, str) else [part.text for part in given]
     if block.is_error:
