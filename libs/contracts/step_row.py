@@ -69,7 +69,7 @@ class ReportedStep:
     """End of the step; of a running one, the time up to which it is known to have run."""
     running: bool
     kind: str
-    """The phase of the step's work: prefill, decode or mixed."""
+    """The phase of the step's work: prefill, decode, mixed, or encode for images, whose time counts as prefill."""
     prefill_share: float
     """The share of its time that counts as prefill, 0..1; 1 or 0 except for mixed steps."""
     prefill_tokens: int

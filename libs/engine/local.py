@@ -70,6 +70,7 @@ class LocalEngine:
         """A pending measurement: its tokens and the future of its result."""
         self._encoded: set[bytes] = set()
         """Digests of images that were encoded since the last step."""
+        self._encode_ns = 0
         self._pool_faults = 0
         self._closed = False
 
@@ -233,7 +234,13 @@ class LocalEngine:
         if not self.capabilities.images:
             return load
         used, encoded, cache_bytes = self._runner.image_counts
-        return replace(load, images_used=used, images_encoded=encoded, image_cache_bytes=cache_bytes)
+        return replace(
+            load,
+            images_used=used,
+            images_encoded=encoded,
+            image_cache_bytes=cache_bytes,
+            image_encode_ns=self._encode_ns,
+        )
 
     def integrity(self) -> EngineIntegrity:
         """Return the counters that must be zero when nothing runs."""
@@ -325,6 +332,7 @@ class LocalEngine:
         self._encoded.update(each.span.digest for each in missing)
         end_ns = self._clock.now_ns()
         core.end_encode(faults, end_ns)
+        self._encode_ns += end_ns - announcement.start_unix_ns
         self._unannounced_ns = 0
         self._publish(replace(announcement, end_unix_ns=end_ns))
         return True

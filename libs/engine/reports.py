@@ -168,6 +168,8 @@ class EngineLoad:
     """Images since the start whose embeddings went into a prompt."""
     images_encoded: int = 0
     """Images encoded since the start. The others were found among the kept embeddings."""
+    image_encode_ns: int = 0
+    """Time since the start in steps that encoded images."""
     image_cache_bytes: int = 0
     """Bytes of embeddings that are kept."""
     waiting_prefill_squares: int = 0

@@ -43,6 +43,8 @@ class StepCounts(NamedTuple):
 
 
 UNKNOWN: Final = StepCounts()
+_TOKENS: Final = StepCounts._fields.index("prefill_tokens")
+_DECODES: Final = StepCounts._fields.index("decode_sequences")
 COUNTS: Final = slice(StepRow._fields.index(StepCounts._fields[0]), StepRow._fields.index(StepCounts._fields[-1]) + 1)
 """The columns of `StepCounts` within a `StepRow`."""
 
@@ -187,7 +189,9 @@ class StepLog:
         starts, ends = np.array(self._starts[first:last], np.int64), np.array(self._ends[first:last], np.int64)
         shares = np.array(self._shares[first:last], np.float64) / FULL_SHARE
         counts = np.array([column[first:last] for column in self._counts], np.float64)
-        usable = (ends > starts) & counts.any(axis=0)
+        # A step that encoded images has no tokens, and its work is not in the model's figures.
+        has_tokens = counts[[_TOKENS, _DECODES]].any(axis=0)
+        usable = (ends > starts) & has_tokens
         if self._announced:
             usable &= ~np.isin(starts, list(self._announced))
         return FinishedSteps(starts[usable], ends[usable], shares[usable], counts[:, usable])

@@ -268,7 +268,7 @@ def _step(report: StepReport, epoch: int) -> StepRow:
         start_unix_ns=report.start_unix_ns,
         end_unix_ns=report.end_unix_ns,
         prefill_tokens=report.prefill_tokens,
-        prefill_sequences=report.prefill_sequences,
+        prefill_sequences=report.encoded_images or report.prefill_sequences,
         prefill_context_tokens=report.prefill_context_tokens,
         decode_sequences=report.decode_sequences,
         decode_kv_tokens=report.decode_kv_tokens,

@@ -63,6 +63,7 @@ def load_message(load: EngineLoad) -> common.Load:
         images_used=load.images_used,
         images_encoded=load.images_encoded,
         image_cache_bytes=load.image_cache_bytes,
+        image_encode_ns=load.image_encode_ns,
     )
 
 

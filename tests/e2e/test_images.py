@@ -17,10 +17,11 @@ from PIL import Image
 from libs.testing.engines.vision_model import IMAGE_TOKENS, Reference, picture, write_random_llava
 from libs.testing.suites.suite import RunningSuite, running_suite
 
-pytestmark = [pytest.mark.suite, pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.suite, pytest.mark.torch, pytest.mark.timeout(600)]
 
 MODEL = "small-llava"
 TOKENS = 12
+START_S = 240.0
 QUESTION = "what is in this picture, and is it a fox?"
 
 
@@ -32,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def suite(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
     arguments = ("--engine", "torch", "--model", str(folder), "--prefill", "2", "--decode", "1")
-    with running_suite(tmp_path_factory.mktemp("suite"), *arguments) as found:
+    with running_suite(tmp_path_factory.mktemp("suite"), *arguments, start_s=START_S) as found:
         yield found
 
 

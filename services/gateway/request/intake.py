@@ -115,7 +115,7 @@ class RequestLimits:
     max_choices: int
     max_inputs: int
     """The maximum number of texts that one request may embed."""
-    images: ImageLimits = ImageLimits()
+    images: ImageLimits = field(default_factory=ImageLimits)
 
 
 @dataclass(frozen=True, slots=True)
