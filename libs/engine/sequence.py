@@ -426,7 +426,7 @@ def _check_images(request: EngineRequest, capabilities: Capabilities) -> None:
         if not end <= image.span.first < image.span.first + image.span.tokens <= request.prompt_tokens:
             raise InvalidRequest("the images of a prompt must lie in it, one after the other")
         end = image.span.first + image.span.tokens
-        if request.phase is not EnginePhase.DECODE and not image.data:
+        if not image.data and (request.kv is None or end > request.kv.tokens):
             raise InvalidRequest("an image without its file can only be part of a prompt that is computed elsewhere")
 
 

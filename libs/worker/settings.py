@@ -90,7 +90,7 @@ class WorkerSettings(CommonSettings):
     and vllm; engine sim reads no folder.
     """
     image_cache_mb: int = Field(256, ge=0)
-    """Bound on the memory for images' embeddings that engine torch keeps for later prompts; 0 keeps none."""
+    """Bound on the memory for images' embeddings that engine torch keeps for later prompts; 0 keeps one."""
     max_adapters: int = Field(8, ge=1)
     """Adapters whose weights are kept on the device; the least recently used one makes room."""
     vllm_connector: str = "NixlConnector"

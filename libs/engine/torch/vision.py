@@ -69,6 +69,9 @@ class ImageEncoder:
                 self._keep(image.span.digest, self._encode(image))
             except BrokenImage as error:
                 faults[image.span.digest] = str(error)
+        if self._model.device.type == "cuda":
+            # The time of the step is that of the GPU's work.
+            torch.cuda.current_stream(self._model.device).synchronize()
         return faults
 
     def embed(self, token_ids: torch.Tensor, chunks: Sequence[Chunk]) -> torch.Tensor:
@@ -97,9 +100,10 @@ class ImageEncoder:
         return found
 
     def _keep(self, digest: bytes, embedding: torch.Tensor) -> None:
-        if digest in self._kept or embedding.nbytes > self._cache_bytes:
+        if digest in self._kept:
             return
-        while self._kept_bytes + embedding.nbytes > self._cache_bytes:
+        # The latest is kept whatever its size: the next step needs it.
+        while self._kept and self._kept_bytes + embedding.nbytes > self._cache_bytes:
             _, oldest = self._kept.popitem(last=False)
             self._kept_bytes -= oldest.nbytes
         self._kept[digest] = embedding
