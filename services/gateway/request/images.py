@@ -4,7 +4,7 @@ import io
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -12,6 +12,7 @@ from PIL import Image, UnidentifiedImageError
 
 from libs.contracts.errors import InvalidRequest, UnsupportedField
 from libs.contracts.hashing import image_hash
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.engine.port import PromptImage
 from libs.model.vision import FORMATS, Vision, spans
 
@@ -49,6 +50,17 @@ def check_count(images: Sequence[SentImage], limits: ImageLimits) -> None:
     if len(images) > limits.max_images:
         text = f"the request has {len(images)} images; {limits.max_images} are allowed"
         raise InvalidRequest(text, param=images[limits.max_images].field)
+
+
+def check_workers(images: Sequence[SentImage], workers: Iterable[Worker]) -> None:
+    """Raise UnsupportedField if any of the model's workers would ignore or refuse images."""
+    blind = next((each for each in workers if not each.capabilities.images), None)
+    if blind is not None:
+        text = (
+            f"images are not served by the engine {blind.engine} of worker {blind.id}, release {blind.version}: serve"
+            " the model with workers of the engine torch and of this release"
+        )
+        raise UnsupportedField(text, param=images[0].field)
 
 
 def read_images(images: Sequence[SentImage], limits: ImageLimits) -> list[bytes]:

@@ -24,7 +24,14 @@ from services.gateway.answers.guide import SchemaCheck, SchemaVerdict, ToolSchem
 from services.gateway.answers.parts import AnswerReader
 from services.gateway.fleet import WorkerLinks
 from services.gateway.request.choice import Choice, ChoiceText, PartReaders, PromptShown
-from services.gateway.request.images import ImageLimits, check_count, check_vision, place_images, read_images
+from services.gateway.request.images import (
+    ImageLimits,
+    check_count,
+    check_vision,
+    check_workers,
+    place_images,
+    read_images,
+)
 from services.gateway.request.limits import FREE, Allowance
 from services.gateway.request.parse import Defaults, Headers, ParsedRequest
 from services.gateway.request.prompt import Catalog, PrefixHints, ServedModel, check_fit, gives_tools_as_text, tokenise
@@ -100,7 +107,6 @@ def answer_guide(parsed: ParsedRequest, schemas: RequestSchemas, model: ServedMo
     )
 
 
-TAKES_IMAGES = "serve a vision model with workers of the engine torch"
 _SEEDS = 2**64
 _POOLINGS = {"last": pb.POOLING_LAST, "mean": pb.POOLING_MEAN}
 _NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
@@ -239,11 +245,8 @@ class Intake:
         """Raise InvalidRequest for too many images, UnsupportedField if the model or a worker's engine takes none."""
         check_vision(parsed.images, model.info.name, model.info.vision)
         check_count(parsed.images, self._limits.images)
-        workers = (link.worker for link in self._fleet.links if link.model == model.routed)
-        blind = next((each for each in workers if each is not None and not each.capabilities.images), None)
-        if blind is not None:
-            text = f"images are not served by the engine {blind.engine} of worker {blind.id}: {TAKES_IMAGES}"
-            raise UnsupportedField(text, param=parsed.images[0].field)
+        workers = [link.worker for link in self._fleet.links if link.worker and link.model == model.routed]
+        check_workers(parsed.images, workers)
 
     async def _images(
         self, parsed: ParsedRequest, model: ServedModel, prompt: list[int], tenant: str

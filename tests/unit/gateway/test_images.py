@@ -8,6 +8,7 @@ from PIL import Image
 
 from libs.contracts.errors import InvalidRequest, UnsupportedField
 from libs.contracts.hashing import image_hash
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.model.vision import Vision, expand
 from services.gateway.request.images import (
     MAX_TOTAL_BYTES,
@@ -16,6 +17,7 @@ from services.gateway.request.images import (
     check_count,
     check_placeholders,
     check_vision,
+    check_workers,
     place_images,
     read_images,
 )
@@ -88,6 +90,15 @@ def test_models_without_a_served_vision_say_why() -> None:
     with pytest.raises(UnsupportedField, match="its architecture is x"):
         check_vision(images, "m", Vision(unserved="its architecture is x"))
     assert check_vision(images, "m", VISION) is VISION
+
+
+def test_a_worker_that_takes_no_images_is_named_with_the_engine_that_does() -> None:
+    seeing, blind = (Worker(id=name, engine=name, version="1") for name in ("torch", "vllm"))
+    seeing.capabilities.images = True
+    check_workers([sent(picture())], [seeing, seeing])
+    with pytest.raises(UnsupportedField, match=r"engine vllm of worker vllm.* engine torch") as caught:
+        check_workers([sent(picture())], [seeing, blind])
+    assert caught.value.param == FIELD
 
 
 def test_each_image_has_its_place_in_the_expanded_prompt() -> None:
