@@ -16,6 +16,7 @@ from PIL import Image
 
 from libs.testing.engines.vision_model import IMAGE_TOKENS, Reference, picture, write_random_llava
 from libs.testing.suites.suite import RunningSuite, running_suite
+from libs.testing.wait import until
 
 pytestmark = [pytest.mark.suite, pytest.mark.torch, pytest.mark.timeout(600)]
 
@@ -131,3 +132,37 @@ def test_tokenize_shows_the_expanded_prompt(suite: RunningSuite, reference: Refe
     found = httpx.post(f"{suite.gateway}/tokenize", json=body, timeout=30)
     assert found.status_code == 200, found.text
     assert found.json()["tokens"] == reference.chat(as_template(1), [picture(1)], 1)[0]
+
+
+def test_anthropics_image_blocks_are_answered_alike(suite: RunningSuite, reference: Reference) -> None:
+    expected = reference.chat(as_template(1), [picture(2)], TOKENS)[1]
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(picture(2)).decode()}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
+    body = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0, "messages": [{"role": "user", "content": content}]}
+    found = httpx.post(f"{suite.gateway}/v1/messages", json=body, timeout=60)
+    assert found.status_code == 200, found.text
+    assert found.json()["content"][0]["text"] == expected
+    source["data"] = base64.b64encode(b"no picture").decode()
+    found = httpx.post(f"{suite.gateway}/v1/messages", json=body, timeout=60)
+    assert found.status_code == 400
+    assert "no image of a known format" in found.json()["error"]["message"]
+
+
+async def test_encoding_shows_in_steps_and_metrics(suite: RunningSuite, client: openai.OpenAI) -> None:
+    for _ in range(2):
+        answer(client, asked(picture(77), picture(78)))
+    metrics = str(suite.ready["metrics"])
+
+    def shows() -> bool:
+        text = httpx.get(f"{metrics}/metrics", timeout=30).text
+        lines = [line for line in text.splitlines() if line.startswith("fulcrum_worker_images_encoded_total")]
+        return sum(float(line.split()[-1]) for line in lines) >= 2
+
+    await until(shows, timeout_s=60, what="the count of encoded images")
+    encodes: list[dict[str, Any]] = []
+    for worker in ("prefill-0", "prefill-1"):
+        found = httpx.get(f"{metrics}/v1/steps", params={"worker": worker, "window": "1m"}, timeout=30)
+        assert found.status_code == 200, found.text
+        encodes += [step for step in found.json()["steps"] if step["kind"] == "encode"]
+    assert encodes
+    assert all(step["prefill_share"] == 1 and step["prefill_tokens"] == 0 for step in encodes)
