@@ -287,8 +287,6 @@ class Core:
         started, self._step = self._step, None
         return self._sequences.report(batch.work, started.start_unix_ns, now_ns)
 
-    # ------------------------------------------------------------------ images
-
     def begin_encode(self, images: int, now_ns: int) -> StepReport:
         """Record that a step begins now which encodes images, and return its announcement."""
         return replace(self.begin_trial(StepWork(), now_ns), encoded_images=images)
@@ -297,9 +295,9 @@ class Core:
         """Record that the step ended, and end the sequences that have an image with a fault, given by digest."""
         self._kv_wait.stepping(False, now_ns)
         for sequence in list(self._sequences) if faults else ():
-            found = (faults.get(image.span.digest) for image in sequence.request.images if image.data)
-            if reason := next((fault for fault in found if fault), ""):
-                self._finish(sequence, FinishReason.FAILED, detail=reason)
+            digests = [image.span.digest for image in sequence.request.images if image.data]
+            if broken := faults.keys() & digests:
+                self._finish(sequence, FinishReason.FAILED, detail=faults[min(broken)])
         self.admit(now_ns)
 
     # ------------------------------------------------------------------ measuring
@@ -439,10 +437,9 @@ class Core:
             return
         for sequence in grow(self._sequences.running(), self._pool):
             self._preemptions += 1
+            self._sequences.move(sequence, Stage.QUEUED_PREEMPTED)
             if sequence.lacks_images:
                 self._finish(sequence, FinishReason.KV_LOST, detail=IMAGES_ELSEWHERE)
-            else:
-                self._sequences.move(sequence, Stage.QUEUED_PREEMPTED)
 
     def _take_token(self, sequence: Sequence, token: Sampled, now_ns: int) -> None:
         if token.fault:

@@ -4,7 +4,7 @@ import io
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -14,7 +14,7 @@ from libs.contracts.errors import InvalidRequest, UnsupportedField
 from libs.contracts.hashing import image_hash
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.engine.port import PromptImage
-from libs.model.vision import FORMATS, Vision, spans
+from libs.model.vision import FORMATS, Vision, expand, spans
 
 # Of all images of a request, so that a frame of them fits gRPC's bound of a message.
 MAX_TOTAL_BYTES: Final = 8 * 1024 * 1024
@@ -125,16 +125,20 @@ def _decode(data: bytes, max_pixels: int) -> bool:
     return True
 
 
-def check_placeholders(token_ids: Sequence[int], images: int, vision: Vision, text: str) -> None:
-    """Raise InvalidRequest unless the rendered chat has a placeholder, whose text is `text`, for each image."""
-    found = token_ids.count(vision.token_id)
+def expanded(token_ids: list[int], images: int, vision: Vision | None, tokens: Mapping[int, str]) -> list[int]:
+    """Return a rendered chat with the tokens of each image; raise InvalidRequest if it shows another number of them.
+
+    `tokens` holds texts of the model's tokens by id.
+    """
+    assert vision is not None, "checked before"
+    found, text = token_ids.count(vision.token_id), tokens.get(vision.token_id, "")
     if found > images:
-        raise InvalidRequest(
-            f"messages: {text!r} stands for an image in this model and cannot be text", param="messages"
-        )
+        fault = f"messages: {text!r} stands for an image in this model and cannot be text"
+        raise InvalidRequest(fault, param="messages")
     if found < images:
         shown = f"the model's chat template shows {found} of {images} images"
         raise InvalidRequest(f"messages: {shown}, with {text!r}: use the model's own template", param="messages")
+    return expand(token_ids, vision)
 
 
 def place_images(token_ids: Sequence[int], files: Sequence[bytes], vision: Vision) -> tuple[PromptImage, ...]:

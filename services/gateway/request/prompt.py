@@ -31,14 +31,13 @@ from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import PHASE_BOTH, PHASE_DEC
 from libs.model.chat import ChatMessage
 from libs.model.info import ModelInfo, load_model_info
 from libs.model.tokenizer import Tokenizer, load_tokenizer, read_template
-from libs.model.vision import expand
 from libs.policy.roles import serves
 from libs.runtime.tasks import TaskOwner
 from libs.stores.kvindex import KvIndex, PrefixQuery, probes
 from services.gateway.answers.families import NO_NAMES, AnswerFormat, FormatNames, answer_format
 from services.gateway.fleet import WorkerLinks
 from services.gateway.request import tool_text
-from services.gateway.request.images import check_placeholders, check_vision
+from services.gateway.request.images import check_vision, expanded
 from services.gateway.request.parse import ParsedRequest
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
@@ -335,20 +334,13 @@ def _encode(parsed: ParsedRequest, model: ServedModel, most_tokens: int | None) 
     if parsed.messages:
         # The template has put the special tokens where they belong.
         prompt = _encode_text(_render(parsed, model), parsed, model, most_tokens, add_special_tokens=False)
-        return [_with_images(prompt, parsed, model) if parsed.images else prompt]
+        own = model.tokenizer.added_tokens
+        return [expanded(prompt, len(parsed.images), model.info.vision, own) if parsed.images else prompt]
     add = not parsed.raw
     return [
         _encode_text(each, parsed, model, most_tokens, add_special_tokens=add) if isinstance(each, str) else each
         for each in parsed.prompts
     ]
-
-
-def _with_images(prompt: list[int], parsed: ParsedRequest, model: ServedModel) -> list[int]:
-    vision = model.info.vision
-    assert vision is not None, "checked before"
-    placeholder = model.tokenizer.added_tokens.get(vision.token_id, "")
-    check_placeholders(prompt, len(parsed.images), vision, placeholder)
-    return expand(prompt, vision)
 
 
 def _encode_text(

@@ -15,9 +15,9 @@ from services.gateway.request.images import (
     ImageLimits,
     SentImage,
     check_count,
-    check_placeholders,
     check_vision,
     check_workers,
+    expanded,
     place_images,
     read_images,
 )
@@ -115,8 +115,9 @@ def test_each_image_has_its_place_in_the_expanded_prompt() -> None:
 
 
 def test_placeholders_have_to_be_those_of_the_images() -> None:
-    check_placeholders([1, 9, 2], 1, VISION, "<image>")
-    with pytest.raises(InvalidRequest, match="stands for an image"):
-        check_placeholders([1, 9, 9], 1, VISION, "<image>")
+    names = {VISION.token_id: "<image>"}
+    assert expanded([1, 9, 2], 1, VISION, names) == [1, 9, 9, 9, 2]
+    with pytest.raises(InvalidRequest, match="'<image>' stands for an image"):
+        expanded([1, 9, 9], 1, VISION, names)
     with pytest.raises(InvalidRequest, match="shows 0 of 1 images"):
-        check_placeholders([1, 2], 1, VISION, "<image>")
+        expanded([1, 2], 1, VISION, names)
