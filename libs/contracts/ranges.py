@@ -85,7 +85,8 @@ RANGES: Final[Mapping[str, Mapping[str, Range | Length | Pattern]]] = {
     "common.v1.PoolWorker": {"asleep": Length(1_024)},
     "common.v1.Assignment": {"model": _NAME, "budget_tokens": Range(0, MAX_BUDGET_TOKENS)},
     "common.v1.Load": dict.fromkeys(
-        ("waiting_prefill_tokens", "preemptions", "recomputed_tokens", "refused_kv_pulls"), _COUNT
+        ("waiting_prefill_tokens", "preemptions", "recomputed_tokens", "refused_kv_pulls", "images_used",
+         "images_encoded", "image_encode_ns", "image_cache_bytes"), _COUNT
     ),
     "common.v1.Compute": dict.fromkeys(
         ("layer_parameters", "head_parameters", "kv_state_bytes"), Range(0, 2**53)

@@ -26,6 +26,7 @@ class StepRow(NamedTuple):
     epoch: int = 0
     waiting: int = 0
     waiting_prefill_tokens: int = 0
+    encoded_images: int = 0
 
 
 COLUMN_NAMES: Final = StepRow._fields
@@ -68,7 +69,7 @@ class ReportedStep:
     """End of the step; of a running one, the time up to which it is known to have run."""
     running: bool
     kind: str
-    """The phase of the step's work: prefill, decode or mixed."""
+    """The phase of the step's work: prefill, decode, mixed, or encode for images, whose time counts as prefill."""
     prefill_share: float
     """The share of its time that counts as prefill, 0..1; 1 or 0 except for mixed steps."""
     prefill_tokens: int

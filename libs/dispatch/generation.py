@@ -11,6 +11,7 @@ import structlog
 from libs.contracts.errors import AnswerFailed, FulcrumError
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.port import PromptImage
 from libs.engine.reports import Logprob
 from libs.policy.gateway.placement import Attempt, Blocks, Placement
 from libs.policy.gateway.suspicion import SuspectTrial
@@ -140,6 +141,8 @@ class Generation:
     """The way to make one vector of its prompt, in place of tokens; unspecified if it generates."""
     vector: bytes = b""
     """The prompt's vector as packed little-endian float32, once a worker has computed it."""
+    images: tuple[PromptImage, ...] = ()
+    """The prompt's images, whose files go to workers that compute it."""
     output: MutableSequence[int] = field(default_factory=list)
     cached_hints: Mapping[str, int] = field(default_factory=dict)
     """Prompt tokens that workers are believed to hold, by worker id."""
@@ -218,7 +221,7 @@ class Generation:
 
     def message(self, attempt: Attempt, blocks: Blocks | None, epoch: int) -> pb.Submit:
         """Return the submit that has a worker continue from all tokens so far."""
-        return pb.Submit(
+        submit = pb.Submit(
             sequence=attempt.sequence_id,
             request_id=self.request_id,
             epoch=epoch,
@@ -234,6 +237,10 @@ class Generation:
             adapter_source=self.adapter_source,
             pooling=cast(pb.Pooling, self.pooling),
         )
+        for (first, tokens, digest), data in ((image.span, image.data) for image in self.images):
+            own = b"" if attempt.phase is Phase.DECODE else data
+            submit.images.add(first=first, tokens=tokens, digest=digest, data=own)
+        return submit
 
 
 # Models remembered; the one whose last first token is oldest is forgotten first.

@@ -256,7 +256,9 @@ def _fingerprint(generation: Generation) -> Prompt:
     """Return a hash of everything that the prompt's computation depends on, without sampling."""
     if not generation.fingerprint:
         model = generation.model.encode()
-        generation.fingerprint = xxhash.xxh3_128_digest(b"%d:%b%b" % (len(model), model, generation.prompt))
+        images = b"".join(image.span.digest for image in generation.images)
+        content = b"%d:%b%b%b" % (len(model), model, generation.prompt, images)
+        generation.fingerprint = xxhash.xxh3_128_digest(content)
     return generation.fingerprint
 
 

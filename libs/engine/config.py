@@ -36,6 +36,8 @@ class EngineConfig:
     """LoRA adapters by name: folders in PEFT's layout."""
     max_adapters: int = 8
     """Upper bound of adapters with weights on the device."""
+    image_cache_mb: int = 256
+    """Upper bound of the memory for images' embeddings that are kept for later prompts. The latest is always kept."""
     vllm_connector: str = "NixlConnector"
     """vLLM's name of the connector that moves KV between vllm engines."""
     vllm_connector_config: Mapping[str, Any] = field(default_factory=dict)

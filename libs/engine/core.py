@@ -9,6 +9,7 @@ is bounded, because a sequence is admitted beside others only while each of them
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import chain, islice
 
 from libs.contracts.errors import InvalidRequest, QueueFull
@@ -33,6 +34,7 @@ from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.pace import Pace
 
 RETRY_AFTER_S = 1.0
+IMAGES_ELSEWHERE = "its blocks went to older sequences, and its images are not here to compute it again"
 
 
 def compose(
@@ -285,6 +287,19 @@ class Core:
         started, self._step = self._step, None
         return self._sequences.report(batch.work, started.start_unix_ns, now_ns)
 
+    def begin_encode(self, images: int, now_ns: int) -> StepReport:
+        """Record that a step begins now which encodes images, and return its announcement."""
+        return replace(self.begin_trial(StepWork(), now_ns), encoded_images=images)
+
+    def end_encode(self, faults: Mapping[bytes, str], now_ns: int) -> None:
+        """Record that the step ended, and end the sequences that have an image with a fault, given by digest."""
+        self._kv_wait.stepping(False, now_ns)
+        for sequence in list(self._sequences) if faults else ():
+            digests = [image.span.digest for image in sequence.request.images if image.data]
+            if broken := faults.keys() & digests:
+                self._finish(sequence, FinishReason.FAILED, detail=faults[min(broken)])
+        self.admit(now_ns)
+
     # ------------------------------------------------------------------ measuring
 
     def lend_blocks(self, tokens: int, now_ns: int) -> list[int] | None:
@@ -423,6 +438,8 @@ class Core:
         for sequence in grow(self._sequences.running(), self._pool):
             self._preemptions += 1
             self._sequences.move(sequence, Stage.QUEUED_PREEMPTED)
+            if sequence.lacks_images:
+                self._finish(sequence, FinishReason.KV_LOST, detail=IMAGES_ELSEWHERE)
 
     def _take_token(self, sequence: Sequence, token: Sampled, now_ns: int) -> None:
         if token.fault:

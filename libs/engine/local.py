@@ -4,13 +4,13 @@ Engines are made by name. Heavy packages are imported only at start, so a sim wo
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from secrets import token_bytes
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from libs.contracts.errors import FulcrumError, KvLost, KvMismatch, QueueFull, StartupError
 from libs.engine.config import EngineConfig
@@ -20,7 +20,7 @@ from libs.engine.kv_port import KvExport, KvFetcher
 from libs.engine.kv_transfer import BlockCopies, BlockExport, BlockWriter, receive_blocks
 from libs.engine.port import Capabilities, DeviceMemory, Engine, EngineIdentity, EngineRequest, Progress
 from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, EventQueue, FinishReason, StepReport
-from libs.engine.runner import Batch, Runner, Sampled, trial_batch
+from libs.engine.runner import Batch, Runner, trial_batch
 from libs.engine.sequence import Sequence
 from libs.engine.sim import SimGpu, SimRunner
 from libs.engine.torch.runner import TorchRunner
@@ -30,6 +30,7 @@ from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 
+T = TypeVar("T")
 # A step that runs longer is announced, so that telemetry can show it before it ends.
 ANNOUNCE_AFTER_S = 0.1
 # Steps between two checks of the pool's reference counts. They are also checked whenever nothing holds blocks.
@@ -67,6 +68,9 @@ class LocalEngine:
         """Start of the running step while it is not announced, else 0."""
         self._trial: tuple[int, asyncio.Future[int | None]] | None = None
         """A pending measurement: its tokens and the future of its result."""
+        self._encoded: set[bytes] = set()
+        """Digests of images that were encoded since the last step."""
+        self._encode_ns = 0
         self._pool_faults = 0
         self._closed = False
 
@@ -226,7 +230,17 @@ class LocalEngine:
         """Return current depths, and the time up to which events that were read account for this engine."""
         starts = (self._unannounced_ns, self._events.oldest_start_ns())
         reported_to_ns = min((ns for ns in starts if ns), default=0)
-        return self._core.load(reported_to_ns=reported_to_ns, pool_faults=self._pool_faults)
+        load = self._core.load(reported_to_ns=reported_to_ns, pool_faults=self._pool_faults)
+        if not self.capabilities.images:
+            return load
+        used, encoded, cache_bytes = self._runner.image_counts
+        return replace(
+            load,
+            images_used=used,
+            images_encoded=encoded,
+            image_cache_bytes=cache_bytes,
+            image_encode_ns=self._encode_ns,
+        )
 
     def integrity(self) -> EngineIntegrity:
         """Return the counters that must be zero when nothing runs."""
@@ -257,6 +271,9 @@ class LocalEngine:
             if self._trial is not None:
                 await self._measure(*self._trial)
             batch = self._core.plan(self._clock.now_ns())
+            if batch is not None and await self._encode_for(batch):
+                continue  # whatever happened meanwhile, the next step is planned anew
+            self._encoded.clear()
             if batch is None:
                 self._settle(wake=False)
                 if not self._core.holds_blocks:
@@ -292,16 +309,39 @@ class LocalEngine:
         announcement = self._core.begin(batch, self._clock.now_ns())
         self._unannounced_ns = announcement.start_unix_ns
         self._settle(wake=False)
-        sampled = await self._run_announced(batch, announcement)
+        sampled = await self._announced(self._runner.run(batch), announcement)
         report = self._core.apply(batch, sampled, self._clock.now_ns())
         self._unannounced_ns = 0
         self._publish(report)
 
-    async def _run_announced(self, batch: Batch, announcement: StepReport) -> dict[int, Sampled]:
-        """Run a step that has begun, and announce it if it takes long."""
+    async def _encode_for(self, batch: Batch) -> bool:
+        """Encode the batch's images whose embeddings are not kept, as a step of its own. Return False without any.
+
+        Embeddings that the cache dropped since the last step are left to the step itself, so that there is progress.
+        """
+        if not self.capabilities.images or not (images := batch.images):
+            return False
+        missing = [each for each in self._runner.unencoded(images) if each.span.digest not in self._encoded]
+        if not missing:
+            return False
+        core = self._core
+        announcement = core.begin_encode(len(missing), self._clock.now_ns())
+        self._unannounced_ns = announcement.start_unix_ns
+        self._settle(wake=False)
+        faults = await self._announced(self._runner.encode(missing), announcement)
+        self._encoded.update(each.span.digest for each in missing)
+        end_ns = self._clock.now_ns()
+        core.end_encode(faults, end_ns)
+        self._encode_ns += end_ns - announcement.start_unix_ns
+        self._unannounced_ns = 0
+        self._publish(replace(announcement, end_unix_ns=end_ns))
+        return True
+
+    async def _announced(self, work: Awaitable[T], announcement: StepReport) -> T:
+        """Await the work of a step that has begun, and announce the step if it takes long."""
         timer = asyncio.get_running_loop().call_later(ANNOUNCE_AFTER_S, self._announce, announcement)
         try:
-            return await self._runner.run(batch)
+            return await work
         finally:
             timer.cancel()
 
@@ -319,7 +359,7 @@ class LocalEngine:
             work, start_ns = batch.work, self._clock.now_ns()
             announcement = core.begin_trial(work, start_ns)
             self._unannounced_ns = start_ns
-            await self._run_announced(batch, announcement)
+            await self._announced(self._runner.run(batch), announcement)
         finally:
             self._unannounced_ns = 0
             end_ns = self._clock.now_ns()

@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from libs.contracts.hashing import ImageSpan
 from libs.engine.kv_port import KvExport, KvFetcher, KvHandle
 from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad
 from libs.perfmodel.utilisation import Compute, KvShape
@@ -94,6 +95,8 @@ class Capabilities:
     """True if `Engine.sleep` can drop the weights. Waking then reads them again, but skips the rest of a start."""
     loads_adapters: bool = False
     """True if an adapter that was not given at start is loaded when a sequence names its folder."""
+    images: bool = False
+    """True if prompts may contain images; if not, `submit` refuses them."""
     variant: str = ""
     """Whatever affects step times beside model and device, in a few words: types, width, threads, versions."""
 
@@ -149,6 +152,15 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptImage:
+    """An image in a prompt, and its file where the prompt is computed."""
+
+    span: ImageSpan
+    data: bytes = b""
+    """The image's file. It is empty in phase DECODE, which receives the KV and never encodes."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     sequence_id: int
     """Unique among the live sequences of this engine."""
@@ -177,6 +189,8 @@ class EngineRequest:
     """The way to make one vector of the prompt, with which the sequence ends, without a token or a handle. None
     generates tokens. With `Pooling.MEAN`, `chain_root` must be empty.
     """
+    images: tuple[PromptImage, ...] = ()
+    """The prompt's images, in order."""
     kind: str = ""
     """Tenant and class whose past answers predict this sequence's length. Empty to use those of all sequences."""
 

@@ -81,6 +81,8 @@ class StepReport:
     decode_kv_tokens: int
     waiting: int
     waiting_prefill_tokens: int
+    encoded_images: int = 0
+    """Images that the step encoded. Such a step computes nothing else."""
     prefill_squared_tokens: int = 0
     """The sum over chunks of what each added to the square of its prompt's length (libs/perfmodel)."""
 
@@ -162,6 +164,14 @@ class EngineLoad:
     """Sequences of `awaiting_kv` with at least one block that is ready at the source and not here."""
     ready_kv_since_unix_ns: int = 0
     """Time since which the longest waiting of those has waited; 0 if there are none."""
+    images_used: int = 0
+    """Images since the start whose embeddings went into a prompt."""
+    images_encoded: int = 0
+    """Images encoded since the start. The others were found among the kept embeddings."""
+    image_encode_ns: int = 0
+    """Time since the start in steps that encoded images."""
+    image_cache_bytes: int = 0
+    """Bytes of embeddings that are kept."""
     waiting_prefill_squares: int = 0
     """The quadratic counterpart of `waiting_prefill_tokens`: the sum of each prompt's length squared less the square
     of its computed length.

@@ -6,12 +6,12 @@ neighbours) are the same code for both.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.engine.port import Capabilities, EngineIdentity, Pooling, Progress, SamplingParams
+from libs.engine.port import Capabilities, EngineIdentity, Pooling, Progress, PromptImage, SamplingParams
 from libs.engine.reports import Logprob
 from libs.policy.step_time import StepWork, chunks_work
 from libs.policy.worker.saturation import trial_prompts
@@ -42,6 +42,8 @@ class Chunk:
     """Folder of the adapter, if the engine was not started with it."""
     pooling: Pooling | None = None
     """The way to make one vector of the prompt, computed in place of a token; None if the sequence generates."""
+    images: tuple[PromptImage, ...] = ()
+    """The images that have tokens in this chunk."""
 
     @property
     def decodes(self) -> bool:
@@ -72,6 +74,12 @@ class Batch:
         if self._work is None:
             self._work = self._reckon()
         return self._work
+
+    @property
+    def images(self) -> tuple[PromptImage, ...]:
+        """The images that have tokens in this step, each once."""
+        found = {image.span.digest: image for chunk in self.chunks for image in chunk.images}
+        return tuple(found.values())
 
     def _reckon(self) -> StepWork:
         sequences = kv_tokens = 0
@@ -104,6 +112,15 @@ class Sampled:
     def logprobs(self) -> tuple[Logprob, ...]:
         """The logprob in the form that an output carries."""
         return (self.logprob,) if self.logprob else ()
+
+
+class ImageCounts(NamedTuple):
+    """Counts of images since the start, and the embeddings that are kept."""
+
+    used: int = 0
+    """Images whose embeddings went into a prompt."""
+    encoded: int = 0
+    cache_bytes: int = 0
 
 
 class Runner(Protocol):
@@ -139,6 +156,17 @@ class Runner(Protocol):
         pooled, with its vector: with `Pooling.LAST` the chunk with `sample`, with `Pooling.MEAN` every chunk. A
         cancelled call raises only once the device is done with the batch's blocks, so that they can be freed.
         """
+        ...
+
+    @property
+    def image_counts(self) -> ImageCounts: ...
+
+    def unencoded(self, images: Sequence[PromptImage]) -> list[PromptImage]:
+        """Return the images whose embeddings are not kept."""
+        ...
+
+    async def encode(self, images: Sequence[PromptImage]) -> dict[bytes, str]:
+        """Compute the images' embeddings for the next `run`. Return the faults by digest. Not during `run`."""
         ...
 
     def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:

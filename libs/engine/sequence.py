@@ -5,6 +5,7 @@ A sequence consists of its tokens, the number of them that have KV, and the bloc
 
 from dataclasses import replace
 from enum import IntEnum, auto
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,12 @@ from libs.contracts.errors import ContextTooLong, InvalidRequest
 from libs.contracts.hashing import block_hashes
 from libs.engine.kv_blocks import BlockPool, Offer, ReceivedTotals
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import Capabilities, EnginePhase, EngineRequest, Pooling
+from libs.engine.port import Capabilities, EnginePhase, EngineRequest, Pooling, PromptImage
 from libs.engine.reports import FinishReason, KvTransferReport, Logprob, SequenceOutput
 from libs.engine.runner import Chunk, Sampled
 from libs.policy.worker.pace import TokenLine
+
+NO_IMAGES: Final = "this engine takes no images: serve a vision model, such as LLaVA, with workers of the engine torch"
 
 
 class Stage(IntEnum):
@@ -238,7 +241,17 @@ class Sequence:
             adapter=request.adapter,
             adapter_source=request.adapter_source,
             pooling=request.pooling,
+            images=self._images_in(self.computed, end) if request.images else (),
         )
+
+    def _images_in(self, first: int, end: int) -> tuple[PromptImage, ...]:
+        spans = ((image, image.span) for image in self.request.images)
+        return tuple(image for image, span in spans if span.first < end and first < span.first + span.tokens)
+
+    @property
+    def lacks_images(self) -> bool:
+        """True if its prompt cannot be computed here, since its images are elsewhere."""
+        return any(not image.data for image in self.request.images)
 
     def advance(self, tokens: int) -> int:
         """Record `tokens` computed tokens, and return how many of them were computed before."""
@@ -356,7 +369,8 @@ class Sequence:
             return
         parent = self._hashes[-1] if known else self.request.chain_root
         tokens = self._tokens[known * self._block_size : blocks * self._block_size]
-        self._hashes += block_hashes(parent, tokens, self._block_size)
+        images = [image.span for image in self.request.images]
+        self._hashes += block_hashes(parent, tokens, self._block_size, images, first=known * self._block_size)
 
 
 def check_request(sequence: Sequence, capabilities: Capabilities) -> None:
@@ -379,6 +393,8 @@ def check_request(sequence: Sequence, capabilities: Capabilities) -> None:
         _check_pooling(request, capabilities)
     elif not capabilities.generates:
         raise InvalidRequest("this engine only gives embeddings: it was started with runner=pooling")
+    if request.images:
+        _check_images(request, capabilities)
     _check_kv(sequence)
     if sequence.blocks_at_most > capabilities.kv_blocks:
         raise InvalidRequest(
@@ -400,6 +416,18 @@ def _check_pooling(request: EngineRequest, capabilities: Capabilities) -> None:
         raise InvalidRequest("only a prompt becomes a vector, where it is computed")
     if request.pooling is Pooling.MEAN and request.chain_root:
         raise InvalidRequest("a mean is of all tokens: no prefix of it may be reused")
+
+
+def _check_images(request: EngineRequest, capabilities: Capabilities) -> None:
+    if not capabilities.images:
+        raise InvalidRequest(NO_IMAGES)
+    end = 0
+    for image in request.images:
+        if not end <= image.span.first < image.span.first + image.span.tokens <= request.prompt_tokens:
+            raise InvalidRequest("the images of a prompt must lie in it, one after the other")
+        end = image.span.first + image.span.tokens
+        if not image.data and (request.kv is None or end > request.kv.tokens):
+            raise InvalidRequest("an image without its file can only be part of a prompt that is computed elsewhere")
 
 
 def _check_kv(sequence: Sequence) -> None:

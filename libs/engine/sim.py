@@ -33,10 +33,11 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import KvMismatch, StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.port import Capabilities, EngineIdentity, Pooling, Progress, SamplingParams
+from libs.engine.port import Capabilities, EngineIdentity, Pooling, Progress, PromptImage, SamplingParams
 from libs.engine.reports import Logprob
-from libs.engine.runner import Batch, Chunk, Sampled, without_ends
-from libs.model.info import BUILTIN_SIM, SIM_VECTOR_SIZE, ModelInfo, load_model_info, read_json
+from libs.engine.runner import Batch, Chunk, ImageCounts, Sampled, without_ends
+from libs.model.files import read_json
+from libs.model.info import BUILTIN_SIM, SIM_VECTOR_SIZE, ModelInfo, load_model_info
 from libs.perfmodel.profiles import profile
 
 if TYPE_CHECKING:
@@ -276,6 +277,17 @@ class SimRunner:
             except GuideFailed as failed:
                 sampled[chunk.sequence_id] = Sampled(0, fault=str(failed))
         return sampled
+
+    @property
+    def image_counts(self) -> ImageCounts:
+        return ImageCounts()
+
+    def unencoded(self, images: Sequence[PromptImage]) -> list[PromptImage]:
+        # Capabilities exclude images.
+        return []
+
+    async def encode(self, images: Sequence[PromptImage]) -> dict[bytes, str]:
+        return {}
 
     def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
         # KV is only counted, so there are no bytes.

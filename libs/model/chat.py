@@ -33,8 +33,8 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 ChatMessage = Mapping[str, Any]
 """A message as templates receive it.
 
-Its keys are role and content (text, a list of {"type": "text", "text": ...}, or None). Optional ones are name,
-reasoning_content, reasoning, tool_calls (as in OpenAI's API, with `Arguments`) and tool_call_id.
+Its keys are role and content (text, a list of {"type": "text", "text": ...} and {"type": "image"}, or None). Optional
+ones are name, reasoning_content, reasoning, tool_calls (as in OpenAI's API, with `Arguments`) and tool_call_id.
 """
 
 
@@ -172,7 +172,7 @@ class _ChatTemplate:
         *before, last = messages
         content = last.get("content")
         parts = [dict(part) for part in content] if isinstance(content, list) else []
-        text = parts[-1]["text"] if parts else content
+        text = parts[-1].get("text") if parts else content
         if not isinstance(text, str):
             raise InvalidRequest("the last message has no text to continue", param="messages")
         if parts:
@@ -206,6 +206,8 @@ class _ChatTemplate:
         # In tool messages some families give a list a meaning of its own (GLM: several results), but OpenAI's parts
         # are one text.
         if isinstance(content, list) and (not self._takes_parts or role == "tool"):
+            if any(part["type"] == "image" for part in content):
+                raise InvalidRequest("the model's chat template takes text only, and no images", param="messages")
             content = PART_JOINER.join(part["text"] for part in content)
         turn["content"] = self._content(content)
         if role == "developer" and not self._knows_developer:

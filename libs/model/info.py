@@ -1,7 +1,7 @@
 """Properties of a model that can be read without loading it, and the built-in model of the sim engine.
 
 Context, vocabulary, sampling defaults that its makers recommend (generation_config.json), the way it embeds texts
-(modules.json), and the identity of its weights.
+(modules.json) and takes images, and the identity of its weights.
 """
 
 import json
@@ -13,6 +13,8 @@ from typing import Any, Final, Literal
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from libs.contracts.errors import StartupError
+from libs.model.files import read_any_json, read_json
+from libs.model.vision import Vision, load_vision
 
 BUILTIN_SIM: Final = "builtin:sim"
 SIM_NAME: Final = "sim"
@@ -144,7 +146,7 @@ def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
         shortens=bool(config.get("is_matryoshka") or sizes),
         sizes=frozenset(each for each in sizes if isinstance(each, int)),
     )
-    listed = _json(folder / "modules.json") if (folder / "modules.json").is_file() else None
+    listed = read_any_json(folder / "modules.json") if (folder / "modules.json").is_file() else None
     if not isinstance(listed, list):
         return own
     modules = {
@@ -183,6 +185,8 @@ class ModelInfo:
     eos_token_ids: frozenset[int]
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     embedding: Embedding = field(default_factory=Embedding)
+    vision: Vision | None = None
+    """The way that prompts take images; None for a model without vision."""
 
 
 def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
@@ -213,24 +217,8 @@ def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
         eos_token_ids=_eos_token_ids(folder, generation, text_config),
         sampling=sampling_defaults(generation, advice),
         embedding=load_embedding(folder, config),
+        vision=load_vision(folder, config),
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a model's file. Raise StartupError that names the file."""
-    value = _json(path)
-    if not isinstance(value, dict):
-        raise StartupError(f"{path} is not a JSON object")
-    return value
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StartupError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise StartupError(f"{path} is not JSON: {error}") from None
 
 
 def _eos_token_ids(folder: Path, generation: dict[str, Any], text_config: dict[str, Any]) -> frozenset[int]:

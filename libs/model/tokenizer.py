@@ -12,7 +12,8 @@ from tokenizers.decoders import DecodeStream
 
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.model.chat import ChatMessage, ChatTemplate
-from libs.model.info import CHATML_TEMPLATE, SIM_SPECIAL_TOKENS, ModelInfo, byte_alphabet, read_json, sim_tokenizer
+from libs.model.files import read_json
+from libs.model.info import CHATML_TEMPLATE, SIM_SPECIAL_TOKENS, ModelInfo, byte_alphabet, sim_tokenizer
 
 # Tokens that may wait for the rest of a character. More of them cannot be a character.
 MAX_HELD_TOKENS = 64

@@ -202,4 +202,7 @@ def _counted(load: Load) -> Load:
         recomputed_tokens=load.recomputed_tokens,
         pool_faults=load.pool_faults,
         refused_kv_pulls=load.refused_kv_pulls,
+        images_used=load.images_used,
+        images_encoded=load.images_encoded,
+        image_encode_ns=load.image_encode_ns,
     )

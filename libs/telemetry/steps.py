@@ -43,6 +43,8 @@ class StepCounts(NamedTuple):
 
 
 UNKNOWN: Final = StepCounts()
+_TOKENS: Final = StepCounts._fields.index("prefill_tokens")
+_DECODES: Final = StepCounts._fields.index("decode_sequences")
 COUNTS: Final = slice(StepRow._fields.index(StepCounts._fields[0]), StepRow._fields.index(StepCounts._fields[-1]) + 1)
 """The columns of `StepCounts` within a `StepRow`."""
 
@@ -187,7 +189,9 @@ class StepLog:
         starts, ends = np.array(self._starts[first:last], np.int64), np.array(self._ends[first:last], np.int64)
         shares = np.array(self._shares[first:last], np.float64) / FULL_SHARE
         counts = np.array([column[first:last] for column in self._counts], np.float64)
-        usable = (ends > starts) & counts.any(axis=0)
+        # A step that encoded images has no tokens, and its work is not in the model's figures.
+        has_tokens = counts[[_TOKENS, _DECODES]].any(axis=0)
+        usable = (ends > starts) & has_tokens
         if self._announced:
             usable &= ~np.isin(starts, list(self._announced))
         return FinishedSteps(starts[usable], ends[usable], shares[usable], counts[:, usable])
@@ -340,9 +344,9 @@ def prefill_shares(batch: StepBatch) -> list[int]:
     steps = batch.steps
     if batch.HasField("estimate"):
         return [_estimated_share(batch.estimate)] * step_count(steps)
-    if not steps.prefill_tokens:
+    if not (steps.prefill_tokens or steps.encoded_images):
         return [0] * step_count(steps)
-    if not steps.decode_sequences:
+    if not (steps.decode_sequences or steps.encoded_images):
         return [FULL_SHARE if tokens else 0 for tokens in array("Q", steps.prefill_tokens)]
     rows = step_rows(steps)
     # Most batches have no mixed step, and reading the model costs more than entering all of a batch's steps.
@@ -357,7 +361,7 @@ def _estimated_share(estimate: PhaseEstimate) -> int:
 
 def _share(model: StepTimeModel | None, row: StepRow) -> int:
     if model is None or not (row.prefill_tokens and row.decode_sequences):
-        return FULL_SHARE if row.prefill_tokens else 0
+        return FULL_SHARE if row.prefill_tokens or row.encoded_images else 0
     return min(max(split_step_ns(model, step_work(row), FULL_SHARE)[0], 0), FULL_SHARE)
 
 

@@ -89,6 +89,8 @@ class WorkerSettings(CommonSettings):
     """JSON object of LoRA adapters by name -> folder in PEFT's layout; gateways need their names too. Engines torch
     and vllm; engine sim reads no folder.
     """
+    image_cache_mb: int = Field(256, ge=0)
+    """Bound on the memory for images' embeddings that engine torch keeps for later prompts; 0 keeps one."""
     max_adapters: int = Field(8, ge=1)
     """Adapters whose weights are kept on the device; the least recently used one makes room."""
     vllm_connector: str = "NixlConnector"
@@ -183,6 +185,7 @@ class WorkerSettings(CommonSettings):
             kv_shared_dir=self.kv_shared_dir,
             adapters=self.adapters,
             max_adapters=self.max_adapters,
+            image_cache_mb=self.image_cache_mb,
             vllm_connector=self.vllm_connector,
             vllm_connector_config=self.vllm_connector_config,
             vllm_arguments=self.vllm_arguments,

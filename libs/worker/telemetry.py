@@ -61,7 +61,7 @@ class StepTimes:
 
     def on_event(self, event: EngineEvent) -> None:
         step = event.step
-        if step is not None and step.end_unix_ns:
+        if step is not None and step.end_unix_ns and not step.encoded_images:
             self._learner.add(work_of(step), step.end_unix_ns - step.start_unix_ns)
 
     async def restore(self) -> None:
@@ -268,7 +268,7 @@ def _step(report: StepReport, epoch: int) -> StepRow:
         start_unix_ns=report.start_unix_ns,
         end_unix_ns=report.end_unix_ns,
         prefill_tokens=report.prefill_tokens,
-        prefill_sequences=report.prefill_sequences,
+        prefill_sequences=report.encoded_images or report.prefill_sequences,
         prefill_context_tokens=report.prefill_context_tokens,
         decode_sequences=report.decode_sequences,
         decode_kv_tokens=report.decode_kv_tokens,
@@ -276,6 +276,7 @@ def _step(report: StepReport, epoch: int) -> StepRow:
         waiting=report.waiting,
         waiting_prefill_tokens=report.waiting_prefill_tokens,
         prefill_squared_tokens=report.prefill_squared_tokens,
+        encoded_images=report.encoded_images,
     )
 
 

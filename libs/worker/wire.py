@@ -7,11 +7,12 @@ from numpy.typing import NDArray
 
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import InvalidRequest
+from libs.contracts.hashing import ImageSpan
 from libs.contracts.packing import pack_f32, pack_u32, unpack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import Capabilities, EnginePhase, EngineRequest, Pooling, SamplingParams
+from libs.engine.port import Capabilities, EnginePhase, EngineRequest, Pooling, PromptImage, SamplingParams
 from libs.engine.reports import EngineLoad, FinishReason, Logprob, SequenceOutput
 from libs.perfmodel.wire import compute_message
 
@@ -41,6 +42,7 @@ def capabilities_message(capabilities: Capabilities) -> common.Capabilities:
         first_token=_FIRST_TOKEN[capabilities.first_token_from],
         kv_layout=capabilities.kv_layout,
         chunk_tokens=capabilities.chunk_tokens,
+        images=capabilities.images,
         compute=compute_message(capabilities.compute) if capabilities.compute else None,
     )
 
@@ -58,6 +60,10 @@ def load_message(load: EngineLoad) -> common.Load:
         waiting_prefill_squares=load.waiting_prefill_squares,
         awaiting_ready_kv=load.awaiting_ready_kv,
         ready_kv_since_unix_ns=load.ready_kv_since_unix_ns,
+        images_used=load.images_used,
+        images_encoded=load.images_encoded,
+        image_cache_bytes=load.image_cache_bytes,
+        image_encode_ns=load.image_encode_ns,
     )
 
 
@@ -129,6 +135,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
         adapter_source=submit.adapter_source,
         yields=submit.context.service_class == BATCH_CLASS,
         pooling=pooling,
+        images=tuple(PromptImage(ImageSpan(each.first, each.tokens, each.digest), each.data) for each in submit.images),
         kind=f"{submit.context.tenant}/{submit.context.service_class}",
     )
 

@@ -52,6 +52,7 @@ from services.gateway.refusals import RefusalCounts, RefusalMiddleware
 from services.gateway.request.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.request.exchange import Stalls
 from services.gateway.request.formats import ChatFormat, CompletionFormat
+from services.gateway.request.images import ImageLimits
 from services.gateway.request.intake import TOKENISE_THREADS, Intake, RequestLimits
 from services.gateway.request.limits import PlaceExchange, TenantLimiter
 from services.gateway.request.models import LoadableModels
@@ -220,7 +221,12 @@ def _intake(
             settings.tpot_target_ms,
             {name: (each.ttft_ms, each.tpot_ms) for name, each in settings.class_targets.items()},
         ),
-        limits=RequestLimits(settings.max_n, settings.max_choices, min(MAX_INPUTS, settings.max_waiting)),
+        limits=RequestLimits(
+            settings.max_n,
+            settings.max_choices,
+            min(MAX_INPUTS, settings.max_waiting),
+            ImageLimits(settings.max_images, settings.max_image_bytes, settings.max_image_pixels),
+        ),
         cache_salt=str if keys is None else keys.cache_salt,
         tenants=keys,
     )

@@ -12,6 +12,7 @@ from libs.policy.gateway.binding import PolicyName
 from libs.policy.gateway.view import MAX_SILENT_MS, SILENT_MS
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
+from services.gateway.request.images import MAX_TOTAL_BYTES
 from services.gateway.request.schema import MAX_CHOICES
 
 ReasoningName = Literal["think", "mistral", "seed", "harmony", "none"]
@@ -84,6 +85,12 @@ class GatewaySettings(HttpSettings):
 
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
     """Bound on a request's body; larger ones are refused with 413."""
+    max_images: int = Field(8, ge=0)
+    """Bound on the images of a request; 0 serves none."""
+    max_image_bytes: int = Field(4 * 1024 * 1024, ge=1024, le=MAX_TOTAL_BYTES)
+    """Bound on the file of one image. In base64 it has to fit FULCRUM_GATEWAY_MAX_BODY_BYTES too."""
+    max_image_pixels: int = Field(16 * 1024 * 1024, ge=1)
+    """Bound on the width times the height of one image."""
     max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES)
     """Bound on a request's `n`."""
     max_choices: int = Field(128, ge=1)

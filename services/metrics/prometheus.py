@@ -130,6 +130,29 @@ class OccupancyCollector(Collector):
             if facts.group:
                 dummies.add_metric(labels, facts.dummy_steps)
         yield from (age, lost, dropped, preemptions, recomputed, faults, pulls, refused, dummies, cpu_waits)
+        yield from self._images(occupancy.as_of_unix_ns)
+
+    def _images(self, now_ns: int) -> Iterator[Metric]:
+        """Yield the counts of workers that have encoded images."""
+        used = CounterMetricFamily(
+            names.WORKER_IMAGES_USED_TOTAL, "Images whose embeddings went into a prompt.", labels=("worker",)
+        )
+        encoded = CounterMetricFamily(
+            names.WORKER_IMAGES_ENCODED_TOTAL, "Images encoded; the other used ones were kept.", labels=("worker",)
+        )
+        seconds = CounterMetricFamily(
+            names.WORKER_IMAGE_ENCODE_SECONDS_TOTAL, "Time of steps that encoded images.", labels=("worker",)
+        )
+        cache = GaugeMetricFamily(names.WORKER_IMAGE_CACHE_BYTES, "Bytes of kept embeddings.", labels=("worker",))
+        for facts in self._fleet.directory.listed(now_ns):
+            labels, load = (facts.worker_id,), facts.load
+            if facts.left or not load.images_encoded:
+                continue
+            used.add_metric(labels, load.images_used)
+            encoded.add_metric(labels, load.images_encoded)
+            seconds.add_metric(labels, load.image_encode_ns / 1e9)
+            cache.add_metric(labels, load.image_cache_bytes)
+        yield from (used, encoded, seconds, cache)
 
 
 class LiveCollector(Collector):

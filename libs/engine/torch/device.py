@@ -55,7 +55,8 @@ def compute_of(model: Any, shape: BlockShape, device: torch.device) -> Compute |
         return None
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     apart = {id(table.weight), id(head.weight)}
-    layers = sum(each.numel() for each in model.parameters() if each.dim() > 1 and id(each) not in apart)
+    text = model.get_decoder()
+    layers = sum(each.numel() for each in text.parameters() if each.dim() > 1 and id(each) not in apart)
     flops_per_s, bytes_per_s = device_peaks(device, model.dtype)
     return Compute(
         layer_parameters=layers,

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
 from libs.contracts.errors import StartupError
@@ -61,7 +61,9 @@ class Adapters:
         self._most = most
         for name, folder in folders.items():
             _scale(name, folder)
-        self._layers = {name: each for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
+        # Rows of a step are tokens, which a vision tower does not see.
+        modules = ((name, each) for name, each in model.named_modules() if not name.startswith(VISION_MODULES))
+        self._layers = {name: each for name, each in modules if isinstance(each, torch.nn.Linear)}
         self._kept: OrderedDict[str, _Loaded] = OrderedDict()
         self._rows: list[tuple[slice, _Loaded]] = []
         """Rows of the running step that use an adapter."""
@@ -200,14 +202,27 @@ def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
     return DTYPES[wanted]
 
 
-def load_model(folder: Path, device: torch.device, wanted_dtype: str = "auto") -> Any:
-    """Load the model on `device`, with attention through the pool and a type by `pick_dtype`. Raise StartupError."""
+# By part of a config with vision: its tower attends to one image as a whole, without the pool.
+ATTENTIONS = MappingProxyType({"": ATTENTION_NAME, "text_config": ATTENTION_NAME, "vision_config": "sdpa"})
+# Modules of such a model beside the text model and its head.
+VISION_MODULES = ("model.vision_tower.", "model.multi_modal_projector.")
+
+
+def load_model(folder: Path, device: torch.device, wanted_dtype: str = "auto", *, images: bool = False) -> Any:
+    """Load the model on `device`, with attention through the pool and a type by `pick_dtype`. Raise StartupError.
+
+    With `images` its vision tower is loaded too.
+    """
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     logging.disable_progress_bar()
     dtype = pick_dtype(wanted_dtype, device)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True, output_loading_info=True
+        model, info = (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=dict(ATTENTIONS) if images else ATTENTION_NAME,
+            local_files_only=True,
+            output_loading_info=True,
         )
         model = model.to(device)
     except Exception as error:  # transformers raises anything from KeyError to a safetensors error

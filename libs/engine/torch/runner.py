@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.port import Capabilities, EngineIdentity, Pooling, Progress
-from libs.engine.runner import Batch, Sampled
+from libs.engine.port import Capabilities, EngineIdentity, Pooling, Progress, PromptImage
+from libs.engine.runner import Batch, ImageCounts, Sampled
 
 if TYPE_CHECKING:
     from libs.engine.torch.step import Loaded, Weights
@@ -76,6 +76,7 @@ class TorchRunner:
             hands_over_running_kv=True,
             sleeps=True,
             loads_adapters=True,
+            images=loaded.images is not None,
             kv_nonce=pool.nonce,
             chunk_tokens=self._config.prefill_chunk_tokens,
             compute=loaded.compute,
@@ -103,6 +104,22 @@ class TorchRunner:
     async def run(self, batch: Batch) -> dict[int, Sampled]:
         """Compute the batch, and return a token by sequence id for each chunk with `sample`."""
         return await self._on_thread(_step, self._ready, batch)
+
+    @property
+    def image_counts(self) -> ImageCounts:
+        images = self._loaded.images if self._loaded else None
+        return images.counts if images else ImageCounts()
+
+    def unencoded(self, images: Sequence[PromptImage]) -> list[PromptImage]:
+        """Return the images whose embeddings are not kept."""
+        encoder = self._ready.images
+        return [each for each in images if encoder is None or each.span.digest not in encoder]
+
+    async def encode(self, images: Sequence[PromptImage]) -> dict[bytes, str]:
+        """Compute the images' embeddings, and return the faults by digest."""
+        encoder = self._ready.images
+        assert encoder is not None, "capabilities say so"
+        return await self._on_thread(encoder.encode, images)
 
     def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
         """Return the bytes of each block, as views of the pool if it is in host memory."""

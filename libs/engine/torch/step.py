@@ -20,6 +20,7 @@ from libs.engine.torch.attention import GatherMemory, KvPool, plan_step
 from libs.engine.torch.device import compute_of, cpu_name
 from libs.engine.torch.model import Adapters, block_shape, load_model, pick_device
 from libs.engine.torch.sampling import sample, score
+from libs.engine.torch.vision import ImageEncoder
 from libs.model.info import ModelInfo, load_model_info
 from libs.perfmodel.utilisation import Compute
 from libs.runtime.linux import COMPUTE_SLICE_NS, ask_slice
@@ -39,6 +40,8 @@ class Weights:
     model: Any
     guides: Future[Guides]
     adapters: Adapters
+    images: ImageEncoder | None
+    """None for a model without vision, or with a vision that is not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Loaded:
     """As in the port's Capabilities: what affects step times beside model and device."""
     guides: Future[Guides]
     adapters: Adapters
+    images: ImageEncoder | None
 
 
 def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
@@ -72,10 +76,12 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
     name = f"cuda:{torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
     progress("loading weights", 0.0)
     guides = _read_guides(info)
-    model = load_model(config.model_path, device, config.dtype)
+    vision = info.vision if info.vision and not info.vision.unserved else None
+    model = load_model(config.model_path, device, config.dtype, images=vision is not None)
     progress("loading weights", 1.0)
+    images = ImageEncoder(model, config.model_path, vision, config.image_cache_mb * 2**20) if vision else None
     adapters = Adapters(model, config.adapters, config.max_adapters)
-    return _ready(Weights(info, device, name, model, guides, adapters), config, identity, progress)
+    return _ready(Weights(info, device, name, model, guides, adapters, images), config, identity, progress)
 
 
 def put_away(loaded: Loaded) -> Weights:
@@ -85,7 +91,10 @@ def put_away(loaded: Loaded) -> Weights:
         loaded.model.to("cpu")
         torch.cuda.empty_cache()
     loaded.adapters.drop()
-    return Weights(loaded.info, loaded.device, loaded.device_name, loaded.model, loaded.guides, loaded.adapters)
+    if loaded.images is not None:
+        loaded.images.drop()
+    names = ("info", "device", "device_name", "model", "guides", "adapters", "images")
+    return Weights(*(getattr(loaded, name) for name in names))
 
 
 def wake(weights: Weights, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
@@ -110,7 +119,8 @@ def _ready(weights: Weights, config: EngineConfig, identity: EngineIdentity, pro
     progress("allocating KV", 1.0)
     compute, variant = compute_of(model, pool.shape, device), _variant(model, device)
     memory, name = GatherMemory(pool), weights.device_name
-    loaded = Loaded(weights.info, device, name, model, pool, memory, compute, variant, weights.guides, weights.adapters)
+    own = (weights.guides, weights.adapters, weights.images)
+    loaded = Loaded(weights.info, device, name, model, pool, memory, compute, variant, *own)
     progress("warming up", 0.0)
     try:
         _warm_up(loaded)
@@ -142,7 +152,7 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
     with torch.inference_mode(), _hidden_states(loaded.model, chunks) as hidden:
         plan = plan_step(chunks, loaded.pool, loaded.memory)
         output = loaded.model(
-            input_ids=token_ids[None].to(loaded.device),
+            **_inputs(loaded, token_ids.to(loaded.device), chunks),
             position_ids=plan.positions[None],
             use_cache=False,
             # The head, with its large vocabulary, runs only on rows that sample or are scored.
@@ -174,6 +184,13 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
             torch.cuda.current_stream(loaded.device).synchronize()
         loaded.pool.written()
     return results
+
+
+def _inputs(loaded: Loaded, token_ids: torch.Tensor, chunks: Sequence[Chunk]) -> dict[str, torch.Tensor]:
+    """Return the model's input for a row of tokens [tokens] int64: their ids, or embeddings if images are there."""
+    if loaded.images is None or not any(chunk.images for chunk in chunks):
+        return {"input_ids": token_ids[None]}
+    return {"inputs_embeds": loaded.images.embed(token_ids, chunks)[None]}
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from libs.engine.config import SETTING, EngineConfig
 from libs.engine.port import Pooling
 from libs.engine.vllm.connectors import CONFIG_SETTING, CONNECTOR_SETTING, Connector
 from libs.engine.vllm.plugin import LEASH_VARIABLE, MOONCAKE_PORT, NIXL_PORT, REVISION_VARIABLE, WAIT_VARIABLE
-from libs.model.info import load_embedding, load_model_info, read_json
+from libs.model.files import read_json
+from libs.model.info import load_embedding, load_model_info
 
 SET: Final = "set FULCRUM_WORKER_{name} in its place"
 CHUNKS: Final = "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS says how prompts are cut"

@@ -10,6 +10,7 @@ from libs.contracts.errors import InvalidRequest, UnsupportedField, quoted
 from services.gateway.messages.schema import (
     BLOCK_TYPES,
     CountRequest,
+    ImageBlock,
     InputBlock,
     InputMessage,
     MessageRequest,
@@ -30,14 +31,15 @@ from services.gateway.request.schema import (
     MAX_STOPS_CHARS,
     CalledFunction,
     ChatRequest,
+    ContentPart,
     Effort,
     Function,
     FunctionChoice,
+    ImageUrl,
     JsonSchema,
     Message,
     NamedToolChoice,
     ResponseFormat,
-    TextPart,
     Tool,
     ToolCall,
     fit,
@@ -149,6 +151,9 @@ def _convert(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
     if output is not None and output.format is not None:
         chat.response_format = ResponseFormat("json_schema", JsonSchema(_SCHEMA_NAME, output.format.schema))
     parsed = replace(convert_chat(chat), ordered=True, chat_field="messages", schema_field="output_config.format")
+    if parsed.images:
+        # A chat's turns and parts are not those of the body.
+        parsed = replace(parsed, images=tuple(image._replace(field="messages") for image in parsed.images))
     thinks = None if thinking is None or thinking.type == "adaptive" else thinking.type == "enabled"
     if output is None or output.effort is None or thinks is False:
         return parsed if thinks is None else replace(parsed, thinking=thinks)
@@ -198,41 +203,50 @@ def _add_turn(turns: list[Message], turn: Message) -> None:
         turns.append(turn)
 
 
-def _parts(content: str | list[TextPart] | None) -> list[TextPart]:
-    return [TextPart("text", content or "")] if content is None or isinstance(content, str) else content
+def _parts(content: str | list[ContentPart] | None) -> list[ContentPart]:
+    return [ContentPart("text", content or "")] if content is None or isinstance(content, str) else content
 
 
-def _system(given: str | Sequence[TextBlock] | None) -> str | list[TextPart] | None:
+def _system(given: str | Sequence[TextBlock] | None) -> str | list[ContentPart] | None:
     if given is None or isinstance(given, str):
         return given
     return _content([block.text for block in given if not block.text.startswith(_BILLING)])
 
 
-def _content(texts: Sequence[str]) -> str | list[TextPart]:
+def _content(texts: Sequence[str]) -> str | list[ContentPart]:
     """Return a message's content: parts, which a template joins in its own way, if there are several."""
-    return "".join(texts) if len(texts) < 2 else [TextPart("text", text) for text in texts]
+    return "".join(texts) if len(texts) < 2 else [ContentPart("text", text) for text in texts]
 
 
 def _question(message: InputMessage, blocks: Sequence[InputBlock], where: str) -> list[Message]:
     # Claude Code sends system text behind the question, where many templates refuse the role or leave it out.
     turns: list[Message] = []
-    texts: list[str] = []
+    parts: list[ContentPart] = []
     for place, block in enumerate(blocks):
         if isinstance(block, TextBlock):
-            texts.append(block.text)
+            parts.append(ContentPart("text", block.text))
+        elif isinstance(block, ImageBlock) and message.role == "user":
+            url = f"data:{block.source.media_type};base64,{block.source.data}"
+            parts.append(ContentPart("image_url", image_url=ImageUrl(url)))
         elif isinstance(block, ToolResultBlock) and message.role == "user":
-            if texts:
-                turns.append(Message("user", _content(texts)))
-                texts = []
+            if parts:
+                turns.append(Message("user", _joined(parts)))
+                parts = []
             turns.append(Message("tool", _result(block), tool_call_id=block.tool_use_id))
         else:
             raise _misplaced(block, message.role, f"{where}.content[{place}]")
-    if texts or not turns:
-        turns.append(Message("user", _content(texts)))
+    if parts or not turns:
+        turns.append(Message("user", _joined(parts)))
     return turns
 
 
-def _result(block: ToolResultBlock) -> str | list[TextPart]:
+def _joined(parts: list[ContentPart]) -> str | list[ContentPart]:
+    """Return a message's content: the parts, unless they are one text or none."""
+    alone = len(parts) < 2 and all(part.type == "text" for part in parts)
+    return "".join(part.text or "" for part in parts) if alone else parts
+
+
+def _result(block: ToolResultBlock) -> str | list[ContentPart]:
     given = block.content or ""
     texts = [given] if isinstance(given, str) else [part.text for part in given]
     if block.is_error:

@@ -19,10 +19,25 @@ Mark = dict[str, Any] | None
 """The mark of a prefix to cache, which has no effect: all prefixes are cached."""
 
 
+ImageSourceType = Literal["base64"]
+ImageType = Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+
+
 class TextBlock(Struct, tag="text", forbid_unknown_fields=True):
     text: str
     cache_control: Mark = None
     citations: list[Any] | None = None
+
+
+class ImageSource(Struct, forbid_unknown_fields=True):
+    type: ImageSourceType
+    media_type: ImageType
+    data: str
+
+
+class ImageBlock(Struct, tag="image", forbid_unknown_fields=True):
+    source: ImageSource
+    cache_control: Mark = None
 
 
 class ThinkingBlock(Struct, tag="thinking", forbid_unknown_fields=True):
@@ -55,8 +70,12 @@ class ToolResultBlock(Struct, tag="tool_result", forbid_unknown_fields=True):
     cache_control: Mark = None
 
 
-InputBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
-BLOCK_TYPES: Final = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+InputBlock = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+BLOCK_TYPES: Final = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+UNSERVED_SOURCES: Final = frozenset({"url", "file"})
+"""Sources of images in Anthropic's API that are not served: no address is fetched."""
 
 
 MessageRole = Literal["user", "assistant", "system"]
@@ -160,6 +179,8 @@ _VALUES: Final = {
 
 def known_values(path: str) -> KnownValues | None:
     """Return the accepted values of the field at a path; None for a field of any value."""
+    if path.endswith("].source.type"):
+        return get_args(ImageSourceType), UNSERVED_SOURCES
     found = _VALUES.get("role" if path.endswith("].role") else path)
     return None if found is None else (found, frozenset())
 

@@ -1,6 +1,7 @@
 """The tools that a chat may or must call. Pure; raises InvalidRequest that names the field."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,8 @@ import msgspec
 
 from libs.contracts.errors import InvalidRequest, quoted
 from libs.model.chat import Arguments, ChatMessage
-from services.gateway.request.schema import ChatRequest, Message, NamedToolChoice, Tool, ToolCall
+from services.gateway.request.images import SentImage
+from services.gateway.request.schema import ChatRequest, ContentPart, Message, NamedToolChoice, Tool, ToolCall
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -81,7 +83,7 @@ def chat_message(message: Message, place: int) -> ChatMessage:
         raise InvalidRequest(f"a {role} message needs content", param=f"messages[{place}].content")
     turn: dict[str, Any] = {"role": role, "content": content}
     if isinstance(content, list):
-        turn["content"] = [{"type": "text", "text": part.text} for part in content]
+        turn["content"] = [_part(part, role, f"messages[{place}].content[{at}]") for at, part in enumerate(content)]
     if message.name:
         turn["name"] = message.name
     if role == "tool":
@@ -95,6 +97,33 @@ def chat_message(message: Message, place: int) -> ChatMessage:
     elif message.tool_calls:
         raise InvalidRequest(f"a {role} message has no tool_calls", param=f"messages[{place}].tool_calls")
     return turn
+
+
+def _part(part: ContentPart, role: str, where: str) -> dict[str, Any]:
+    if part.type == "text":
+        if part.text is None:
+            raise InvalidRequest(f"{where}.text is missing", param=f"{where}.text")
+        if part.image_url is not None:
+            raise InvalidRequest(f"{where}: a part of type text has no image_url", param=f"{where}.image_url")
+        return {"type": "text", "text": part.text}
+    if part.image_url is None:
+        raise InvalidRequest(f"{where}.image_url is missing", param=f"{where}.image_url")
+    if part.text is not None:
+        raise InvalidRequest(f"{where}: a part of type image_url has no text", param=f"{where}.text")
+    if role != "user":
+        raise InvalidRequest(f"{where}: only a user's messages may contain images", param=f"{where}.type")
+    return {"type": "image"}
+
+
+def sent_images(messages: Sequence[Message]) -> tuple[SentImage, ...]:
+    """Return the images of a chat whose parts have been checked, in order."""
+    return tuple(
+        SentImage(part.image_url.url, f"messages[{place}].content[{at}].image_url.url")
+        for place, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for at, part in enumerate(message.content)
+        if part.image_url is not None
+    )
 
 
 def _of_answer(message: Message, place: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import Generation, RequestTimes
 from libs.dispatch.ports import Tenancy
+from libs.engine.port import PromptImage
 from libs.model.info import SamplingDefaults
 from libs.model.tokenizer import Decoder
 from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, prompt_end
@@ -23,6 +24,14 @@ from services.gateway.answers.guide import SchemaCheck, SchemaVerdict, ToolSchem
 from services.gateway.answers.parts import AnswerReader
 from services.gateway.fleet import WorkerLinks
 from services.gateway.request.choice import Choice, ChoiceText, PartReaders, PromptShown
+from services.gateway.request.images import (
+    ImageLimits,
+    check_count,
+    check_vision,
+    check_workers,
+    place_images,
+    read_images,
+)
 from services.gateway.request.limits import FREE, Allowance
 from services.gateway.request.parse import Defaults, Headers, ParsedRequest
 from services.gateway.request.prompt import Catalog, PrefixHints, ServedModel, check_fit, gives_tools_as_text, tokenise
@@ -112,6 +121,7 @@ class RequestLimits:
     max_choices: int
     max_inputs: int
     """The maximum number of texts that one request may embed."""
+    images: ImageLimits = field(default_factory=ImageLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +186,8 @@ class Intake:
         pooling = _pooling(model) if parsed.pooled else pb.POOLING_UNSPECIFIED
         context_tokens = self._fleet.max_context_tokens(model.routed, model.info.max_context_tokens)
         tenant = arrival.headers.tenant
+        if parsed.images:
+            self._check_images(parsed, model)
         prompts = await self.tokens(parsed, model, tenant, most_tokens=context_tokens)
         max_output_tokens = check_fit(parsed, prompts, model, context_tokens)
         seed = parsed.seed if parsed.seed is not None else secrets.randbits(63)
@@ -183,7 +195,8 @@ class Intake:
         schemas = await check_schemas(parsed, self.schemas, tenant) if parsed.guided else None
         context = arrival.headers.context(arrival.arrival_ns, self._wanted(model))
         context.cache_salt = self._cache_salt(context.tenant)
-        hints = await self._cached(parsed, model, prompts, context.cache_salt)
+        images = await self._images(parsed, model, prompts[0], tenant) if parsed.images else ()
+        hints = await self._cached(parsed, model, prompts, context.cache_salt, images=images)
         choices: list[Choice] = []
         as_text = bool(parsed.messages) and gives_tools_as_text(parsed, model)
         # A prompt that is text or tokens is its client's own, and so is the format of what follows it.
@@ -223,9 +236,28 @@ class Intake:
                     cached_hints=cached_hints,
                     batch=context.service_class == BATCH_CLASS,
                     pooling=pooling,
+                    images=images,
                 )
                 choices.append(Choice(len(choices), generation, text, as_text))
         return choices
+
+    def _check_images(self, parsed: ParsedRequest, model: ServedModel) -> None:
+        """Raise InvalidRequest for too many images, UnsupportedField if the model or a worker's engine takes none."""
+        check_vision(parsed.images, model.info.name, model.info.vision)
+        check_count(parsed.images, self._limits.images)
+        workers = [link.worker for link in self._fleet.links if link.worker and link.model == model.routed]
+        check_workers(parsed.images, workers)
+
+    async def _images(
+        self, parsed: ParsedRequest, model: ServedModel, prompt: list[int], tenant: str
+    ) -> tuple[PromptImage, ...]:
+        """Return the images with their places in the prompt. They are decoded on a tokeniser's thread."""
+        vision = model.info.vision
+        assert vision is not None, "checked before"
+        async with self.tokenising.slot(tenant, sum(len(image.url) for image in parsed.images)):
+            loop = asyncio.get_running_loop()
+            files = await loop.run_in_executor(self._threads, read_images, parsed.images, self._limits.images)
+        return place_images(prompt, files, vision)
 
     def _record(self, index: int, schemas: RequestSchemas | None, tenant: str) -> AnswerRecord | None:
         if schemas is None or not schemas.omitted:
@@ -241,13 +273,20 @@ class Intake:
         return replace(own, ttft_deadline_ms=ttft_ms, tpot_target_ms=tpot_ms)
 
     async def _cached(
-        self, parsed: ParsedRequest, model: ServedModel, prompts: list[list[int]], salt: str
+        self,
+        parsed: ParsedRequest,
+        model: ServedModel,
+        prompts: list[list[int]],
+        salt: str,
+        *,
+        images: tuple[PromptImage, ...] = (),
     ) -> list[dict[str, int]]:
         """Return the tokens of each prompt that workers hold, if the request can use them."""
         pools_all = parsed.pooled and _POOLINGS[model.info.embedding.pooling] == pb.POOLING_MEAN
         if parsed.prompt_logprobs is not None or pools_all:
             return [{} for _ in prompts]
-        look_up = partial(self._hints.cached_tokens, model.routed, salt=salt, adapter=model.adapter)
+        spans = [image.span for image in images]
+        look_up = partial(self._hints.cached_tokens, model.routed, salt=salt, adapter=model.adapter, images=spans)
         if len(prompts) == 1:
             return [await look_up(prompts[0])]
         return await asyncio.gather(*map(look_up, prompts))

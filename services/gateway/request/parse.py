@@ -15,7 +15,8 @@ from libs.keys.table import ANYBODY, CLASS_HEADER, TENANT_HEADER, Caller, named_
 from libs.model.chat import ChatMessage
 from libs.model.grammar import InvalidGrammar, choice_rule, grammar_rule, pattern_rule
 from libs.model.info import SamplingDefaults
-from services.gateway.request.chat import ToolUse, chat_message, tool_use
+from services.gateway.request.chat import ToolUse, chat_message, sent_images, tool_use
+from services.gateway.request.images import SentImage
 from services.gateway.request.schema import (
     MAX_STOPS_CHARS,
     ChatRequest,
@@ -242,6 +243,8 @@ class ParsedRequest:
     """True if a chat's prompt ends with the opening of an answer rather than with its last message."""
     continues: bool = False
     """True if the answer continues the text of the last message."""
+    images: tuple[SentImage, ...] = ()
+    """The images of a chat, in order."""
     pooled: bool = False
     """True if each prompt becomes a vector, in place of an answer."""
 
@@ -315,6 +318,8 @@ def convert_chat(request: ChatRequest) -> ParsedRequest:
         max_tokens=newer if newer is not None else older,
         max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
     )
+    if images := sent_images(request.messages):
+        parsed = replace(parsed, images=images)
     continues, opens = bool(request.continue_final_message), request.add_generation_prompt
     if continues and opens:
         text = "continue_final_message and add_generation_prompt exclude each other"

@@ -25,7 +25,7 @@ from libs.contracts.errors import (
     UnsupportedField,
     quoted,
 )
-from libs.contracts.hashing import block_hashes, chain_root
+from libs.contracts.hashing import ImageSpan, block_hashes, chain_root
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import PHASE_BOTH, PHASE_DECODE, PHASE_PREFILL
 from libs.model.chat import ChatMessage
@@ -37,6 +37,7 @@ from libs.stores.kvindex import KvIndex, PrefixQuery, probes
 from services.gateway.answers.families import NO_NAMES, AnswerFormat, FormatNames, answer_format
 from services.gateway.fleet import WorkerLinks
 from services.gateway.request import tool_text
+from services.gateway.request.images import check_vision, expanded
 from services.gateway.request.parse import ParsedRequest
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
@@ -176,6 +177,8 @@ async def tokenise(
     if len(parsed.messages) >= model.info.max_context_tokens:  # before they are rendered: each is a token at least
         text = f"{len(parsed.messages)} messages do not fit a context of {model.info.max_context_tokens} tokens"
         raise ContextTooLong(text, param=parsed.prompt_field)
+    if parsed.images:
+        check_vision(parsed.images, model.info.name, model.info.vision)
     chars = _chars(parsed)
     if chars <= INLINE_CHARS:
         return _encode(parsed, model, most_tokens)
@@ -324,13 +327,15 @@ def _chars(parsed: ParsedRequest) -> int:
 
 def _content_chars(message: ChatMessage) -> int:
     content = message["content"]
-    return sum(len(part["text"]) for part in content) if isinstance(content, list) else len(content or "")
+    return sum(len(part.get("text", "")) for part in content) if isinstance(content, list) else len(content or "")
 
 
 def _encode(parsed: ParsedRequest, model: ServedModel, most_tokens: int | None) -> list[list[int]]:
     if parsed.messages:
         # The template has put the special tokens where they belong.
-        return [_encode_text(_render(parsed, model), parsed, model, most_tokens, add_special_tokens=False)]
+        prompt = _encode_text(_render(parsed, model), parsed, model, most_tokens, add_special_tokens=False)
+        own = model.tokenizer.added_tokens
+        return [expanded(prompt, len(parsed.images), model.info.vision, own) if parsed.images else prompt]
     add = not parsed.raw
     return [
         _encode_text(each, parsed, model, most_tokens, add_special_tokens=add) if isinstance(each, str) else each
@@ -369,6 +374,7 @@ class _PrefixLookup(NamedTuple):
     prompt: Sequence[int]
     salt: str
     adapter: str
+    images: Sequence[ImageSpan] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,8 +411,10 @@ class PrefixHints:
         self.late = 0
         """The number of requests that went on before their look-up was answered."""
 
-    async def cached_tokens(self, model: str, prompt: Sequence[int], salt: str, adapter: str = "") -> dict[str, int]:
-        """Return the tokens of the prompt's start that each worker holds, by worker id.
+    async def cached_tokens(
+        self, model: str, prompt: Sequence[int], salt: str, adapter: str = "", images: Sequence[ImageSpan] = ()
+    ) -> dict[str, int]:
+        """Return the tokens of the prompt's start, with the images in it, that each worker holds, by worker id.
 
         Answers after `max_hold_ms` are filled into the same dict. `salt` is the tenant's. The result is empty, and
         immediate, if there is no choice of worker.
@@ -415,7 +423,7 @@ class PrefixHints:
         kinds = self._kinds(model)
         if not kinds:
             return found
-        lookup = _PrefixLookup(model, prompt, salt, adapter)
+        lookup = _PrefixLookup(model, prompt, salt, adapter, images)
         if len(prompt) <= INLINE_TOKENS:
             task = self._join(_prompts(kinds, lookup, found))
         else:
@@ -479,7 +487,7 @@ def _prompts(kinds: Mapping[_Kind, list[str]], lookup: _PrefixLookup, found: dic
             adapter=lookup.adapter,
             tenant_salt=lookup.salt,
         )
-        hashes = block_hashes(root, lookup.prompt, kind.block_size_tokens)
+        hashes = block_hashes(root, lookup.prompt, kind.block_size_tokens, lookup.images)
         depths = probes(len(hashes), MAX_PROBES)
         prompts.append(
             _PromptQuery(kind, lookup.model, workers, depths, [hashes[depth - 1] for depth in depths], found)

@@ -36,7 +36,7 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[list[Stop], Meta(max_length=MAX_STOPS)]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-PartType = Literal["text"]
+PartType = Literal["text", "image_url"]
 MAX_TOOLS = 128
 # The bound for one message.
 MAX_CALLS = 128
@@ -116,13 +116,21 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: Label | None = None
 
 
-class TextPart(Struct, forbid_unknown_fields=True):
-    """A text part of a message. `cache_control`, Anthropic's mark of a prefix to cache, has no effect: all prefixes
-    are cached.
+class ImageUrl(Struct, forbid_unknown_fields=True):
+    """An image as a data URL. `detail` has no effect: the model's image processor decides."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ContentPart(Struct, forbid_unknown_fields=True):
+    """A text or an image of a message. `cache_control`, Anthropic's mark of a prefix to cache, has no effect: all
+    prefixes are cached.
     """
 
     type: PartType
-    text: str
+    text: str | None = None
+    image_url: ImageUrl | None = None
     cache_control: dict[str, Any] | None = None
 
 
@@ -146,7 +154,7 @@ class Message(Struct, forbid_unknown_fields=True):
     """
 
     role: Role
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
     tool_call_id: Label | None = None
@@ -277,7 +285,7 @@ _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 
 UNSERVED_ROLES: Final = frozenset({"function"})
-UNSERVED_PARTS: Final = frozenset({"image_url", "input_audio", "file", "refusal"})
+UNSERVED_PARTS: Final = frozenset({"input_audio", "file", "refusal"})
 """Types of message parts in OpenAI's API that are not served."""
 
 _KNOWN: Final = frozenset(Message.__struct_fields__)

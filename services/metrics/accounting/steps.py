@@ -17,6 +17,7 @@ KEPT: Final = (
     "of all, not over restarts of this service, and only by the instance that reads the worker."
 )
 MIXED: Final = "mixed"
+ENCODE: Final = "encode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,9 @@ def steps_of(fleet: FleetTelemetry, worker_id: str, end_ns: int, window_ns: int,
 
 def _step(spent: StepShare) -> ReportedStep:
     step, counts = spent.step, spent.step.counts
-    kinds = {FULL_SHARE: "prefill", 0: "decode"}
+    # A step that was cut off has no counts, and one that encodes has images only.
+    encodes = counts.prefill_sequences > 0 == counts.prefill_tokens and not counts.decode_sequences
+    kinds = {FULL_SHARE: ENCODE if encodes else "prefill", 0: "decode"}
     return ReportedStep(
         start_unix_ns=step.start_ns,
         end_unix_ns=step.end_ns,

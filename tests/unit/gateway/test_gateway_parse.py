@@ -97,7 +97,8 @@ BAD_CHAT = [
     ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
 ]
 
@@ -332,7 +333,11 @@ WORDS = [
     ({"response_format": {"type": "xml"}}, ["'xml' is not known", "text, json_object, json_schema"]),
     ({"reasoning_effort": "huge"}, ["'huge' is not known", "minimal, low, medium, high"]),
     (said("x", "wizard"), ["'wizard' is not known", "system, developer, user, assistant"]),
-    (said([{"type": "image_url", "image_url": {}}]), ["'image_url' is not served", "served is text"]),
+    (said([{"type": "image_url", "image_url": {}}]), ["messages[0].content[0].image_url.url is missing"]),
+    (said([{"type": "image_url", "image_url": {"url": "x"}, "text": "y"}]), ["type image_url has no text"]),
+    (said([{"type": "text", "image_url": {"url": "x"}, "text": "y"}]), ["type text has no image_url"]),
+    (said([{"type": "image_url", "image_url": {"url": "x"}}], "system"), ["only a user's messages"]),
+    (said([{"type": "smoke"}]), ["'smoke' is not known", "served are text, image_url"]),
     (said([{"type": "input_audio"}]), ["'input_audio' is not served"]),
     (said([{"type": "file"}]), ["'file' is not served"]),
     (said([{"type": "refusal", "refusal": "no"}]), ["'refusal' is not served"]),

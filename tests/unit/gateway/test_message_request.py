@@ -11,6 +11,7 @@ from libs.model.info import sim_tokenizer
 from libs.model.tokenizer import Tokenizer
 from services.gateway.messages.request import parse_count, parse_message
 from services.gateway.messages.schema import CountRequest, MessageRequest
+from services.gateway.request.images import SentImage
 from services.gateway.request.parse import ParsedRequest
 from services.gateway.request.prompt import ServedModel, tokenise
 from tests.unit.gateway.test_tokenise import EFFORT, MODEL, PLAIN, SWITCH, Threads
@@ -201,7 +202,17 @@ def test_a_count_reads_the_same_conversation() -> None:
     assert set(CountRequest.__struct_fields__) < set(MessageRequest.__struct_fields__)
 
 
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+def test_images_become_parts_of_the_chat_beside_the_texts() -> None:
+    found = asked(messages=[{"role": "user", "content": [IMAGE, text("a"), IMAGE]}, {"role": "user", "content": "b"}])
+    content = [{"type": "image"}, {"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
+    assert [*found.messages] == [{"role": "user", "content": content}]
+    assert found.images == (SentImage("data:image/png;base64,AAAA", "messages"),) * 2
+    alone = asked(messages=[{"role": "user", "content": [IMAGE]}])
+    assert alone.messages[0]["content"] == [{"type": "image"}]
+
+
+IMAGE: dict[str, Any] = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+BY_URL = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": ...}, "max_tokens", "is missing"),
     ({"max_tokens": 0}, "max_tokens", ">= 1"),
@@ -212,7 +223,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": 3}, "temperature", "<= 2"),
     ({"stop_sequences": ["a" * 256] * 5}, "stop_sequences", "over 1024 characters"),
     ({"messages": [{"role": "boss", "content": "a"}]}, "messages[0].role", "served are user, assistant, system"),
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type", "'image' is not served"),
+    ({"messages": [{"role": "assistant", "content": [IMAGE]}]}, "messages[0].content[0]", "has no image blocks"),
+    ({"messages": [{"role": "system", "content": [IMAGE]}]}, "messages[0].content[0]", "has no image blocks"),
+    (
+        {"messages": [{"role": "user", "content": [BY_URL]}]},
+        "messages[0].content[0].source.type",
+        "'url' is not served",
+    ),
     ({"messages": [{"role": "user", "content": [text("a", x=1)]}]}, "messages[0].content[0].x", "not served"),
     (
         {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]},

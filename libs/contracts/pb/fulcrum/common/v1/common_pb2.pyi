@@ -55,7 +55,7 @@ class Assignment(_message.Message):
     def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., budget_tokens: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("block_size_tokens", "kv_blocks", "kv_block_bytes", "max_context_tokens", "max_sequences", "moves_running_kv", "streams_kv", "first_token", "kv_layout", "chunk_tokens", "compute", "kv_once")
+    __slots__ = ("block_size_tokens", "kv_blocks", "kv_block_bytes", "max_context_tokens", "max_sequences", "moves_running_kv", "streams_kv", "first_token", "kv_layout", "chunk_tokens", "compute", "kv_once", "images")
     BLOCK_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class Capabilities(_message.Message):
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_FIELD_NUMBER: _ClassVar[int]
     KV_ONCE_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     block_size_tokens: int
     kv_blocks: int
     kv_block_bytes: int
@@ -80,7 +81,8 @@ class Capabilities(_message.Message):
     chunk_tokens: int
     compute: Compute
     kv_once: bool
-    def __init__(self, block_size_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_block_bytes: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., moves_running_kv: _Optional[bool] = ..., streams_kv: _Optional[bool] = ..., first_token: _Optional[_Union[FirstToken, str]] = ..., kv_layout: _Optional[str] = ..., chunk_tokens: _Optional[int] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., kv_once: _Optional[bool] = ...) -> None: ...
+    images: bool
+    def __init__(self, block_size_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_block_bytes: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., moves_running_kv: _Optional[bool] = ..., streams_kv: _Optional[bool] = ..., first_token: _Optional[_Union[FirstToken, str]] = ..., kv_layout: _Optional[str] = ..., chunk_tokens: _Optional[int] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., kv_once: _Optional[bool] = ..., images: _Optional[bool] = ...) -> None: ...
 
 class Compute(_message.Message):
     __slots__ = ("layer_parameters", "head_parameters", "parameter_bytes", "attention_width", "kv_token_bytes", "peak_flops_per_s", "peak_bytes_per_s", "kv_window_token_bytes", "kv_window_tokens", "kv_state_bytes")
@@ -251,7 +253,7 @@ class StepKindFit(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., error_p50: _Optional[float] = ..., error_p90: _Optional[float] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "waiting_prefill_squares", "kv_pulls", "refused_kv_pulls", "awaiting_ready_kv", "ready_kv_since_unix_ns")
+    __slots__ = ("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "waiting_prefill_squares", "kv_pulls", "refused_kv_pulls", "awaiting_ready_kv", "ready_kv_since_unix_ns", "images_used", "images_encoded", "image_cache_bytes", "image_encode_ns")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +267,10 @@ class Load(_message.Message):
     REFUSED_KV_PULLS_FIELD_NUMBER: _ClassVar[int]
     AWAITING_READY_KV_FIELD_NUMBER: _ClassVar[int]
     READY_KV_SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_USED_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_ENCODED_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_ENCODE_NS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_prefill_tokens: int
@@ -278,7 +284,11 @@ class Load(_message.Message):
     refused_kv_pulls: int
     awaiting_ready_kv: int
     ready_kv_since_unix_ns: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., awaiting_kv: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., pool_faults: _Optional[int] = ..., waiting_prefill_squares: _Optional[int] = ..., kv_pulls: _Optional[int] = ..., refused_kv_pulls: _Optional[int] = ..., awaiting_ready_kv: _Optional[int] = ..., ready_kv_since_unix_ns: _Optional[int] = ...) -> None: ...
+    images_used: int
+    images_encoded: int
+    image_cache_bytes: int
+    image_encode_ns: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., awaiting_kv: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., pool_faults: _Optional[int] = ..., waiting_prefill_squares: _Optional[int] = ..., kv_pulls: _Optional[int] = ..., refused_kv_pulls: _Optional[int] = ..., awaiting_ready_kv: _Optional[int] = ..., ready_kv_since_unix_ns: _Optional[int] = ..., images_used: _Optional[int] = ..., images_encoded: _Optional[int] = ..., image_cache_bytes: _Optional[int] = ..., image_encode_ns: _Optional[int] = ...) -> None: ...
 
 class ModelTarget(_message.Message):
     __slots__ = ("model", "tpot_ns")

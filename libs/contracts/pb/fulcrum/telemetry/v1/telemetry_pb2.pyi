@@ -122,7 +122,7 @@ class GpuReading(_message.Message):
     def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., name: _Optional[str] = ..., utilisation: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., power_w: _Optional[float] = ..., tensor_active: _Optional[float] = ..., dram_active: _Optional[float] = ...) -> None: ...
 
 class StepColumns(_message.Message):
-    __slots__ = ("start_unix_ns", "end_unix_ns", "prefill_tokens", "prefill_sequences", "prefill_context_tokens", "decode_sequences", "decode_kv_tokens", "prefill_squared_tokens", "epoch", "waiting", "waiting_prefill_tokens")
+    __slots__ = ("start_unix_ns", "end_unix_ns", "prefill_tokens", "prefill_sequences", "prefill_context_tokens", "decode_sequences", "decode_kv_tokens", "prefill_squared_tokens", "epoch", "waiting", "waiting_prefill_tokens", "encoded_images")
     START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,7 @@ class StepColumns(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENCODED_IMAGES_FIELD_NUMBER: _ClassVar[int]
     start_unix_ns: bytes
     end_unix_ns: bytes
     prefill_tokens: bytes
@@ -145,7 +146,8 @@ class StepColumns(_message.Message):
     epoch: bytes
     waiting: bytes
     waiting_prefill_tokens: bytes
-    def __init__(self, start_unix_ns: _Optional[bytes] = ..., end_unix_ns: _Optional[bytes] = ..., prefill_tokens: _Optional[bytes] = ..., prefill_sequences: _Optional[bytes] = ..., prefill_context_tokens: _Optional[bytes] = ..., decode_sequences: _Optional[bytes] = ..., decode_kv_tokens: _Optional[bytes] = ..., prefill_squared_tokens: _Optional[bytes] = ..., epoch: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ...) -> None: ...
+    encoded_images: bytes
+    def __init__(self, start_unix_ns: _Optional[bytes] = ..., end_unix_ns: _Optional[bytes] = ..., prefill_tokens: _Optional[bytes] = ..., prefill_sequences: _Optional[bytes] = ..., prefill_context_tokens: _Optional[bytes] = ..., decode_sequences: _Optional[bytes] = ..., decode_kv_tokens: _Optional[bytes] = ..., prefill_squared_tokens: _Optional[bytes] = ..., epoch: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., encoded_images: _Optional[bytes] = ...) -> None: ...
 
 class Interval(_message.Message):
     __slots__ = ("start_unix_ns", "end_unix_ns")

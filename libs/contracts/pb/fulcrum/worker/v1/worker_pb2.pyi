@@ -129,7 +129,7 @@ class Demand(_message.Message):
     def __init__(self, waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., head_deadline_unix_ns: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("sequence", "request_id", "epoch", "phase", "token_ids", "prompt_tokens", "max_output_tokens", "sampling", "context", "kv", "model", "adapter", "adapter_source", "pooling")
+    __slots__ = ("sequence", "request_id", "epoch", "phase", "token_ids", "prompt_tokens", "max_output_tokens", "sampling", "context", "kv", "model", "adapter", "adapter_source", "pooling", "images")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class Submit(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_SOURCE_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     request_id: str
     epoch: int
@@ -158,7 +159,20 @@ class Submit(_message.Message):
     adapter: str
     adapter_source: str
     pooling: Pooling
-    def __init__(self, sequence: _Optional[int] = ..., request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., token_ids: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., context: _Optional[_Union[RequestContext, _Mapping]] = ..., kv: _Optional[_Union[KvSource, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., adapter_source: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, str]] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[Image]
+    def __init__(self, sequence: _Optional[int] = ..., request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., token_ids: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., context: _Optional[_Union[RequestContext, _Mapping]] = ..., kv: _Optional[_Union[KvSource, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., adapter_source: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ...) -> None: ...
+
+class Image(_message.Message):
+    __slots__ = ("first", "tokens", "digest", "data")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    tokens: int
+    digest: bytes
+    data: bytes
+    def __init__(self, first: _Optional[int] = ..., tokens: _Optional[int] = ..., digest: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RequestContext(_message.Message):
     __slots__ = ("tenant", "service_class", "arrival_unix_ns", "ttft_deadline_unix_ns", "tpot_target_us", "gateway_id", "traceparent", "cache_salt")

@@ -1,0 +1,25 @@
+"""JSON files of a model's folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from libs.contracts.errors import StartupError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a model's file. Raise StartupError that names the file."""
+    value = read_any_json(path)
+    if not isinstance(value, dict):
+        raise StartupError(f"{path} is not a JSON object")
+    return value
+
+
+def read_any_json(path: Path) -> Any:
+    """Return the JSON value in a model's file. Raise StartupError that names the file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StartupError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise StartupError(f"{path} is not JSON: {error}") from None

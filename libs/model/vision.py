@@ -1,0 +1,85 @@
+"""The way a model's prompts take images, read from its files without loading it.
+
+Served is LLaVA with an image processor that gives all images one size, so that each takes the same number of tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from libs.contracts.hashing import ImageSpan
+from libs.model.files import read_json
+
+FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
+"""Pillow's names of the files that are read; of an animation the first picture."""
+SERVED_TYPES: Final = ("llava",)
+PROCESSOR, IMAGE_PROCESSOR = "processor_config.json", "preprocessor_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """A model's images as its prompts see them."""
+
+    token_id: int = -1
+    """The placeholder that a chat template writes once for each image."""
+    image_tokens: int = 0
+    """Number of placeholders that an image takes in the prompt."""
+    unserved: str = ""
+    """The reason why the model's images are not served; empty if they are."""
+
+
+def load_vision(folder: Path, config: dict[str, Any]) -> Vision | None:
+    """Read a model's folder, whose config.json is `config`; None for a model without vision.
+
+    Raise StartupError for files that are not JSON.
+    """
+    if not isinstance(config.get("vision_config"), dict):
+        return None
+    kind = config.get("model_type")
+    if kind not in SERVED_TYPES:
+        return Vision(unserved=f"its architecture is {kind}, and images are served for {', '.join(SERVED_TYPES)}")
+    token_id = config.get("image_token_id", config.get("image_token_index"))
+    files = [folder / name for name in (PROCESSOR, IMAGE_PROCESSOR)]
+    processor, images = (read_json(file) if file.is_file() else {} for file in files)
+    images = images or processor.get("image_processor") or {}
+    patch, size = processor.get("patch_size"), _size(images)
+    if not isinstance(token_id, int) or not isinstance(patch, int) or patch < 1:
+        return Vision(unserved=f"its {PROCESSOR} lacks patch_size, or its config.json image_token_index")
+    if size is None:
+        return Vision(unserved=f"its {IMAGE_PROCESSOR} gives images no fixed size")
+    # As in transformers' LlavaProcessor.
+    tokens = (size[0] // patch) * (size[1] // patch) + int(processor.get("num_additional_image_tokens") or 0)
+    if processor.get("vision_feature_select_strategy") == "default":
+        tokens -= 1
+    return Vision(token_id, tokens) if tokens > 0 else Vision(unserved="its images take no tokens")
+
+
+def _size(images: dict[str, Any]) -> tuple[int, int] | None:
+    """Return (height, width) of processed images; None if they differ."""
+    crops = images.get("do_center_crop", "crop_size" in images)
+    size = images.get("crop_size" if crops else "size" if images.get("do_resize", True) else "")
+    if isinstance(size, int):
+        return (size, size) if crops else None
+    if not isinstance(size, dict):
+        return None
+    height, width = size.get("height"), size.get("width")
+    return (height, width) if isinstance(height, int) and isinstance(width, int) else None
+
+
+def expand(token_ids: Sequence[int], vision: Vision) -> list[int]:
+    """Return a prompt with each placeholder repeated for the tokens of its image."""
+    return [
+        token_id for token_id in token_ids for _ in range(vision.image_tokens if token_id == vision.token_id else 1)
+    ]
+
+
+def spans(token_ids: Sequence[int], digests: Sequence[bytes], vision: Vision) -> list[ImageSpan]:
+    """Return the places of a prompt's images, of which `expand` wrote the placeholders, in order."""
+    found: list[ImageSpan] = []
+    at = 0
+    for digest in digests:
+        at = token_ids.index(vision.token_id, at)
+        found.append(ImageSpan(at, vision.image_tokens, digest))
+        at += vision.image_tokens
+    return found

@@ -1,0 +1,147 @@
+"""Images that a chat contains as data URLs: decoding, bounds, and their places in the prompt. Pure."""
+
+import io
+import re
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from PIL import Image, UnidentifiedImageError
+
+from libs.contracts.errors import InvalidRequest, UnsupportedField
+from libs.contracts.hashing import image_hash
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.engine.port import PromptImage
+from libs.model.vision import FORMATS, Vision, expand, spans
+
+# Of all images of a request, so that a frame of them fits gRPC's bound of a message.
+MAX_TOTAL_BYTES: Final = 8 * 1024 * 1024
+_DATA_URL: Final = re.compile(r"data:image/[A-Za-z0-9.+-]{1,64};base64,")
+_MAX_REASON_CHARS: Final = 200
+
+
+class SentImage(NamedTuple):
+    url: str
+    field: str
+    """The field that errors name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    max_images: int = 8
+    """The maximum number of images in a request."""
+    max_bytes: int = 4 * 1024 * 1024
+    """The maximum size of an image's file."""
+    max_pixels: int = 16 * 1024 * 1024
+
+
+def check_vision(images: Sequence[SentImage], model: str, vision: Vision | None) -> Vision:
+    """Return the model's vision; raise UnsupportedField without any."""
+    if vision is None or vision.unserved:
+        why = vision.unserved if vision else "it has no vision: send text only, or name a vision model"
+        raise UnsupportedField(f"images are not served for model {model!r}: {why}", param=images[0].field)
+    return vision
+
+
+def check_count(images: Sequence[SentImage], limits: ImageLimits) -> None:
+    """Raise InvalidRequest for too many images."""
+    if len(images) > limits.max_images:
+        text = f"the request has {len(images)} images; {limits.max_images} are allowed"
+        raise InvalidRequest(text, param=images[limits.max_images].field)
+
+
+def check_workers(images: Sequence[SentImage], workers: Iterable[Worker]) -> None:
+    """Raise UnsupportedField if any of the model's workers would ignore or refuse images."""
+    blind = next((each for each in workers if not each.capabilities.images), None)
+    if blind is not None:
+        text = (
+            f"images are not served by the engine {blind.engine} of worker {blind.id}, release {blind.version}: serve"
+            " the model with workers of the engine torch and of this release"
+        )
+        raise UnsupportedField(text, param=images[0].field)
+
+
+def read_images(images: Sequence[SentImage], limits: ImageLimits) -> list[bytes]:
+    """Return the images' files; raise InvalidRequest that names the field of one that is too large or broken.
+
+    Every image is decoded, so that no worker gets one that cannot be.
+    """
+    files: list[bytes] = []
+    for url, field in images:
+        data = _file(url, field, limits)
+        if sum(map(len, files)) + len(data) > MAX_TOTAL_BYTES:
+            raise InvalidRequest(f"the images are over {MAX_TOTAL_BYTES} bytes in all: send smaller ones", param=field)
+        _check(data, field, limits)
+        files.append(data)
+    return files
+
+
+def _file(url: str, field: str, limits: ImageLimits) -> bytes:
+    found = _DATA_URL.match(url)
+    if found is None:
+        text = "only images in data URLs are served: send data:image/png;base64, and the file in base64"
+        if url[:8].lower().startswith(("http://", "https://")):
+            raise UnsupportedField(f"{field}: no image is fetched from an address; {text}", param=field)
+        raise InvalidRequest(f"{field}: {text}", param=field)
+    if (len(url) - found.end()) // 4 * 3 - 2 > limits.max_bytes:
+        raise _too_large(field, limits)
+    try:
+        data = b64decode(url[found.end() :], validate=True)
+    except (Base64Error, ValueError) as error:
+        raise InvalidRequest(f"{field} is not base64: {error}", param=field) from None
+    if len(data) > limits.max_bytes:
+        raise _too_large(field, limits)
+    return data
+
+
+def _too_large(field: str, limits: ImageLimits) -> InvalidRequest:
+    return InvalidRequest(f"{field}: the image is over {limits.max_bytes} bytes: send a smaller one", param=field)
+
+
+def _check(data: bytes, field: str, limits: ImageLimits) -> None:
+    try:
+        fits = _decode(data, limits.max_pixels)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        fits = False
+    except UnidentifiedImageError:
+        text = f"{field}: the file is no image of a known format: send {', '.join(FORMATS)}"
+        raise InvalidRequest(text, param=field) from None
+    except Exception as error:  # Pillow raises SyntaxError, struct.error and others beside OSError
+        reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
+        raise InvalidRequest(f"{field}: the image is broken: {reason}", param=field) from None
+    if not fits:
+        text = f"{field}: the image is over {limits.max_pixels} pixels: send a smaller one"
+        raise InvalidRequest(text, param=field)
+
+
+def _decode(data: bytes, max_pixels: int) -> bool:
+    """Decode an image whose header names at most so many pixels. Return False for a larger one."""
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        if image.width * image.height > max_pixels:
+            return False
+        image.load()
+    return True
+
+
+def expanded(token_ids: list[int], images: int, vision: Vision | None, tokens: Mapping[int, str]) -> list[int]:
+    """Return a rendered chat with the tokens of each image; raise InvalidRequest if it shows another number of them.
+
+    `tokens` holds texts of the model's tokens by id.
+    """
+    assert vision is not None, "checked before"
+    found, text = token_ids.count(vision.token_id), tokens.get(vision.token_id, "")
+    if found > images:
+        fault = f"messages: {text!r} stands for an image in this model and cannot be text"
+        raise InvalidRequest(fault, param="messages")
+    if found < images:
+        shown = f"the model's chat template shows {found} of {images} images"
+        raise InvalidRequest(f"messages: {shown}, with {text!r}: use the model's own template", param="messages")
+    return expand(token_ids, vision)
+
+
+def place_images(token_ids: Sequence[int], files: Sequence[bytes], vision: Vision) -> tuple[PromptImage, ...]:
+    """Return the images with their places in an expanded prompt."""
+    places = spans(token_ids, [image_hash(data) for data in files], vision)
+    return tuple(PromptImage(span, data) for span, data in zip(places, files, strict=True))

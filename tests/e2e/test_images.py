@@ -1,0 +1,205 @@
+"""Images in chats by the official `openai` client: a gateway, a prefill and a decode worker with a small LLaVA."""
+
+import base64
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("torch")
+
+from PIL import Image
+
+from libs.runtime.clock import SystemClock
+from libs.runtime.http import bind
+from libs.runtime.tasks import TaskOwner
+from libs.testing.engines.vision_model import IMAGE_TOKENS, Reference, picture, write_random_llava
+from libs.testing.servers.listed_registry import ListedRegistry
+from libs.testing.wait import until
+from libs.testing.workers.hosts import LocalWorker, RecordingBus, RecordingKvIndex, local_worker
+from services.gateway.request.prompt import load_catalog
+from services.gateway.run import GatewayPorts, open_gateway
+from services.gateway.settings import GatewaySettings
+
+pytestmark = [pytest.mark.torch, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+MODEL = "small-llava"
+TOKENS = 12
+QUESTION = "what is in this picture, and is it a fox?"
+
+
+class Cluster(NamedTuple):
+    url: str
+    prefill: LocalWorker
+    decode: LocalWorker
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_llava(tmp_path_factory.mktemp("model") / MODEL)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(folder: Path) -> AsyncIterator[Cluster]:
+    settings = GatewaySettings.model_validate({"port": 0, "drain_s": 1, "models": {MODEL: str(folder)}})
+    registry, clock, tasks = ListedRegistry(), SystemClock(), TaskOwner()
+    own: dict[str, Any] = {
+        "engine": "torch", "model_path": str(folder), "device": "cpu", "threads": 1, "kv_memory_mb": 8,
+    }  # fmt: skip
+    sock = bind(settings.host, 0, "FULCRUM_GATEWAY_PORT")
+    ports = GatewayPorts(RecordingBus(), registry, RecordingKvIndex())
+    async with (
+        local_worker("prefill-0", "prefill", registry=registry, **own) as prefill,
+        local_worker("decode-0", "decode", registry=registry, **own) as decode,
+        open_gateway(
+            settings=settings, ports=ports, catalog=load_catalog(settings.models), sock=sock, clock=clock, tasks=tasks
+        ) as running,
+    ):
+        await until(lambda: len(running.fleet.views()) == 2, what="both workers", timeout_s=60)
+        yield Cluster(running.url, prefill, decode)
+    await tasks.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    return Reference(folder)
+
+
+async def post(url: str, *, json: Any) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=60) as http:
+        return await http.post(url, json=json)
+
+
+def url_of(file: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
+
+
+def asked(*files: bytes, text: str = QUESTION) -> list[Any]:
+    images = [{"type": "image_url", "image_url": {"url": url_of(file), "detail": "low"}} for file in files]
+    return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
+
+
+def as_template(files: int, text: str = QUESTION) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [*[{"type": "image"}] * files, {"type": "text", "text": text}]}]
+
+
+async def answer(client: openai.AsyncOpenAI, messages: list[Any]) -> Any:
+    return await client.chat.completions.create(model=MODEL, messages=messages, max_tokens=TOKENS, temperature=0)
+
+
+@pytest.mark.parametrize("seeds", [(1,), (2,), (1,), (2, 1), (1, 2)])
+async def test_an_answer_about_pictures_is_that_of_generate(
+    client: openai.AsyncOpenAI, reference: Reference, seeds: tuple[int, ...]
+) -> None:
+    files = [picture(seed) for seed in seeds]
+    prompt, expected = reference.chat(as_template(len(files)), files, TOKENS)
+    found = await answer(client, asked(*files))
+    assert found.choices[0].message.content == expected
+    assert found.usage.prompt_tokens == len(prompt) > IMAGE_TOKENS * len(files)
+
+
+async def test_equal_texts_about_different_pictures_share_no_blocks(
+    client: openai.AsyncOpenAI, reference: Reference
+) -> None:
+    answers = {}
+    for seed in (11, 12, 11, 12):
+        found = await answer(client, asked(picture(seed)))
+        expected = reference.chat(as_template(1), [picture(seed)], TOKENS)[1]
+        assert found.choices[0].message.content == expected
+        answers[seed] = expected
+    assert answers[11] != answers[12]
+
+
+async def test_a_stream_tells_the_same(client: openai.AsyncOpenAI, reference: Reference) -> None:
+    expected = reference.chat(as_template(1), [picture(3)], TOKENS)[1]
+    chunks = await client.chat.completions.create(
+        model=MODEL, messages=asked(picture(3)), max_tokens=TOKENS, temperature=0, stream=True
+    )
+    told = [chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices]
+    assert "".join(told) == expected
+
+
+def bomb() -> bytes:
+    file = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("https://example.com/fox.png", "no image is fetched from an address"),
+        ("fox.png", "only images in data URLs are served"),
+        ("data:image/png;base64,@@@@", "is not base64"),
+        (url_of(b"no picture"), "no image of a known format"),
+        (url_of(picture(1, form="TIFF")), "no image of a known format"),
+        (url_of(picture(1)[:-400]), "the image is broken"),
+        (url_of(picture(1, form="JPEG")[:-400]), "the image is broken"),
+        (url_of(bomb()), "over 16777216 pixels"),
+    ],
+)
+async def test_an_image_that_cannot_be_read_is_a_400_that_names_its_field(
+    client: openai.AsyncOpenAI, url: str, reason: str
+) -> None:
+    content: list[Any] = [{"type": "text", "text": "and this?"}, {"type": "image_url", "image_url": {"url": url}}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        await answer(client, [{"role": "user", "content": content}])
+    assert reason in caught.value.message
+    assert caught.value.param == "messages[0].content[1].image_url.url"
+
+
+async def test_too_many_images_and_placeholders_as_text_are_400(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="9 images; 8 are allowed"):
+        await answer(client, asked(*[picture(1)] * 9))
+    with pytest.raises(openai.BadRequestError, match="stands for an image"):
+        await answer(client, asked(picture(1), text="an <image> here"))
+    with pytest.raises(openai.BadRequestError, match="only a user's messages"):
+        await answer(client, [{**asked(picture(1))[0], "role": "assistant"}, {"role": "user", "content": "x"}])
+
+
+async def test_tokenize_shows_the_expanded_prompt(cluster: Cluster, reference: Reference) -> None:
+    body = {"model": MODEL, "messages": asked(picture(1))}
+    found = await post(f"{cluster.url}/tokenize", json=body)
+    assert found.status_code == 200, found.text
+    assert found.json()["tokens"] == reference.chat(as_template(1), [picture(1)], 1)[0]
+
+
+async def test_anthropics_image_blocks_are_answered_alike(cluster: Cluster, reference: Reference) -> None:
+    expected = reference.chat(as_template(1), [picture(2)], TOKENS)[1]
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(picture(2)).decode()}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
+    body = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0, "messages": [{"role": "user", "content": content}]}
+    found = await post(f"{cluster.url}/v1/messages", json=body)
+    assert found.status_code == 200, found.text
+    assert found.json()["content"][0]["text"] == expected
+    source["data"] = base64.b64encode(b"no picture").decode()
+    found = await post(f"{cluster.url}/v1/messages", json=body)
+    assert found.status_code == 400
+    assert "no image of a known format" in found.json()["error"]["message"]
+
+
+async def test_encoding_is_a_step_of_the_prefill_worker_alone(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+    before = cluster.prefill.host.engine.load()
+    for _ in range(2):
+        await answer(client, asked(picture(77), picture(78)))
+    after, elsewhere = cluster.prefill.host.engine.load(), cluster.decode.host.engine.load()
+    assert after.images_encoded == before.images_encoded + 2
+    assert after.image_encode_ns > before.image_encode_ns
+    assert elsewhere.images_encoded == elsewhere.images_used == 0
+    await until(
+        lambda: sum(step.encoded_images for step in cluster.prefill.steps()) == after.images_encoded,
+        what="telemetry of all encoded images",
+    )
+    assert any(batch.load.images_encoded == after.images_encoded for batch in cluster.prefill.batches())
+    assert sum(len(batch.kv_transfers) for batch in cluster.decode.batches()) > 0
