@@ -201,6 +201,9 @@ LEAST_WAIT_S: Final = 0.1
 CLEAR_PRESSURE: Final = 1.3
 QUEUED_S: Final = 0.75
 """The wait per prefill worker that makes a pressure below CLEAR_PRESSURE count."""
+# Sequences stay for seconds, so their number scatters less than the rate of prompts, by a tenth where a hundred decode.
+CLEAR_DECODES: Final = 1.1
+"""The decode pressure below which a few sequences more than usual may be chance."""
 
 
 def in_hand_ns(engine: WorkerProfile, prefill: float) -> float:
@@ -224,7 +227,7 @@ class VerdictLimits:
     for_ns: int = 600_000_000
     """The time for which a cause must last before it is named."""
     slight_for_ns: int = 2_000_000_000
-    """The same for prompts whose pressure is below CLEAR_PRESSURE."""
+    """The same for prompts whose pressure is below CLEAR_PRESSURE, and for decodes below CLEAR_DECODES."""
     # A slow worker has shown it in two steps already, which took 0.4 s or more together.
     slow_for_ns: int = 200_000_000
     clear_ns: int = 3_000_000_000
