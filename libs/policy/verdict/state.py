@@ -214,6 +214,22 @@ def in_hand_ns(engine: WorkerProfile, prefill: float) -> float:
     return max(engine.chunk_tokens / engine.chunk_speed, LEAST_WAIT_S * 1e9) * max(prefill, 1.0)
 
 
+LEAST_PROMPT_NS: Final = 1_000_000_000
+"""The minimum time in steps of prompts from which their speed is measured."""
+LEAST_YIELD: Final = 0.5
+"""Bound on a measured share of the assumed speed; a lower one is of steps that had little to do."""
+
+
+def prompt_yield(tokens: float, took_ns: float, speed: float) -> float:
+    """Return the speed of prompts in recent steps as a share of the one of full steps, `speed` in tokens a ns.
+
+    Steps are not full where prompts do not fit together. The share is 1 if too little was computed to say.
+    """
+    if took_ns < LEAST_PROMPT_NS or not tokens or not speed:
+        return 1.0
+    return min(max(tokens / took_ns / speed, LEAST_YIELD), 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class VerdictLimits:
     """The thresholds of causes and the times for which they must hold."""
@@ -387,6 +403,8 @@ class ModelState:
     """The standard error of `arrival_rate`, as a share of it."""
     prompt_speed: float = 0.0
     """The prompt tokens a nanosecond of one prefill worker, for prompts of such lengths; 0 if unknown."""
+    prompt_yield: float = 1.0
+    """The measured speed of prompts while some wait, as a share of `prompt_speed`."""
     prompt_tokens: float = 0.0
     """The mean length of recent prompts without their cached part; 0 if unknown."""
     output_tokens: float = 0.0
