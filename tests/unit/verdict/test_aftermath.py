@@ -71,6 +71,12 @@ def test_a_backlog_that_grows_after_the_move_is_promised_neither_an_end_nor_a_tt
     assert BACKLOG not in found and TTFT not in found
 
 
+def test_no_end_of_a_backlog_is_promised_where_as_much_may_arrive_as_is_computed():
+    counts = RoleCounts(5, 3, 0)
+    assert BACKLOG in promised(rate=3.5, waits_s=20.0, counts=counts, error=0.1, measured=0.9)
+    assert BACKLOG not in promised(rate=3.5, waits_s=20.0, counts=counts, error=0.2, measured=0.9)
+
+
 def test_tpot_is_promised_only_where_decodes_press():
     assert TPOT not in promised(rate=1.0, waits_s=0.0, counts=RoleCounts(2, 6, 0))
     assert TPOT in promised(rate=1.0, waits_s=0.0, counts=RoleCounts(2, 6, 0), decodes=800)
