@@ -225,9 +225,10 @@ def assign(
     by_limits = unmet_since_ns != 0 and now_ns - unmet_since_ns >= STARTING_NS
     lately = memory.turn.called_decodes(now_ns)
     better = None if rests else _better_split(now, rated, by_limits=by_limits)
-    trades = better is not None and not by_limits and _trades(now, better, lately=lately)
+    patience_ns = memory.turn.patience_ns(work, now_ns)
+    trades = better is not None and not by_limits and _trades(now, better, lately=lately, undone=bool(patience_ns))
     trades_since_ns = (memory.trades_since_ns or now_ns) if trades else 0
-    waits = trades and now_ns - trades_since_ns < (TURN_NS if lately else BURST_NS)
+    waits = trades and now_ns - trades_since_ns < (patience_ns or (TURN_NS if lately else BURST_NS))
     wanted = 0 if better is None or waits else better.mixed - now.mixed
     if apart and wanted < 0:  # the present decodes still need room
         wanted = min(max(wanted, _fewest_mixed(engine, work) - len(pool.mixed)), 0)
@@ -408,15 +409,16 @@ def _better_split(now: Split, rated: RatedSplits, *, by_limits: bool) -> Split |
     return rated.nearest(now.mixed, best.cost * (1 + GAIN / 3), None if by_limits else enough)
 
 
-def _trades(now: Split, then: Split, *, lately: bool) -> bool:
+def _trades(now: Split, then: Split, *, lately: bool, undone: bool) -> bool:
     """Return whether a split would relieve prompts by making decodes press, which they do for longer.
 
-    Decodes that press call the worker back just when a burst of prompts is over.
+    Decodes that press call the worker back just when a burst of prompts is over. If they have just taken one back
+    (`undone`), any move to prefill is such a trade until the work has changed.
     """
+    if then.mixed >= now.mixed or undone:
+        return then.mixed < now.mixed
     most = DECODES_PRESS * (1 - GAIN) ** (2 if lately else 1)
-    if then.mixed >= now.mixed or then.decode_pressure <= most:
-        return False
-    return now.prompt_pressure < FAR_MORE * then.decode_pressure
+    return then.decode_pressure > most and now.prompt_pressure < FAR_MORE * then.decode_pressure
 
 
 def _role_changes(

@@ -19,6 +19,16 @@ OTHER_WORK: Final = 2.0
 """The factor by which prompts or decodes must have changed for a further reversal to have a cause of its own."""
 LEAST_WORK: Final = 0.1
 """The minimum number of workers' worth of prompts that such a factor is taken of."""
+# A move that is taken back although the work is the same has brought nothing, whatever was predicted: the load is level
+# and its chance turns roles, or workers share what a move would have freed.
+BACK_OFF: Final = 4
+"""The factor by which each such move lengthens the time for which the next must have been called for."""
+MOST_CALLED_NS: Final = 300_000_000_000
+"""The bound on that time, and the time after which such moves are forgotten."""
+MOST_UNDONE: Final = 8
+"""The bound on the number of such moves that is kept."""
+MOST_HELD_NS: Final = 60_000_000_000
+"""The bound on the time for which another setting of budgets must have been better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,11 @@ class RoleTurn:
     """The time since which a reversal has been called for; 0 if none is."""
     stepped_ns: int = 0
     """The time of the last moves; 0 before the first, and if one of them failed."""
+    last_prompts: float = 0.0
+    """The prompts of the work at the last moves."""
+    last_decodes: int = 0
+    undone: int = 0
+    """How many moves to prefill in a row decodes have taken back within `CALLED_NS`, of work that was the same."""
 
     def failed(self) -> "RoleTurn":
         """Return the state after a move failed, so that another one may follow at once."""
@@ -65,6 +80,30 @@ class RoleTurn:
         """Return whether the last moves were to decode, not long ago."""
         return self.to_mixed and bool(self.moved_ns) and now_ns - self.moved_ns < CALLED_NS
 
+    def patience_ns(self, work: Workload, now_ns: int) -> int:
+        """Return the time for which a move to prefill must have been called for; 0 unless such moves brought nothing.
+
+        It is 0 too once work has come that asks for one.
+        """
+        if not self.undone or now_ns - self.moved_ns >= MOST_CALLED_NS or self._is_new(-1, work):
+            return 0
+        return min(TURN_NS * int(BACK_OFF**self.undone), MOST_CALLED_NS)
+
+    def _is_new(self, wanted: int, work: Workload) -> bool:
+        """Return whether the work has changed since the last moves so that it asks for moves this way."""
+        prompts = max(work.prompts, LEAST_WORK) / max(self.last_prompts, LEAST_WORK)
+        decodes = max(work.decodes, 1) / max(self.last_decodes, 1)
+        pressing, other = (decodes, prompts) if wanted > 0 else (prompts, decodes)
+        return pressing >= OTHER_WORK or other <= 1 / OTHER_WORK
+
+    def _undone_after(self, wanted: int, work: Workload, now_ns: int) -> int:
+        """Return the number of moves to prefill in a row that brought nothing, after moves this way."""
+        if not self.moved_ns or now_ns - self.moved_ns >= MOST_CALLED_NS:
+            return 0
+        if wanted < 0 or self.to_mixed or now_ns - self.moved_ns >= CALLED_NS:
+            return self.undone
+        return max(self.undone - 1, 0) if self._is_new(wanted, work) else min(self.undone + 1, MOST_UNDONE)
+
     def bounded(self, wanted: int, workers: int, now_ns: int) -> int:
         """Return how many of the `workers` of a role may leave it now."""
         if self.stepped_ns and (wanted > 0) is self.to_mixed and now_ns - self.stepped_ns < TURN_HELD_NS:
@@ -75,10 +114,19 @@ class RoleTurn:
 
     def after(self, wanted: int, work: Workload, now_ns: int) -> "RoleTurn":
         """Return the state after moves this way."""
-        to_mixed = wanted > 0
+        left = replace(
+            self,
+            to_mixed=wanted > 0,
+            moved_ns=now_ns,
+            back_since_ns=0,
+            stepped_ns=now_ns,
+            last_prompts=work.prompts,
+            last_decodes=work.decodes,
+            undone=self._undone_after(wanted, work, now_ns),
+        )
         if self._goes_on(wanted, now_ns):
-            return replace(self, to_mixed=to_mixed, moved_ns=now_ns, back_since_ns=0, stepped_ns=now_ns)
-        return RoleTurn(to_mixed, now_ns, now_ns, work.prompts, work.decodes, stepped_ns=now_ns)
+            return left
+        return replace(left, turned_ns=now_ns, prompts=work.prompts, decodes=work.decodes)
 
     def _goes_on(self, wanted: int, now_ns: int) -> bool:
         """Return whether going this way reverses no move of the last `TURN_NS`."""
@@ -97,22 +145,30 @@ class Apart:
     """The time of the last change; 0 before the first. No other follows within `TURN_NS`."""
     asked_ns: int = 0
     """The time since which the other way has been better; 0 if it is not."""
+    turns: int = 0
+    """How many changes in a row followed each other within `MOST_CALLED_NS`."""
+
+    @property
+    def held_ns(self) -> int:
+        """The time for which the other way must have been better."""
+        return min(TURN_HELD_NS * int(BACK_OFF**self.turns), MOST_HELD_NS)
 
     def called(self, now_ns: int, *, better: bool) -> "Apart":
         """Return the state when decodes do better apart, or better together."""
         if better is self.on:
             return replace(self, asked_ns=0) if self.asked_ns else self
         asked_ns = self.asked_ns or now_ns
-        if self.since_ns and (now_ns - self.since_ns < TURN_NS or now_ns - asked_ns < TURN_HELD_NS):
+        if self.since_ns and (now_ns - self.since_ns < TURN_NS or now_ns - asked_ns < self.held_ns):
             return replace(self, asked_ns=asked_ns)
-        return Apart(better, now_ns)
+        soon = bool(self.since_ns) and now_ns - self.since_ns < MOST_CALLED_NS
+        return Apart(better, now_ns, turns=min(self.turns + 1, MOST_UNDONE) if soon else 0)
 
     def settled(self, now_ns: int) -> "Apart":
         """Return the state in which the other way, if it may follow now, has been better for long enough."""
         if not self.asked_ns or now_ns - self.since_ns < TURN_NS:
             return self
         # For roles that are about to change: budgets that change a moment later would send a moved worker halfway back.
-        return replace(self, asked_ns=now_ns - TURN_HELD_NS)
+        return replace(self, asked_ns=now_ns - self.held_ns)
 
     def lent(self, now_ns: int) -> "Apart":
         """Return the state after decode workers were given budgets, which `TURN_NS` must pass to take back."""

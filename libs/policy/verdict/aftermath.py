@@ -39,8 +39,10 @@ def aftermath(state: ModelState, work: Workload, counts: RoleCounts, then: Split
     """
     found = {}
     speed = prompt_speed(state.engine, work, counts.prefill, counts.mixed, counts.lending)
-    if state.arrival_rate < speed * SURE_BUSY:
-        backlog = _backlog(state, counts, speed)
+    # Steps are as full as they get only while more prompts wait.
+    share = state.prompt_yield if state.has_backlog else 1.0
+    if state.arrival_rate < speed * share * SURE_BUSY:
+        backlog = _backlog(state, counts, speed, share)
         if backlog is not None:
             found[PromisedFigure.BACKLOG] = backlog
         # Near a pressure of 1 requests may wait for a place to decode before their prompts are computed.
@@ -76,12 +78,16 @@ def decodes_to_come(state: ModelState, work: Workload, counts: RoleCounts) -> Wo
     return replace(work, decodes=round(decodes), kv_tokens=max(round(decodes * context), work.kv_tokens))
 
 
-def _backlog(state: ModelState, counts: RoleCounts, speed: float) -> Promise | None:
-    """Return the time in s until no more waits than the prefill workers have in hand; None if that is next to none."""
+def _backlog(state: ModelState, counts: RoleCounts, speed: float, share: float) -> Promise | None:
+    """Return the time in s until no more waits than the prefill workers have in hand.
+
+    It is None if that is next to none, or may never come. `share` is the measured share of `speed`.
+    """
     waits_s = (state.work.waiting_ns - in_hand_ns(state.engine, counts.prefill)) / 1e9
     rate, error = state.arrival_rate, ERRORS * _error(state)
-    left = speed - rate
-    if waits_s < QUEUED_S * left:
+    left = speed * share - rate
+    # If as much may arrive as is computed, the range has no end.
+    if waits_s < QUEUED_S * left or rate * (1 + error) >= speed * share:
         return None
     # Chance arrivals while the backlog lasts: the spread of a random walk's first passage.
     noise = rate * _prompt_ns(state) / 1e9 * left / waits_s
@@ -89,7 +95,7 @@ def _backlog(state: ModelState, counts: RoleCounts, speed: float) -> Promise | N
     least = waits_s / (left + rate * error + ERRORS * sqrt(noise))
     # The last prompts are computed in steps that must end, and that are not full.
     step_s = state.engine.chunk_tokens / state.engine.chunk_speed / 1e9
-    slowest = max(speed * _alone_share(state) - rate * (1 + error), speed * (1 - MOST_BUSY))
+    slowest = max(speed * min(_alone_share(state), share) - rate * (1 + error), speed * share * (1 - MOST_BUSY))
     most = waits_s / min(slowest, left) + ERRORS * sqrt(noise) * then / left + step_s
     return Promise(min(then, MOST_S), min(least, MOST_S), min(most, MOST_S))
 

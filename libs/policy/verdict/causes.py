@@ -12,6 +12,7 @@ from typing import Final
 from libs.policy.roles import Role
 from libs.policy.verdict.advice import Action, advice, stands
 from libs.policy.verdict.state import (
+    CLEAR_DECODES,
     CLEAR_PRESSURE,
     LEAST_WAIT_S,
     QUEUED_S,
@@ -69,7 +70,7 @@ class Cause:
     missing_workers: int = 0
     """The number of workers to add to a cluster that is too small; 0 if no number considered suffices."""
     is_slight: bool = False
-    """True if prompts press so little above the threshold that a burst by chance may reach it, and passes again."""
+    """True if a phase presses so little above the threshold that chance may reach it, and passes again."""
 
     def seen(self, since_ns: int) -> "Cause":
         """Return the cause with the time since which it has held."""
@@ -192,6 +193,13 @@ def _prompts_grade(pressure: float, waits_s: float, limits: VerdictLimits) -> Gr
     return grade
 
 
+def _is_slight(code: CauseCode, pressures: Pressures) -> bool:
+    """Return whether chance may explain a shortage of one phase."""
+    if code is CauseCode.PREFILL_BOUND:
+        return pressures.prefill < CLEAR_PRESSURE
+    return code in IMBALANCES and pressures.decode < CLEAR_DECODES
+
+
 def _shortage(state: ModelState, limits: VerdictLimits, now_ns: int, named: Cause | None) -> Cause | None:
     small = named is not None and named.code is CauseCode.TOO_SMALL
     lasts = named is not None and now_ns - named.since_ns >= SMALL_NS
@@ -201,8 +209,7 @@ def _shortage(state: ModelState, limits: VerdictLimits, now_ns: int, named: Caus
     code, grade = found
     healthy = shortage_of(state.healthy, state.backlog_s, limits)
     explained = healthy is None or healthy[1] is not Grade.FIRE
-    # Prompts arrive in bursts, sequences that decode stay.
-    slight = code is CauseCode.PREFILL_BOUND and state.pressures.prefill < CLEAR_PRESSURE
+    slight = _is_slight(code, state.pressures)
     cause = Cause(code, state.model, "", grade=grade, rank=2 if explained else 0, is_slight=slight)
     same = named if named is not None and named.code is code else None
     standing = None if named is None else named.action

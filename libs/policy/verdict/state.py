@@ -201,6 +201,9 @@ LEAST_WAIT_S: Final = 0.1
 CLEAR_PRESSURE: Final = 1.3
 QUEUED_S: Final = 0.75
 """The wait per prefill worker that makes a pressure below CLEAR_PRESSURE count."""
+# Sequences stay for seconds, so their number scatters less than the rate of prompts, by a tenth where a hundred decode.
+CLEAR_DECODES: Final = 1.1
+"""The decode pressure below which a few sequences more than usual may be chance."""
 
 
 def in_hand_ns(engine: WorkerProfile, prefill: float) -> float:
@@ -209,6 +212,22 @@ def in_hand_ns(engine: WorkerProfile, prefill: float) -> float:
     It is what the prefill workers take into their next step.
     """
     return max(engine.chunk_tokens / engine.chunk_speed, LEAST_WAIT_S * 1e9) * max(prefill, 1.0)
+
+
+LEAST_PROMPT_NS: Final = 1_000_000_000
+"""The minimum time in steps of prompts from which their speed is measured."""
+LEAST_YIELD: Final = 0.5
+"""Bound on a measured share of the assumed speed; a lower one is of steps that had little to do."""
+
+
+def prompt_yield(tokens: float, took_ns: float, speed: float) -> float:
+    """Return the speed of prompts in recent steps as a share of the one of full steps, `speed` in tokens a ns.
+
+    Steps are not full where prompts do not fit together. The share is 1 if too little was computed to say.
+    """
+    if took_ns < LEAST_PROMPT_NS or not tokens or not speed:
+        return 1.0
+    return min(max(tokens / took_ns / speed, LEAST_YIELD), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +243,7 @@ class VerdictLimits:
     for_ns: int = 600_000_000
     """The time for which a cause must last before it is named."""
     slight_for_ns: int = 2_000_000_000
-    """The same for prompts whose pressure is below CLEAR_PRESSURE."""
+    """The same for prompts whose pressure is below CLEAR_PRESSURE, and for decodes below CLEAR_DECODES."""
     # A slow worker has shown it in two steps already, which took 0.4 s or more together.
     slow_for_ns: int = 200_000_000
     clear_ns: int = 3_000_000_000
@@ -384,6 +403,8 @@ class ModelState:
     """The standard error of `arrival_rate`, as a share of it."""
     prompt_speed: float = 0.0
     """The prompt tokens a nanosecond of one prefill worker, for prompts of such lengths; 0 if unknown."""
+    prompt_yield: float = 1.0
+    """The measured speed of prompts while some wait, as a share of `prompt_speed`."""
     prompt_tokens: float = 0.0
     """The mean length of recent prompts without their cached part; 0 if unknown."""
     output_tokens: float = 0.0

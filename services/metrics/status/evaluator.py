@@ -54,6 +54,7 @@ LAST_NS: Final = 400_000_000
 however fast it was before.
 """
 _BATCH: Final = StepCounts._fields.index("decode_sequences")
+_PROMPTS: Final = StepCounts._fields.index("prefill_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,10 @@ class StepPace:
     """Durations of steps that decode, each times its sequences, summed."""
     tokens: float
     """Sequences of the steps that decode, summed."""
+    prompt_tokens: float = 0.0
+    """Tokens of the steps that compute only prompts, summed."""
+    prompt_ns: float = 0.0
+    """Durations of the same steps, summed."""
 
 
 NO_PACE: Final = StepPace(None, 0.0, 0.0)
@@ -102,7 +107,9 @@ def pace(steps: FinishedSteps, usual: StepTimeModel, now_ns: int, returned_ns: i
     total_ns, whole_ns = float(took_ns.sum()), float(expected.sum())
     enough = len(took_ns) >= LEAST_STEPS and total_ns >= LEAST_NS and whole_ns > 0
     slowness = max(total_ns / whole_ns, _lately(took_ns, expected)) if enough else None
-    return StepPace(slowness, float(took_ns @ batch), float(batch.sum()))
+    prompts = np.where(batch == 0, counts[_PROMPTS], 0.0)
+    prompt_ns = float(took_ns[prompts > 0].sum())
+    return StepPace(slowness, float(took_ns @ batch), float(batch.sum()), float(prompts.sum()), prompt_ns)
 
 
 def _lately(took_ns: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
@@ -313,7 +320,9 @@ class VerdictEvaluator:
             heard = [each for each in own if each.covered_to_unix_ns > now_ns - FRESH_NS]
             paces = {each.worker_id: self._paces.get(each.worker_id, (0, NO_PACE))[1] for each in heard}
             slowness = beside_peers(paces)
-            observed = [self._observed(each, shares, slowness[each.worker_id], now_ns) for each in heard]
+            observed = [
+                self._observed(each, shares, slowness[each.worker_id], paces[each.worker_id], now_ns) for each in heard
+            ]
             demand = None if waiting is None else self._demand(model, waiting.get(model, ModelBacklog()), now_ns)
             found = observe(model, engines[model], observed, len(own) - len(heard), demand)
             models.append(replace(found, silent=self._silent(own, now_ns), by_role=_by_role(own)))
@@ -371,11 +380,12 @@ class VerdictEvaluator:
         return sum(each.token_ns for each in paces) / tokens / 1e6 if tokens else None
 
     def _observed(
-        self, batch: StepBatch, shares: "dict[str, _Shares]", slowness: float | None, now_ns: int
+        self, batch: StepBatch, shares: "dict[str, _Shares]", slowness: float | None, pace: StepPace, now_ns: int
     ) -> ObservedStatus:
         share, awaited = shares.get(batch.worker_id), self._awaited[batch.worker_id]
         cpu_wait = self._state.fleet.cpu_waits.share(batch.worker_id, now_ns)
-        return ObservedStatus(batch, slowness, share.kv_wait if share else 0.0, *awaited, cpu_wait)
+        kv_wait = share.kv_wait if share else 0.0
+        return ObservedStatus(batch, slowness, kv_wait, *awaited, cpu_wait, pace.prompt_tokens, pace.prompt_ns)
 
     def _awaits(self, batch: StepBatch) -> tuple[float, float, float]:
         """Return running means: the share of moments with ready KV under way, the sequences that await it, its age in

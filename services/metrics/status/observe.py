@@ -16,6 +16,7 @@ from libs.policy.verdict.state import (
     UnknownState,
     WorkerState,
     pressures,
+    prompt_yield,
     role_counts,
     workers_needed,
 )
@@ -43,6 +44,10 @@ class ObservedStatus:
     """The age of the longest awaited such KV in seconds, on average."""
     cpu_wait: float | None = None
     """The share of its time in which it waited for a CPU; None if it does not report it."""
+    prompt_tokens: float = 0.0
+    """Tokens of recent steps that computed only prompts."""
+    prompt_ns: float = 0.0
+    """Durations of the same steps, summed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,7 @@ def _state(
     standing, whole = role_counts(states), role_counts([replace(each, slowness=None) for each in states])
     unhindered = _unhindered(work, decode, people_bound / bound if bound else 0.0)
     found = pressures(engine, work, standing)
+    prefilling = [each for each in workers if each.batch.assignment.role == ROLE_PREFILL]
     to_come = max(1 - demand.ttft_limit_ns / horizon_ns, 0.0)
     return ModelState(
         model=model,
@@ -164,6 +170,11 @@ def _state(
         prompt_tokens=demand.mean_prompt_tokens * fresh,
         output_tokens=demand.mean_output_tokens,
         prompt_speed=speed,
+        prompt_yield=prompt_yield(
+            sum(each.prompt_tokens for each in prefilling),
+            sum(each.prompt_ns / max(each.slowness or 1.0, 1.0) for each in prefilling),
+            speed,
+        ),
     )
 
 

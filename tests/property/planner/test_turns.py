@@ -16,7 +16,18 @@ from libs.policy.planner.role_planning import (
     RolePlan,
     assign,
 )
-from libs.policy.planner.turns import CALLED_NS, MOST_SHARE, TURN_HELD_NS, TURN_NS, Apart
+from libs.policy.planner.turns import (
+    BACK_OFF,
+    CALLED_NS,
+    MOST_CALLED_NS,
+    MOST_HELD_NS,
+    MOST_SHARE,
+    OTHER_WORK,
+    TURN_HELD_NS,
+    TURN_NS,
+    Apart,
+    RoleTurn,
+)
 from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
@@ -201,3 +212,83 @@ def test_a_worker_that_moves_takes_the_budget_that_suits_its_new_role_at_once() 
     assert [(each.role, each.budget_tokens) for each in plan.moves] == [(Role.MIXED, SLOW.chunk_tokens)]
     assert {each.budget_tokens for each in plan.budgets} == {SLOW.chunk_tokens}
     assert not plan.memory.apart.on
+
+
+TO_PREFILL, TO_MIXED = -1, 1
+
+
+def taken_back(times: int, work: Workload, at_ns: int = START_NS) -> tuple[RoleTurn, int]:
+    """Move to prefill and back so often, ten seconds apart; return the state and the time of the last move."""
+    turn = RoleTurn()
+    for _ in range(times):
+        turn = turn.after(TO_PREFILL, work, at_ns).after(TO_MIXED, work, at_ns + TURN_NS)
+        at_ns += 2 * TURN_NS
+    return turn, at_ns - TURN_NS
+
+
+@given(works, st.integers(1, 12))
+def test_each_move_to_prefill_that_decodes_take_back_makes_the_next_wait_longer_up_to_a_bound(
+    work: Workload, times: int
+) -> None:
+    turn, at_ns = taken_back(times, work)
+    assert turn.patience_ns(work, at_ns) == min(TURN_NS * BACK_OFF**times, MOST_CALLED_NS)
+    assert turn.patience_ns(work, at_ns + MOST_CALLED_NS) == 0
+
+
+@given(works, st.integers(1, 4))
+def test_moves_to_prefill_wait_no_longer_once_prompts_have_doubled_or_decodes_halved(
+    work: Workload, times: int
+) -> None:
+    turn, at_ns = taken_back(times, work)
+    more = replace(work, prompts=OTHER_WORK * max(work.prompts, 1.0))
+    assert turn.patience_ns(more, at_ns) == 0
+    if work.decodes >= OTHER_WORK:
+        assert turn.patience_ns(replace(work, decodes=int(work.decodes / OTHER_WORK)), at_ns) == 0
+
+
+def test_a_move_to_prefill_that_a_flood_called_is_not_undone_by_its_end() -> None:
+    flood = replace(PROMPTS, prompts=12.0)
+    turn = RoleTurn().after(TO_PREFILL, flood, START_NS).after(TO_MIXED, PROMPTS, START_NS + TURN_NS)
+    assert not turn.undone
+    later = RoleTurn().after(TO_PREFILL, PROMPTS, START_NS).after(TO_MIXED, PROMPTS, START_NS + CALLED_NS)
+    assert not later.undone, "it has paid for a minute"
+
+
+def test_prompts_that_press_as_before_wait_for_a_worker_that_decodes_took_back() -> None:
+    roles = _Roles()
+    roles.workers = pool(3, 3)
+    turn, at_ns = taken_back(1, BURST)
+    roles.memory = Memory(turn=turn)
+    assert not roles.decide(BURST, at_ns + 1).moves
+    assert not roles.decide(BURST, at_ns + TURN_NS * BACK_OFF).moves
+    assert {each.role for each in roles.decide(BURST, at_ns + 1 + TURN_NS * BACK_OFF).moves} == {Role.PREFILL}
+
+
+def test_a_flood_is_met_at_once_although_decodes_took_workers_back_before() -> None:
+    roles = _Roles()
+    roles.workers = pool(3, 3)
+    flood = replace(PROMPTS, prompts=5.0)
+    turn, at_ns = taken_back(3, replace(flood, prompts=flood.prompts / OTHER_WORK))
+    roles.memory = Memory(turn=turn)
+    assert not roles.decide(flood, at_ns + TURN_HELD_NS).moves, "roles turn back only if that is needed for a second"
+    assert {each.role for each in roles.decide(flood, at_ns + 2 * TURN_HELD_NS).moves} == {Role.PREFILL}
+
+
+@given(st.integers(1, 12))
+def test_budgets_that_are_changed_to_and_fro_wait_longer_each_time_up_to_a_bound(times: int) -> None:
+    apart, at_ns = Apart(), START_NS
+    for number in range(times):
+        held_ns = min(TURN_HELD_NS * BACK_OFF ** max(number - 1, 0), MOST_HELD_NS)
+        apart = apart.called(at_ns, better=not apart.on)
+        if number:
+            assert apart.called(at_ns + held_ns - 1, better=not apart.on) is not apart
+            assert apart.called(at_ns + held_ns - 1, better=not apart.on).on is apart.on
+            apart = apart.called(at_ns + held_ns, better=not apart.on)
+        assert apart.on is (number % 2 == 0)
+        at_ns += held_ns + TURN_NS
+    assert (
+        apart.called(at_ns + MOST_CALLED_NS, better=not apart.on)
+        .called(at_ns + MOST_CALLED_NS + MOST_HELD_NS, better=not apart.on)
+        .turns
+        == 0
+    )

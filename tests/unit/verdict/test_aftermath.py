@@ -11,18 +11,18 @@ from libs.policy.verdict.advice import advice
 from libs.policy.verdict.aftermath import MOST_S, aftermath, decodes_to_come
 from libs.policy.verdict.causes import CauseCode, causes
 from libs.policy.verdict.promises import AFTER_NS, ENDED_NS, LEAST_ANSWERS, LEAST_OUTCOMES, WATCHED_NS
-from libs.policy.verdict.state import PromisedFigure, RoleCounts, as_roles_stand, in_hand_ns
+from libs.policy.verdict.state import LEAST_YIELD, PromisedFigure, RoleCounts, as_roles_stand, in_hand_ns, prompt_yield
 from libs.policy.verdict.watch import VerdictWatch
 from tests.unit.verdict.test_verdicts import ENGINE, LIMITS, MS, S, state
 
 BACKLOG, TTFT, TPOT = PromisedFigure.BACKLOG, PromisedFigure.TTFT, PromisedFigure.TPOT
 
 
-def promised(*, rate, waits_s, counts, error=0.05, decodes=20):
+def promised(*, rate, waits_s, counts, error=0.05, decodes=20, measured=1.0):
     """All that is promised of these roles where `waits_s` worker-seconds of prompts wait."""
     now = state(prompts=rate, decodes=decodes)
     work = replace(now.work, waiting_ns=waits_s * S)
-    now = replace(now, work=work, arrival_rate=rate, arrival_error=error, prompt_tokens=400.0)
+    now = replace(now, work=work, arrival_rate=rate, arrival_error=error, prompt_tokens=400.0, prompt_yield=measured)
     return aftermath(now, work, counts, as_roles_stand(ENGINE, work, counts))
 
 
@@ -35,6 +35,32 @@ def test_a_backlog_is_worked_off_by_what_arrivals_leave_of_the_speed():
     assert faster.most < found.most
 
 
+def test_a_backlog_is_promised_to_go_as_fast_as_prompts_were_measured_to_be_computed():
+    counts, in_hand_s = RoleCounts(5, 3, 0), in_hand_ns(ENGINE, 5) / S
+    found = promised(rate=3.0, waits_s=12.0 + in_hand_s, counts=counts, measured=0.9)[BACKLOG]
+    assert found.then == pytest.approx(12.0 / (5 * 0.9 - 3))
+    assert BACKLOG not in promised(rate=3.0, waits_s=12.0, counts=counts, measured=0.6)
+
+
+@given(st.floats(0, 4), st.floats(0, 100), st.floats(0.5, 1))
+def test_slower_prompts_are_never_promised_to_be_gone_sooner(rate, waits_s, share):
+    full, less = (
+        promised(rate=rate, waits_s=waits_s, counts=RoleCounts(5, 3, 0), measured=each).get(BACKLOG)
+        for each in (1.0, share)
+    )
+    if full is not None and less is not None:
+        assert less.then >= full.then - 1e-9 and less.most >= full.most - 1e-9
+        assert less.least <= less.then <= less.most
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e11), st.floats(1e-7, 1e-4))
+def test_the_measured_share_of_a_speed_is_bounded_and_that_of_full_steps_is_all_of_it(tokens, took_ns, speed):
+    assert LEAST_YIELD <= prompt_yield(tokens, took_ns, speed) <= 1.0
+    assert prompt_yield(speed * took_ns, took_ns, speed) == pytest.approx(1.0)
+    assert prompt_yield(0.9 * speed * 2e9, 2e9, speed) == pytest.approx(0.9)
+    assert prompt_yield(0.9 * speed * 5e8, 5e8, speed) == 1.0, "too little to say"
+
+
 def test_where_nothing_waits_no_time_is_promised_but_ttft_is():
     found = promised(rate=2.0, waits_s=0.0, counts=RoleCounts(4, 4, 0))
     assert BACKLOG not in found and TTFT in found
@@ -43,6 +69,12 @@ def test_where_nothing_waits_no_time_is_promised_but_ttft_is():
 def test_a_backlog_that_grows_after_the_move_is_promised_neither_an_end_nor_a_ttft():
     found = promised(rate=5.0, waits_s=20.0, counts=RoleCounts(4, 4, 0))
     assert BACKLOG not in found and TTFT not in found
+
+
+def test_no_end_of_a_backlog_is_promised_where_as_much_may_arrive_as_is_computed():
+    counts = RoleCounts(5, 3, 0)
+    assert BACKLOG in promised(rate=3.5, waits_s=20.0, counts=counts, error=0.1, measured=0.9)
+    assert BACKLOG not in promised(rate=3.5, waits_s=20.0, counts=counts, error=0.2, measured=0.9)
 
 
 def test_tpot_is_promised_only_where_decodes_press():

@@ -304,6 +304,31 @@ def test_waiting_prompts_are_as_much_work_as_their_chunks_take(length):
     assert found.work.waiting_ns == pytest.approx(3 * sum(MODEL.prefill_ns(each) for each in chunks))
 
 
+def test_the_speed_of_prompts_is_measured_on_prefill_workers_by_how_full_their_steps_were():
+    engine = WorkerProfile(MODEL, 512, 32, 100_000)
+    waiting = ModelBacklog(prefill_requests=30, prefill_tokens=3_000, hopeful_tokens=3_000)
+    demand = SeenDemand(waiting, 0.0, 0.0, 0.0, ttft_limit_ns=4 * S, tpot_ns=100 * MS)
+    full = engine.speed_at(100.0) * 2 * S
+
+    def share(*workers):
+        seen = []
+        for role, tokens, slowness in workers:
+            batch = StepBatch(worker_id="w", max_sequences=32, chunk_tokens=512)
+            batch.assignment.role = role
+            seen.append(ObservedStatus(batch, slowness, 0, 0, 0, 0, prompt_tokens=tokens, prompt_ns=2.0 * S))
+        return observe("m", engine, seen, 0, demand).prompt_yield
+
+    assert share((1, 0.9 * full, None), (1, 0.9 * full, 1.0), (2, 0.1 * full, 1.0)) == pytest.approx(0.9)
+    assert share((1, 0.9 * full, 1.0), (1, 0.3 * full, 3.0)) == pytest.approx(0.9)
+
+
+def test_a_pace_counts_prompts_of_steps_without_decodes():
+    counts = np.array([[400, 300], [2, 1], [0, 0], [0, 4], [0, 400], [0, 0]], dtype=float)
+    steps = FinishedSteps(np.array([0, 500 * MS]), np.array([500 * MS, S]), np.array([1.0, 0.5]), counts)
+    found = pace(steps, MODEL, S)
+    assert (found.prompt_tokens, found.prompt_ns) == (400.0, 500.0 * MS)
+
+
 def test_a_few_long_prompts_among_short_ones_count_as_what_they_are():
     log = TrafficLog()
     for length in [100] * 9 + [10_000]:

@@ -1,8 +1,11 @@
 """What a verdict names: the cause that comes first, what to do, and nothing where nothing is short."""
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role
@@ -10,6 +13,7 @@ from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.advice import Action
 from libs.policy.verdict.causes import CauseCode, causes
 from libs.policy.verdict.state import (
+    CLEAR_DECODES,
     Grade,
     ModelState,
     RoleCounts,
@@ -236,6 +240,29 @@ def test_a_slight_shortage_must_last_longer():
     watch = VerdictWatch(LIMITS)
     assert watched(watch, [slight] * 10).code is CauseCode.BALANCED
     assert watched(watch, [clear], from_ms=1_000).code is CauseCode.PREFILL_BOUND
+
+
+def test_a_few_sequences_over_the_target_must_last_longer_and_a_flood_of_them_need_not():
+    room = state(decodes=100).pressures.largest_batch
+    slight, flood = state(decodes=room + 1), state(decodes=round(room * 1.3))
+    watch = VerdictWatch(LIMITS)
+    assert watched(watch, [slight] * 19).code is CauseCode.BALANCED
+    assert watched(watch, [slight] * 2, from_ms=1_900).code is CauseCode.DECODE_BOUND_TPOT
+    watch = VerdictWatch(LIMITS)
+    assert watched(watch, [slight] * 10).code is CauseCode.BALANCED
+    assert watched(watch, [flood], from_ms=1_000).code is CauseCode.DECODE_BOUND_TPOT
+    watch = VerdictWatch(LIMITS)
+    assert watched(watch, [flood] * 7).code is CauseCode.DECODE_BOUND_TPOT
+
+
+@given(st.floats(1.0, 1.5), st.sampled_from([500, 8_000]))
+def test_decodes_are_named_after_a_moment_or_as_slight_after_two_seconds(pressure, context):
+    one_of = state(decodes=100, context=context).pressures.decode / 100
+    loaded = state(decodes=ceil(pressure / one_of), context=context)
+    assume(loaded.pressures.decode >= 1)
+    watch = VerdictWatch(LIMITS)
+    named = next(at for at in range(0, 3_000, 100) if watch.look([loaded], at * MS).code is not CauseCode.BALANCED)
+    assert named == (2_000 if loaded.pressures.decode < CLEAR_DECODES else 600)
 
 
 def test_pressure_that_has_not_lasted_is_not_called_balanced_now():
