@@ -381,7 +381,7 @@ def _expected(
         own = np.log(each.size / prior)
         ratio = (each.windows * own + PRIOR_WINDOWS * fade * ratio) / (each.windows + PRIOR_WINDOWS)
         count = each.windows + np.minimum(count, MOST_CARRIED)
-        unseen = unseen_season(horizon * step_s, each.anchors * step_s) / each.usual
+        unseen = unseen_season(horizon * step_s, np.asarray(each.anchors * step_s, dtype=np.float64)) / each.usual
         sizes[at], counts[at], before = np.hypot(prior * np.exp(ratio), unseen), count, horizon
     return sizes, counts
 
