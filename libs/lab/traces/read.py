@@ -156,7 +156,7 @@ def _window(
             continue
         if len(requests) == MAX_REQUESTS:
             raise InvalidRequest(
-                f"{source.path}: more than {MAX_REQUESTS} requests: read a part of it (start_s, seconds)"
+                f"{source.path}: more than {MAX_REQUESTS} requests: read a part of it, by --start and --seconds"
             )
         requests.append(replace(row, number=len(requests), arrival_ns=row.arrival_ns - start_ns))
     if not requests:
