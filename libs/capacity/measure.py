@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from math import inf, sqrt
+from math import ceil, inf, sqrt
 from typing import Final
 
 import numpy as np
@@ -301,8 +301,20 @@ class Bench:
     def _seconds_each(self, phase: Phase) -> float:
         each = self.work_each()[phase]
         if not 0 < each < float("inf"):
-            raise InvalidRequest(f"SLO {self.slo.text!r} cannot be met: not one sequence decodes in time")
+            raise InvalidRequest(f"SLO {self.slo.text!r} cannot be met: {self._obstacle()}")
         return each
+
+    def _obstacle(self) -> str:
+        """Explain why one worker does not even decode one sequence in time."""
+        kind, mean = self.kind, self.traffic.prompt_tokens + self.traffic.output_tokens
+        if kind.kv_tokens and kind.kv_tokens < mean + 1:
+            return f"a request has {mean:,.0f} tokens, and a worker's KV holds {kind.kv_tokens:,}; take a larger device"
+        alone_ms = kind.speed.decode_ns(1, self.traffic.prompt_tokens + self.traffic.output_tokens / 2) / 1e6
+        least_ms = ceil(alone_ms / (1 - IN_HAND))
+        return (
+            f"one sequence alone takes {alone_ms:.1f} ms a token;"
+            f" set --slo with tpot={least_ms}ms or more, or plan for a faster device"
+        )
 
     def _good(self, phase: Phase, workers: int, note: Note, top: float = inf) -> Callable[[float], bool]:
         """Return a test of whether the lab keeps the objective at a rate; rates above `top` fail untried."""

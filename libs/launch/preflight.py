@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from libs.contracts.errors import StartupError
 from libs.launch.options import SuiteOptions
+from libs.launch.ready import default_ready_file, read_ready
 from libs.runtime.http import bind
 from libs.runtime.net.ports import held_port
 from libs.runtime.paths import cache_dir
@@ -27,7 +28,7 @@ REDIS_PORT = 6379
 async def check(options: SuiteOptions, host: str) -> None:
     """Raise StartupError if the suite could not run."""
     options.check()
-    bind(host, options.gateway_port, "--gateway-port").close()
+    _check_port(options.gateway_port, host)
     check_writable(cache_dir(), "set FULCRUM_CACHE to another folder")
     if options.history is not None and options.history.parent.exists():
         check_writable(options.history.parent, "name another --history")
@@ -37,6 +38,18 @@ async def check(options: SuiteOptions, host: str) -> None:
         await _check_server("--kafka", server, server.rpartition(":")[0], server.rpartition(":")[2])
     if options.redis is not None:
         await _check_redis(options.redis)
+
+
+def _check_port(port: int, host: str) -> None:
+    try:
+        bind(host, port, "--gateway-port").close()
+    except StartupError:
+        running = read_ready(default_ready_file(port)) if port else None
+        if running is None:
+            raise
+        raise StartupError(
+            f"a suite runs at {running.gateway} already: `fulcrum down` stops it, --gateway-port 0 starts one beside it"
+        ) from None
 
 
 def check_writable(folder: Path, what_to_do: str) -> None:

@@ -125,6 +125,8 @@ ENTERED: Final = frozenset((ACTION_ROLE_MOVED, ACTION_SET_MODE, ACTION_SET_LIMIT
 CHANGES: Final = frozenset((ACTION_SET_ROLE, ACTION_SET_BUDGET))
 """Changes of workers, whose effect is measured after a while."""
 EFFECT: Final = "effect"
+NO_BOUND: Final = 1_000.0
+"""The pressure that planners send for a phase without workers."""
 MAX_NAMED: Final = 8
 """The maximum number of workers of one decision that an event names, followed by the number of further ones."""
 
@@ -193,8 +195,9 @@ class EventLog:
             worker=_named(decision)[:MAX_TEXT],
             role=_role(decision),
             actor="",
-            reason=f"{measured.after_ms / 1e3:.1f} s later prompts press {_change(measured, 'prompt_pressure')} and"
-            f" decodes {_change(measured, 'decode_pressure')}",
+            reason=f"{measured.after_ms / 1e3:.1f} s later prompts press"
+            f" {pressure_change(measured, 'prompt_pressure')}"
+            f" and decodes {pressure_change(measured, 'decode_pressure')}",
             planner=decision.planner_id[:MAX_TEXT],
         )
         self._enter(identity, event)
@@ -232,9 +235,10 @@ class EventLog:
         return [event for _, event in reversed(self._log)][:limit]
 
 
-def _change(measured: Measured, field: str) -> str:
-    """Format a change as "1.80 → 0.90"."""
-    return f"{getattr(measured.before, field):.2f} → {getattr(measured.after, field):.2f}"
+def pressure_change(measured: Measured, field: str) -> str:
+    """Format a change as "1.80 → 0.90"; planners send pressures without a bound as 1,000."""
+    before, after = getattr(measured.before, field), getattr(measured.after, field)
+    return " → ".join(f"{each:.2f}" if each < NO_BOUND else "without bound" for each in (before, after))
 
 
 def _named(decision: Decision) -> str:

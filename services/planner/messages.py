@@ -104,10 +104,10 @@ def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
         if shown < RAISE:
             return f"a queue of prompts begins on {on}{waits}; {whose} {take} up to {tokens} prompt tokens a step"
         lent = figure(plan.shown(then, lending=True).prompt_pressure)
-        return (
-            f"prompts press {presses} on {on}{waits}; {whose} that {take} up to {tokens} prompt tokens a step {leave}"
-            f" {lent}"
-        )
+        # Without a worker the pressure has no bound, and its figure says nothing.
+        begins = f"prompts press {presses} on {on}" if then.prefill else "no worker is for prompts alone"
+        lent = lent if then.prefill else f"a pressure of {lent}"
+        return f"{begins}{waits}; {whose} that {take} up to {tokens} prompt tokens a step {leave} {lent}"
     if assigned.memory.apart.on:
         return f"more work is done with decodes apart from prompts, which press {presses} on {on} without {whose}"
     return (
@@ -131,7 +131,7 @@ def why_advised(plan: ModelPlan, assigned: RolePlan) -> str:
 
 def figure(pressure: float) -> str:
     """Format a pressure for people to read, cut at `MAX_PRESSURE`."""
-    return f"{pressure:.1f}" if pressure <= MAX_PRESSURE else f"more than {MAX_PRESSURE:.0f}"
+    return f"{pressure:.1f}" if pressure < MAX_PRESSURE else f"more than {MAX_PRESSURE:.0f}"
 
 
 def workers(count: int, role: str) -> str:

@@ -33,6 +33,7 @@ from services.planner.http.api import PlannerCollector, make_api
 from services.planner.http.limits_api import LimitsApi, read_limits
 from services.planner.http.roles_api import RolesApi
 from services.planner.kept import LEASE_MS, MODES, Lead, LeaderLease, PlannerStore
+from services.planner.models.api import no_catalogue
 from services.planner.models.run import open_models
 from services.planner.orders import OrderExecutor
 from services.planner.scaler import Scaler, ScalerCollector, ScalerSettings
@@ -143,6 +144,8 @@ async def open_planner(
                 outrun=lease.was_outrun,
             )
         )
+    else:
+        app.include_router(no_catalogue())
     served = _behind_keys(app, settings, ports, clock, metrics)
     async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url:
         yield RunningPlanner(url, state)

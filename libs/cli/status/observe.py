@@ -118,6 +118,7 @@ async def _watch(
     listed: Callable[[], Sequence[ObservedTarget]], lines: int | None, *, as_json: bool, are_pods: bool = False
 ) -> None:
     servers: dict[str, ObservedServer] = {}
+    were_read = False
     next_s = time.monotonic()
     rounds = printed = 0
     async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
@@ -130,6 +131,7 @@ async def _watch(
             for each in targets:
                 servers.setdefault(each.name, ObservedServer())
             troubles = await asyncio.gather(*(_scrape(client, each.url, servers[each.name]) for each in targets))
+            were_read = were_read or not all(troubles)
             rounds += 1
             if rounds > 1 and rounds % SCRAPES_A_SECOND == 1:
                 printed += 1
@@ -140,6 +142,8 @@ async def _watch(
             next_s += LINE_S / SCRAPES_A_SECOND
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
             next_s = max(next_s, time.monotonic())
+    if not were_read:
+        raise InvalidRequest("no server could be read: name vLLM's own address, whose /metrics shows vllm:")
 
 
 async def _scrape(client: httpx.AsyncClient, url: str, server: ObservedServer) -> str:

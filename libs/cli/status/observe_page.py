@@ -18,6 +18,7 @@ from libs.launch.ready import Ready, default_ready_file, write_ready
 from libs.observe.dynamo_folder import check_folder, read_members
 from libs.observe.fleet import read_fleet, targets_of
 from libs.observe.pods import PodQuery
+from libs.runtime.http import bind
 
 STOP_S: Final = 10.0
 MAX_LINE_CHARS: Final = 65_536
@@ -49,6 +50,7 @@ def show_page(
     """Serve until a signal, and return the exit code. Raise InvalidRequest and StartupError."""
     # A mistake in the list ends the command before anything starts.
     servers = targets_of(urls) if file is None else read_fleet(file)
+    bind(host, port, "--port").close()
     workers = 0
     if dynamo is not None:
         check_folder(dynamo)

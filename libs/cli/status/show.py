@@ -269,7 +269,8 @@ def _model(model: ModelStatusAnswer) -> Iterator[Text]:
             pressure_text(pool.pressure),
             " ",
             pressure_bar(pool.pressure, BAR_CELLS),
-            f"  busy {percent(pool.busy)}",
+            # Of the time, not of room: a decode worker with one sequence is busy nearly always.
+            f"  busy {percent(pool.busy)} of the time",
         )
         yield Text(f"{'':>{INDENT}}{'; '.join(facts)}", "dim")
     if best := _best(model):
@@ -299,9 +300,9 @@ def decode_facts(model: ModelStatusAnswer) -> list[str]:
     facts = []
     if pool.running is not None and pool.largest_batch is not None:
         slots = "" if pool.slots is None else f" ({pool.slots:,} slots)"
-        facts.append(
-            f"{pool.running + (pool.held or 0):,} sequences, room for {pool.largest_batch:,.0f} within TPOT{slots}"
-        )
+        held = pool.running + (pool.held or 0)
+        noun = "sequence" if held == 1 else "sequences"
+        facts.append(f"{held:,} {noun}, room for {pool.largest_batch:,.0f} within TPOT{slots}")
     if pool.kv_used is not None:
         facts.append(f"KV {percent(pool.kv_used)}")
     if pool.tpot_ms is not None:

@@ -170,7 +170,7 @@ def _check_others(wanted: Mapping[str, Assignment], known: Sequence[dict[str, An
         before = [_assignment(each) for each in serving]
         after = [wanted.get(each["id"], held) for each, held in zip(serving, before, strict=True)]
         if ended := ended_by(before, after):
-            raise Conflict(end_refusal(model, moved, ended, force="say --force"))
+            raise Conflict(end_refusal(model, moved, ended, force="pass --force"))
 
 
 def _assignment(worker: dict[str, Any]) -> Assignment:

@@ -1,11 +1,13 @@
 """The output of `fulcrum top`: the screen, or snapshots for pipes, which start without rich and textual."""
 
+import sys
 import time
 from json import dumps
 from pathlib import Path
 from typing import Any, Final
 
 from libs.cli.find import find_suite, get_json
+from libs.contracts.errors import StartupError
 
 PERIOD_S: Final = 1.0
 WINDOW: Final = "2s"
@@ -17,6 +19,8 @@ def show_top(ready: Path | None, *, metrics: str | None, once: bool, light: bool
     if as_json or once:
         _print_snapshots(url, as_json=as_json, once=once)
         return
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise StartupError("the screen needs a terminal: use `fulcrum top --once` or `fulcrum top --json` here")
     from libs.cli.top.screen import run_screen  # noqa: PLC0415 (what only the screen needs)
 
     run_screen(url, light=light)

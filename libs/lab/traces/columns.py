@@ -20,12 +20,12 @@ ROLES: Final = {
     "input": (
         "inputtokens", "prompttokens", "contexttokens", "requesttokens", "numinputtokens", "numprompttokens",
         "inputlength", "promptlength", "inputlen", "promptlen", "inputsequencelength", "isl", "prefilltokens",
-        "nprompttokens", "inputtokencount", "prompttokencount",
+        "numprefilltokens", "nprompttokens", "inputtokencount", "prompttokencount",
     ),
     "output": (
         "outputtokens", "completiontokens", "generatedtokens", "responsetokens", "numoutputtokens",
         "numcompletiontokens", "outputlength", "completionlength", "outputlen", "completionlen",
-        "outputsequencelength", "osl", "decodetokens", "ncompletiontokens", "outputtokencount",
+        "outputsequencelength", "osl", "decodetokens", "numdecodetokens", "ncompletiontokens", "outputtokencount",
         "completiontokencount",
     ),
     "limit": ("maxtokens", "maxoutputtokens", "maxcompletiontokens"),

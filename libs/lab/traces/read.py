@@ -156,7 +156,7 @@ def _window(
             continue
         if len(requests) == MAX_REQUESTS:
             raise InvalidRequest(
-                f"{source.path}: more than {MAX_REQUESTS} requests: read a part of it (start_s, seconds)"
+                f"{source.path}: more than {MAX_REQUESTS} requests: read a part of it, by --start and --seconds"
             )
         requests.append(replace(row, number=len(requests), arrival_ns=row.arrival_ns - start_ns))
     if not requests:
@@ -170,5 +170,9 @@ def _trace(source: Source, requests: list[TraceRequest], block_tokens: int) -> T
 
 
 def _known() -> str:
-    known = "; ".join(f"{name}: {', '.join(columns)}" for name, columns in KNOWN_FORMATS.items())
-    return f"known are {known}; for a CSV of your own this header works: {','.join(WORKING_HEADER)}"
+    # Names only: with every format's columns, the header that works would drown.
+    names = dict.fromkeys(name.split(",")[0].split(" (")[0] for name in KNOWN_FORMATS if not name.startswith("any"))
+    return (
+        f"for a CSV of your own this header works: {','.join(WORKING_HEADER)}."
+        f" Also known, with columns listed by `fulcrum lab traces`: {', '.join(names)}"
+    )

@@ -321,7 +321,7 @@ def _short_of_cpu(state: ModelState, limits: VerdictLimits, *, pressed: bool) ->
     names, alone = sorted(short, key=lambda name: -(short[name].cpu_wait or 0.0)), len(short) == 1
     sentence = (
         f"Short of CPU: {'worker' if alone else 'workers'} {listed(names)} {'waits' if alone else 'wait'} for a CPU "
-        f"{short[names[0]].cpu_wait or 0.0:.0%} of the time{'' if alone else ' or less'}; "
+        f"{'' if alone else 'up to '}{short[names[0]].cpu_wait or 0.0:.0%} of the time; "
         f"{'its host has' if alone else 'their hosts have'} too few cores for what runs there, or "
         f"{'its CPU limit is' if alone else 'their CPU limits are'} too low. Add cores, or move other work away."
     )
@@ -379,9 +379,10 @@ def _said(cause: Cause, state: ModelState) -> str:
             f"Decode-bound by KV{easing}: pressure {figure(found.kv)} on {on_decode} {against}, sequences need "
             f"{amount(found.kv_tokens)} tokens of {amount(found.kv_room_tokens)}.{then}"
         )
+    running = f"{found.sequences} sequence{'' if found.sequences == 1 else 's'}"
     return (
-        f"Decode-bound by TPOT{easing}: pressure {figure(found.batch)} on {on_decode} {against}, {found.sequences} "
-        f"sequences, with room for {found.largest_batch} within a TPOT of {state.work.tpot_ns / 1e6:g} ms.{then}"
+        f"Decode-bound by TPOT{easing}: pressure {figure(found.batch)} on {on_decode} {against}, {running}, "
+        f"with room for {found.largest_batch} within a TPOT of {state.work.tpot_ns / 1e6:g} ms.{then}"
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel, Field
 
-from libs.contracts.errors import Conflict, InvalidRequest, StoreUnavailable, UnknownModel, quoted
+from libs.contracts.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable, UnknownModel, quoted
 from libs.model.info import BUILTIN_SIM
 from libs.policy.reserve.following import CountDistribution, UseFollower
 from libs.policy.reserve.pool import ClaimRefused, Eviction, GpuClaim, kept_at, refusal
@@ -264,6 +264,19 @@ class ReservationBody(BaseModel):
     from_time: str = Field("00:00", max_length=5)
     to_time: str = Field("00:00", max_length=5)
     """End of the reservation; equal to `from_time`, it lasts all day."""
+
+
+def no_catalogue() -> APIRouter:
+    """Return the routes of a planner without a catalogue: each answers 404 and how to get one."""
+    router = APIRouter(route_class=JsonRoute, include_in_schema=False)
+
+    @router.get("/v1/models")
+    @router.put("/v1/models/{name:path}")
+    @router.delete("/v1/models/{name:path}")
+    async def refuse(name: str = "") -> None:
+        raise NotFound("this suite has no catalogue of models: `fulcrum up --pool 2 --model A --model B` starts one")
+
+    return router
 
 
 class ModelsApi:

@@ -200,9 +200,9 @@ def half_busy() -> tuple[Worker, Worker]:
     return Worker("prefill-0", "prefill", 0.6, gpus=8), Worker("decode-0", "decode", 0.3)
 
 
-def role_moved(service: Service, worker_id: str, role: str, reason: str = "prompts wait") -> None:
+def role_moved(service: Service, worker_id: str, role: str, reason: str = "prompts wait", *, ago_ms: int = 0) -> None:
     """The planner tells that a worker has moved."""
-    now_ns = service.clock.now_ns()
+    now_ns = service.clock.now_ns() - ago_ms * 1_000_000
     assigned, budget = role_from_name(role)
     service.take(
         DECISIONS,

@@ -1,5 +1,6 @@
 """Role moves and alerts on the page, in a real Chromium."""
 
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -62,6 +63,18 @@ async def test_changes_that_stand_too_close_share_a_mark_that_tells_of_each() ->
         await marks.first.click()
         await expect(page.locator("#move h2")).to_contain_text("changes: decode-0 moved to prefill")
         await expect(page.locator("#move dl")).to_contain_text("decode-0 moved to decode: reason 1")
+
+
+async def test_marks_never_overlap() -> None:
+    async with serving(*half_busy()) as service, looking(service) as page:
+        await figures(page, lambda shown: shown["coverage"] == 1)
+        for number in range(80, 0, -1):
+            role_moved(service, "decode-0", "prefill", f"reason {number}", ago_ms=101 * number)
+        marks = page.locator("#moves button")
+        await expect(marks.nth(3)).to_be_visible(timeout=WAIT_MS)
+        boxes = await marks.evaluate_all("found => found.map(each => each.getBoundingClientRect().toJSON())")
+        boxes.sort(key=lambda box: float(box["left"]))
+        assert all(left["right"] <= right["left"] for left, right in pairwise(boxes)), boxes
 
 
 async def test_the_worst_of_thousands_of_alerts_are_listed_and_the_rest_counted() -> None:

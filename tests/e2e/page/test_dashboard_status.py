@@ -50,7 +50,9 @@ async def test_the_verdict_stands_first_with_what_to_do_and_is_never_live_when_i
         await expect(page.locator("#planner-line")).to_contain_text("Planner advisory, moves nothing by itself")
         gauges = page.locator("#pressures .gauge")
         await expect(gauges.nth(0).locator("b")).to_have_text("1.80")
-        await expect(gauges.nth(0)).to_contain_text("41 requests wait, 90k tokens: 3.7 s of work · busy 99 %")
+        await expect(gauges.nth(0)).to_contain_text(
+            "41 requests wait, 90k tokens: 3.7 s of work · busy 99 % of the time"
+        )
         await expect(gauges.nth(0).get_by_role("meter")).to_have_attribute("aria-valuenow", "1.80")
         await expect(gauges.nth(1)).to_contain_text("6 sequences, room for 160 within TPOT (192 slots)")
         await expect(page.locator("#advice-kept")).to_be_hidden()

@@ -34,7 +34,8 @@ def test_the_first_line_is_the_verdict_and_the_rest_says_why() -> None:
     assert first == "Prefill-bound: pressure 1.8 against 0.2."
     text = "\n".join(rest)
     for part in (
-        "Also: gpu-7 takes 2.4 times as long.", "prefill    3 workers  1.80", "busy 99%", "41 requests wait, 90,000",
+        "Also: gpu-7 takes 2.4 times as long.", "prefill    3 workers  1.80", "busy 99% of the time",
+        "41 requests wait, 90,000",
         "6 sequences, room for 160 within TPOT (192 slots)", "TPOT 12.1 of 50 ms", "5 prefill + 3 decode would leave",
         "31.2 requests/s, cache hits 31%", "429 2.0/s", "Planner advisory, moves nothing by itself",
         "Last move: gpu-2 decode → prefill, 10 s ago, by p", "Do: fulcrum role gpu-4 gpu-6 prefill",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from libs.cli.options import complete_log, complete_role
 from libs.cli.suite.running import is_suite, readable, show_logs, stop_suite, tail
+from libs.cli.top.show import show_top
 from libs.contracts.errors import StartupError
 from libs.launch.ready import Ready, logs_folder, write_ready
 
@@ -89,3 +90,9 @@ def test_a_shell_is_offered_roles_even_where_no_suite_runs(tmp_path: Path, monke
     monkeypatch.setenv("FULCRUM_CACHE", str(tmp_path))
     monkeypatch.setattr("libs.cli.find.DEFAULT_GATEWAY_PORT", 1)
     assert complete_role("de") == ["decode"]
+
+
+def test_top_without_a_terminal_names_what_prints_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(StartupError, match="`fulcrum top --once` or `fulcrum top --json`"):
+        show_top(ready_file(tmp_path), metrics=None, once=False, light=False, as_json=False)
+    assert capsys.readouterr().out == ""

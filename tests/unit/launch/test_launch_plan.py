@@ -1,6 +1,8 @@
 """Which processes make a suite, and what each is told."""
 
 import json
+import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -13,8 +15,9 @@ from libs.cli.up.command import ToolFormat
 from libs.contracts.errors import StartupError
 from libs.launch.options import LaunchSettings, SuiteOptions
 from libs.launch.plan import SuiteLocation, make_plan
-from libs.launch.preflight import gateway_port
+from libs.launch.preflight import check, gateway_port
 from libs.launch.processes.port import StatusLine, parse_status
+from libs.launch.ready import Ready, default_ready_file, write_ready
 from libs.model.fetch import BUNDLED_MODEL, Model, resolve_model
 from libs.runtime.http import bind
 from services.gateway.answers.families import CALLS, NONE
@@ -188,3 +191,22 @@ def test_a_template_that_cannot_be_used_is_refused_before_anything_starts(tmp_pa
 
 def test_the_command_line_takes_the_tool_formats_that_gateways_know() -> None:
     assert {each.value for each in ToolFormat} == set(get_args(ToolFormatName)) == {*CALLS, NONE}
+
+
+@pytest.mark.system
+async def test_a_second_suite_on_the_same_port_is_told_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FULCRUM_CACHE", str(tmp_path))
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        options = SuiteOptions(engine="sim", gateway_port=port)
+        with pytest.raises(StartupError, match="is in use: stop what holds it or set --gateway-port"):
+            await check(options, "127.0.0.1")
+        url = f"http://127.0.0.1:{port}"
+        rest = dict.fromkeys(("planner", "metrics", "token", "kafka", "redis", "cluster", "model", "engine"), "x")
+        write_ready(default_ready_file(port), Ready(gateway=url, gateways=(url,), pid=os.getpid(), **rest))
+        with pytest.raises(StartupError, match=f"a suite runs at {url} already: `fulcrum down` stops it"):
+            await check(options, "127.0.0.1")

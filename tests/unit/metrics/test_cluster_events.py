@@ -29,6 +29,7 @@ from services.metrics.cluster_events import (
     Life,
     LifeChange,
     WorkerLives,
+    pressure_change,
     together,
 )
 
@@ -166,3 +167,8 @@ def test_what_was_seen_after_a_decision_is_an_event_of_its_own_and_comes_once() 
     assert (effect.action, effect.worker, effect.unix_ms) == ("effect", "d", BEGIN_NS // 1_000_000 + 2_000)
     assert effect.reason == "2.0 s later prompts press 1.80 → 0.90 and decodes 0.25 → 0.50"
     assert [each.action for each in log.after(0)] == ["set_role", "effect"]
+
+
+def test_a_pressure_without_bound_is_no_figure() -> None:
+    measured = Measured(before=Seen(decode_pressure=1_000.0), after=Seen(decode_pressure=0.06))
+    assert pressure_change(measured, "decode_pressure") == "without bound → 0.06"

@@ -280,7 +280,7 @@ async def test_late_kv_while_workers_wait_for_a_cpu_is_a_lack_of_cores_and_no_sl
     await cluster.run(45, running=2, awaiting_ready=3, cpu_wait=0.4)
     verdict = cluster.status().verdict
     assert (verdict.code, [each.code for each in verdict.causes]) == ("short_of_cpu", ["short_of_cpu"])
-    assert "wait for a CPU 40% of the time" in verdict.sentence
+    assert "wait for a CPU up to 40% of the time" in verdict.sentence
     assert [name for name, _ in cluster.fired()] == [Name.SHORT_OF_CPU]
     await cluster.run(60, running=2, awaiting_ready=3, cpu_wait=0.02)
     assert cluster.status().verdict.code == "slow_link", "its cores are idle"

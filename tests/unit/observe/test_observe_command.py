@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from libs.cli.main import make_app
-from libs.contracts.errors import InvalidRequest
+from libs.contracts.errors import InvalidRequest, StartupError
 from libs.runtime.net.ports import held_port
 
 RUN = CliRunner()
@@ -107,6 +107,26 @@ def test_servers_are_scraped_and_one_that_is_away_does_not_hold_the_others_up() 
     assert len(here) == len(away) == 5
     assert here[-1]["prefill"] == 0.0
     assert all(line["trouble"] == "away (ConnectError)" and line["busy"] is None for line in away)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("path", ["", "/nothing-here"])
+def test_lines_of_servers_that_were_never_read_end_in_an_error(path: str) -> None:
+    with held_port() as closed, server() as url:
+        target = f"{url}{path}" if path else f"http://127.0.0.1:{closed}"
+        result = RUN.invoke(make_app(["observe"]), ["observe", "--vllm", target, "--lines", "1"])
+    assert target in result.stdout, "the line says what is wrong with this server"
+    assert isinstance(result.exception, InvalidRequest)
+    assert "name vLLM's own address" in result.exception.message
+
+
+@pytest.mark.system
+def test_a_page_beside_a_suite_names_the_option_for_its_port() -> None:
+    with server() as url:
+        port = url.rpartition(":")[2]
+        result = RUN.invoke(make_app(["observe"]), ["observe", "--page", "--vllm", url, "--port", port])
+    assert isinstance(result.exception, StartupError)
+    assert result.exception.message.endswith("stop what holds it or set --port")
 
 
 @pytest.mark.parametrize(

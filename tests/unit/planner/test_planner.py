@@ -19,6 +19,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     MODE_OFF,
 )
 from libs.policy.planner.limits import is_due, is_news
+from libs.runtime.web import make_web_app
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
@@ -26,6 +27,7 @@ from services.planner.http.admin import Admin, ModeApi
 from services.planner.http.api import PlannerCollector, make_api
 from services.planner.http.limits_api import LimitsApi
 from services.planner.kept import StoredPlannerSettings
+from services.planner.models.api import no_catalogue
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore
 from tests.unit.planner.snapshot_rig import WINDOW_MS, told, worker
@@ -97,6 +99,19 @@ async def planner():
     service = Planner()
     async with service.http:
         yield service
+
+
+async def test_without_a_catalogue_its_routes_name_the_command_that_makes_one():
+    app = make_web_app("test", "", not_ready=lambda: None, metrics=CollectorRegistry())
+    app.include_router(no_catalogue())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://planner") as http:
+        answers = [
+            await http.get("/v1/models"),
+            await http.put("/v1/models/a/b", json={}),
+            await http.delete("/v1/models/a"),
+        ]
+    assert [answer.status_code for answer in answers] == [404, 404, 404]
+    assert all("`fulcrum up --pool 2 --model A --model B`" in answer.text for answer in answers)
 
 
 async def test_workers_are_answered_with_words_and_their_latest_depths(planner):

@@ -8,7 +8,7 @@ from libs.policy.pressure import Split, WorkerProfile, Workload
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.assessment import Assessment
-from services.planner.messages import why_budgets, why_kept
+from services.planner.messages import figure, why_budgets, why_kept
 from services.planner.observer import ObservedModel
 from services.planner.role_planner import ModelPlan
 
@@ -61,3 +61,13 @@ def test_budgets_that_end_because_decodes_do_better_apart_claim_no_calm() -> Non
     assert said.startswith("more work is done with decodes apart from prompts, which press 0.7 on 2 prefill workers")
     calm = replace(apart, code=RoleReason.CALM, memory=Memory())
     assert "for 10 s" in why_budgets(plan(calm, judged(0.2)), calm)
+
+
+def test_a_pressure_without_workers_is_no_figure() -> None:
+    none = Split(0, 2, 1_000.0, 0.2)
+    order = RoleOrder("m0", Role.MIXED, 4096)
+    lending = RolePlan((), [order], RoleReason.PROMPTS_PRESS, none, none, [none], Memory())
+    said = why_budgets(plan(lending, judged(1.4)), lending)
+    assert said.startswith("no worker is for prompts alone")
+    assert "1000" not in said
+    assert figure(1_000.0) == "more than 1000"

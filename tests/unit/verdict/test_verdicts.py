@@ -209,7 +209,7 @@ def test_waits_for_a_cpu_are_named_where_work_presses_and_behind_what_presses():
     assert codes(state(prompts=0.5, decodes=20, **short)) == [], "they hold nobody up"
     found = causes(state(prompts=5.0, decodes=20, **short), LIMITS)
     assert [each.code for each in found] == [CauseCode.PREFILL_BOUND, CauseCode.SHORT_OF_CPU]
-    assert "workers gpu-7, gpu-6, gpu-5, gpu-4 and 4 more wait for a CPU 37% of the time or less" in found[1].sentence
+    assert "workers gpu-7, gpu-6, gpu-5, gpu-4 and 4 more wait for a CPU up to 37% of the time" in found[1].sentence
 
 
 def look_through(watch, subject, times):

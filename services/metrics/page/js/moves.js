@@ -5,7 +5,7 @@ import { factsOf } from "./alerts.js";
 import { clockText, GUTTER_PX } from "./chart.js";
 import { describe, signOf } from "./happened/event.js";
 
-const APART_PX = 18;
+const APART_PX = 28; // as wide as a sign with a count of two digits
 const MAX_TOLD = 30; // of a mark's events
 
 export class Moves {
@@ -20,10 +20,10 @@ export class Moves {
   draw(events, fromMs, toMs) {
     const width = Math.max(this.lane.clientWidth - GUTTER_PX, 1);
     const bucketMs = (APART_PX / width) * (toMs - fromMs); // of fixed bounds, so that marks stay what they are as time moves
-    const shown = Map.groupBy(
+    const shown = apart(Map.groupBy(
       events.filter((event) => event.unix_ms >= fromMs && event.unix_ms <= toMs),
       (event) => Math.floor(event.unix_ms / bucketMs),
-    );
+    ), bucketMs);
     for (const [bucket, mark] of this.#marks) {
       if (shown.get(bucket)?.length === mark.count && mark.bucketMs === bucketMs) continue;
       mark.button.remove();
@@ -31,7 +31,7 @@ export class Moves {
     }
     const times = [];
     for (const [bucket, together] of shown) {
-      const atMs = together[0].unix_ms;
+      const atMs = firstMs(together);
       let mark = this.#marks.get(bucket);
       if (!mark) this.#marks.set(bucket, (mark = { button: this.#make(together), count: together.length, bucketMs }));
       mark.button.style.left = `${GUTTER_PX + ((atMs - fromMs) / (toMs - fromMs)) * width}px`;
@@ -68,6 +68,17 @@ export class Moves {
   }
 }
 
+/** The buckets with those joined whose first events stand too close, as at the end of one and the begin of the next. */
+function apart(buckets, leastMs) {
+  const joined = new Map();
+  let key = null;
+  for (const [bucket, events] of [...buckets].sort(([a], [b]) => a - b)) {
+    if (key !== null && firstMs(events) - firstMs(joined.get(key)) < leastMs) joined.set(key, [...joined.get(key), ...events]);
+    else joined.set((key = bucket), events);
+  }
+  return joined;
+}
+
 /** Class and text of a mark. */
 function looks(events) {
   const each = events.map(signOf);
@@ -77,6 +88,7 @@ function looks(events) {
   return [kind, events.length === 1 ? text : `${text}${events.length}`];
 }
 
+const firstMs = (events) => Math.min(...events.map((event) => event.unix_ms));
 const headOf = (events) => (events.length === 1 ? describe(events[0]) : `${events.length} changes: ${describe(events[0])}, …`);
 const facts = (event) => (event.alert ? factsOf(event) : factsOfMove(event));
 const factsOfMove = (event) => ({ when: clockText(event.unix_ms / 1000, 1), who: event.actor || event.planner, why: event.reason });

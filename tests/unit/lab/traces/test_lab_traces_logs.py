@@ -215,3 +215,16 @@ def test_a_file_of_no_known_form_is_refused_with_a_header_that_works(tmp_path: P
     assert f"this header works: {','.join(WORKING_HEADER)}" in caught.value.message
     for name in ("GuideLLM", "AIPerf", "vllm bench", "Dynamo", "Mooncake"):
         assert name in caught.value.message
+    assert "`fulcrum lab traces`" in caught.value.message
+    assert "ContextTokens" not in caught.value.message, "columns of other formats would hide the header that works"
+    assert len(caught.value.message) < 500
+
+
+def test_a_trace_with_the_columns_of_vidur_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "vidur.csv"
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n5,10,5\n1.5,30,6\n")
+    found = read_trace(path, seed=1)
+    assert [(each.arrival_ns, each.input_tokens, each.output_tokens) for each in found.requests] == [
+        (0, 30, 6),
+        (3_500_000_000, 10, 5),
+    ]
