@@ -57,15 +57,23 @@ The assignment is None if it has not changed or its state is unknown.
 class OrderExecutor:
     """A sender of orders to workers, with at most one call outstanding for each."""
 
-    def __init__(self, transport: Transport, tasks: TaskOwner, *, planner_id: str, token: str) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        tasks: TaskOwner,
+        *,
+        planner_id: str,
+        token: str,
+        outrun: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`outrun` is called if a worker refuses an order since it knows a later lead."""
         self._transport = transport
         self._tasks = tasks
         self._planner_id = planner_id
         self._token = token
         self._calling: set[str] = set()
         self.outcomes: Counter[CallOutcome] = Counter()
-        self.outrun = False
-        """True if a worker has refused an order since it knows a later lead."""
+        self._outrun = outrun
 
     @property
     def may_ask(self) -> bool:
@@ -96,7 +104,8 @@ class OrderExecutor:
             outcome = CallOutcome.DONE
         except StaleRole as error:
             outcome = CallOutcome.STALE
-            self.outrun = self.outrun or isinstance(error, StaleLead)
+            if isinstance(error, StaleLead):
+                self._outrun()
             log.info("a worker is not as it was when its change was decided", worker=order.worker.id, error=str(error))
         except (FulcrumError, TimeoutError) as error:
             log.warning("a worker could not be changed", worker=order.worker.id, error=str(error) or "it took too long")

@@ -94,7 +94,8 @@ async def open_planner(
     transport = transport or guarded_transport(settings, metrics)
     state = _state(settings, clock)
     token = settings.token.get_secret_value()
-    actor = OrderExecutor(transport, tasks, planner_id=settings.id, token=token)
+    lease = LeaderLease(Lead.UNKNOWN if ports.store else Lead.OURS)
+    actor = OrderExecutor(transport, tasks, planner_id=settings.id, token=token, outrun=lease.was_outrun)
     state.may_ask = actor.may_ask
     if not state.may_ask and state.identity.mode == MODE_AUTO:
         log.warning("no token: the planner recommends and changes nothing; set FULCRUM_TOKEN or FULCRUM_TOKEN_FILE")
@@ -111,7 +112,6 @@ async def open_planner(
     await ports.bus.start()
     admin = Admin(state, ports.store, ports.bus, clock, token=token, keys=ports.keys)
     modes, limits = ModeApi(admin), LimitsApi(admin)
-    lease = LeaderLease(Lead.UNKNOWN if ports.store else Lead.OURS)
     if ports.store is not None:
         settling = partial(settle, ports.store, state, modes, limits)
         await settling()

@@ -144,9 +144,7 @@ class PlannerState:
         self.plans: Sequence[ModelPlan] = ()
         """The plans of the last decision, one for each model."""
         self._kept: tuple[str, Action] | None = None
-        """Reason codes and action of the last decision that changed no worker; None if workers have been changed
-        since.
-        """
+        """Reason codes and action of the last decision, if it changed no worker."""
         self._kept_ns = 0
         self._watched: deque[_MeasuredDecision] = deque(maxlen=MAX_WATCHED)
         self._lag_ns = lag_ns
@@ -492,9 +490,6 @@ async def decide_forever(
                 bus.publish(DECISIONS, decision)
             if actor is not None:
                 actor.carry_out(decided.orders, done, lead_term=state.lead_term)
-                if actor.outrun:
-                    lease.was_outrun()
-                    actor.outrun = False
             decided_s = began_s if decided.decisions else decided_s
             rest_s = min(max(LEAST_S, (loop.time() - began_s) * LEAST_REST), period_s)
         if loop.time() >= due_s:  # not where news came before

@@ -311,24 +311,21 @@ def observe(
     from libs.cli.status.observe import fleet_urls, replay_file, watch_pods, watch_servers  # noqa: PLC0415
     from libs.observe.pods import PodQuery  # noqa: PLC0415 (what only this command needs)
 
-    pods = None if kubernetes is None else PodQuery(kubernetes, namespace, kubernetes_port, role_label)
-    if pods is not None and not pods.selector.strip():
+    if kubernetes is not None and not kubernetes.strip():
         raise typer.BadParameter("--kubernetes needs a label selector, such as app=vllm")
-    sources = sum((replay is not None, bool(vllm), file is not None, pods is not None))
+    sources = sum((replay is not None, bool(vllm), file is not None, kubernetes is not None))
     if sources > 1 or (not sources and dynamo is None):
         raise typer.BadParameter(
             "name servers with --vllm, --file, --kubernetes or --dynamo, or a recording with --replay"
         )
-    if pods is None and (namespace or kubernetes_port):
+    if kubernetes is None and (namespace or kubernetes_port):
         raise typer.BadParameter("--namespace and --kubernetes-port go with --kubernetes")
     if dynamo is not None and not page:
         raise typer.BadParameter("--dynamo goes with --page")
-    if act and not (page and (pods is not None) != bool(router)):
-        raise typer.BadParameter("--act goes with --page and either --kubernetes or --router, which change the roles")
-    if router and not act:
-        raise typer.BadParameter("--router goes with --act")
+    _check_acting(act, router, page=page, pods=kubernetes is not None)
     if page and (replay is not None or lines is not None):
         raise typer.BadParameter("--page goes with neither --replay nor --lines")
+    pods = None if kubernetes is None else PodQuery(kubernetes, namespace, kubernetes_port, role_label)
     if page:
         from libs.cli.status.observe_page import Acting, show_page  # noqa: PLC0415 (what only this option needs)
 
@@ -342,3 +339,10 @@ def observe(
         watch_pods(pods, lines, as_json=json)
     else:
         watch_servers(vllm or fleet_urls(file), lines, as_json=json)
+
+
+def _check_acting(act: bool, router: str, *, page: bool, pods: bool) -> None:
+    if act and not (page and pods != bool(router)):
+        raise typer.BadParameter("--act goes with --page and either --kubernetes or --router, which change the roles")
+    if router and not act:
+        raise typer.BadParameter("--router goes with --act")

@@ -202,9 +202,8 @@ def assign(
     """Decide the roles and budgets of one model's workers.
 
     Workers that are not movable or on standby stay as they are and do not count; pinned ones stay and count.
-    `most_moves` bounds how many may change their role now. `evidence` holds the age of the reports and the duration
-    of moves. `lending` is the number of mixed workers that compute prompts where budgets cannot be changed; None
-    where they can.
+    `most_moves` bounds how many may change their role now. `evidence` holds the age of reports and how long moves
+    take. `lending` is the number of mixed workers that compute prompts if budgets cannot change; None if they can.
     """
     pool, asked = _RoleWorkers.of(workers), limits
     if not pool.prefill and not pool.mixed:
@@ -233,9 +232,8 @@ def assign(
     if apart and wanted < 0:  # the present decodes still need room
         wanted = min(max(wanted, _fewest_mixed(engine, work) - len(pool.mixed)), 0)
     turn = memory.turn.called(wanted, now_ns)
-    too_small = bool(len(rated)) and rated.least_pressure() > 1
     free = not now.mixed or not limits.allow(now.prefill, now.mixed)
-    turns = not free and not turn.allows(wanted, work, now_ns, too_small=too_small)
+    turns = not (free or turn.allows(wanted, work, now_ns, too_small=len(rated) > 0 and rated.least_pressure() > 1))
     if not by_limits:
         wanted = turn.bounded(wanted, len(pool.prefill if wanted > 0 else pool.mixed), now_ns)
     moves = [] if turns else _role_changes(engine, wanted, pool, resting, apart=apart)[:most_moves]
@@ -250,11 +248,8 @@ def assign(
     calm = _is_calm(engine, work, pool)
     calm_since_ns = (memory.calm_since_ns or now_ns) if calm else 0
     going = {change.worker_id for change in moves}
-    budgets = [
-        change
-        for change in _budget_changes(engine, pool.mixed, calm_since_ns, now_ns, apart=apart)
-        if change.worker_id not in going
-    ]
+    due = _budget_changes(engine, pool.mixed, calm_since_ns, now_ns, apart=apart)
+    budgets = [change for change in due if change.worker_id not in going]
     if any(each.budget_tokens for each in budgets) and not calm:
         parted = parted.lent(now_ns)
     code = _code(now, rated, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)

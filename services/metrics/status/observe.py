@@ -147,7 +147,6 @@ def _state(
     standing, whole = role_counts(states), role_counts([replace(each, slowness=None) for each in states])
     unhindered = _unhindered(work, decode, people_bound / bound if bound else 0.0)
     found = pressures(engine, work, standing)
-    prefilling = [each for each in workers if each.batch.assignment.role == ROLE_PREFILL]
     to_come = max(1 - demand.ttft_limit_ns / horizon_ns, 0.0)
     return ModelState(
         model=model,
@@ -170,12 +169,14 @@ def _state(
         prompt_tokens=demand.mean_prompt_tokens * fresh,
         output_tokens=demand.mean_output_tokens,
         prompt_speed=speed,
-        prompt_yield=prompt_yield(
-            sum(each.prompt_tokens for each in prefilling),
-            sum(each.prompt_ns / max(each.slowness or 1.0, 1.0) for each in prefilling),
-            speed,
-        ),
+        prompt_yield=_prompt_yield(workers, speed),
     )
+
+
+def _prompt_yield(workers: Sequence[ObservedStatus], speed: float) -> float:
+    prefilling = [each for each in workers if each.batch.assignment.role == ROLE_PREFILL]
+    took_ns = sum(each.prompt_ns / max(each.slowness or 1.0, 1.0) for each in prefilling)
+    return prompt_yield(sum(each.prompt_tokens for each in prefilling), took_ns, speed)
 
 
 def _unhindered(work: Workload, decode: Sequence[WorkerState], people: float) -> Workload:

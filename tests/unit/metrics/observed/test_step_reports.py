@@ -22,7 +22,7 @@ from services.metrics.observed.routes import CONTENT_TYPE, MAX_BODY_BYTES, repor
 from services.metrics.observed.server import ServerState
 from services.metrics.settings import MetricsSettings
 from tests.observe_rig import Load
-from tests.unit.metrics.observed.test_observed_verdict import BEGAN_NS, SECOND_NS, Observed, suite
+from tests.unit.metrics.observed.observed_rig import BEGAN_NS, SECOND_NS, Observed, suite
 
 EVERY_NS = SECOND_NS // 10
 TOKEN = "suite-token"
