@@ -2,8 +2,8 @@
 
 Roles, prompt and output lengths, rate and faults are drawn by seed, and the planner only advises. A trial is right when
 the first verdict that names anything is the planted one, within three seconds from when clients see its cause. Nothing
-else may be named until its end, and what was planted behind it must be named by then. In a distractor, nothing may be
-named.
+else may be named until its end, and what was planted behind it must be named by then. Only an overload may be called
+prefill-bound until clients see both phases short. In a distractor, nothing may be named.
 """
 
 import argparse

@@ -76,6 +76,8 @@ class Planted:
     faults: Mapping[str, Any] = field(default_factory=dict)
     """Faults of the first worker of a role, or of each: {"decode": {"slow": 3}}, {"every decode": {"link_s": 2}}."""
     batch_lines: int = 0
+    first: frozenset[str] = frozenset()
+    """Codes that may be named until clients see the cause."""
 
     @property
     def decode(self) -> int:
@@ -221,7 +223,9 @@ class Situations:
         found = presses(self._device, load, prefill)
         if min(found[0], max(found[1:3])) < 1.2 or found[3] < 1.2:
             return None
-        return Planted("too_small", frozenset({"too_small"}), frozenset(), prefill, None, load)
+        # Prompts are short before decodes are, which have to be prefilled first.
+        prompts = frozenset({"prefill_bound"})
+        return Planted("too_small", frozenset({"too_small"}), frozenset(), prefill, None, load, first=prompts)
 
     def _two_prefill_and_slow(self) -> Planted | None:
         planted = self._prefill_bound()

@@ -146,7 +146,8 @@ def judged(planted: Planted, seed: int, reported: Reported, began_s: float, caus
         outcome.why = "the cause never came"
         return outcome
     allowed = planted.wanted | planted.behind
-    wrong = [each for each in named if each[1] not in planted.wanted or not each[2] <= allowed]
+    late = [each for each in named if each[0] >= cause_s or not each[2] <= planted.first]
+    wrong = [each for each in late if each[1] not in planted.wanted or not each[2] <= allowed]
     first = next((each for each in named if each[1] in planted.wanted), None)
     whole = next((each for each in named if each[1] in planted.wanted and each[2] >= planted.behind), None)
     outcome.sentence = (first or (named or changes)[0])[3]
