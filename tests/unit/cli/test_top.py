@@ -292,7 +292,7 @@ async def test_data_that_are_old_are_shown_with_their_age() -> None:
         assert "s behind" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [(), ("--once",), ("--json",)])
+@pytest.mark.parametrize("arguments", [("--once",), ("--json",)])
 def test_a_service_that_is_not_there_is_one_line(arguments: tuple[str, ...]) -> None:
     done = CliRunner().invoke(cli, ["top", "--metrics", "http://127.0.0.1:9", *arguments])
     assert done.exit_code == 1
