@@ -52,7 +52,7 @@ def test_an_owner_that_selects_by_the_label_holds_the_pod(selector: Any) -> None
     above = {"kind": "Deployment", "name": "vllm"}
     why = fixed_because(pod(owner=REPLICAS, says="either"), owner(selector, above), LABEL)
     assert "ReplicaSet vllm-5d8 (of Deployment vllm) selects its pods by llm-d.ai/role" in why
-    assert "would let this one go and start another" in why
+    assert "would release this one and start another" in why
 
 
 @pytest.mark.parametrize("found", [None, PodOwner()])
