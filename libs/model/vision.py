@@ -1,6 +1,7 @@
-"""The way a model's prompts take images, read from its files without loading it.
+"""The form of images in a model's prompts, read from its files without loading it.
 
-Served is LLaVA with an image processor that gives all images one size, so that each takes the same number of tokens.
+Only LLaVA is served, with an image processor that resizes all images to one size. Each image then takes the same number
+of tokens.
 """
 
 from collections.abc import Sequence
@@ -12,25 +13,25 @@ from libs.contracts.hashing import ImageSpan
 from libs.model.files import read_json
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
-"""Pillow's names of the files that are read; of an animation the first picture."""
+"""Pillow's names of the formats that are read. Of an animation only the first frame is used."""
 SERVED_TYPES: Final = ("llava",)
 PROCESSOR, IMAGE_PROCESSOR = "processor_config.json", "preprocessor_config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """A model's images as its prompts see them."""
+    """The form of images in a model's prompts."""
 
     token_id: int = -1
     """The placeholder that a chat template writes once for each image."""
     image_tokens: int = 0
-    """Number of placeholders that an image takes in the prompt."""
+    """The number of placeholders that an image takes in the prompt."""
     unserved: str = ""
     """The reason why the model's images are not served; empty if they are."""
 
 
 def load_vision(folder: Path, config: dict[str, Any]) -> Vision | None:
-    """Read a model's folder, whose config.json is `config`; None for a model without vision.
+    """Return the vision of the model in a folder, whose config.json is `config`; None for a model without vision.
 
     Raise StartupError for files that are not JSON.
     """
@@ -38,7 +39,7 @@ def load_vision(folder: Path, config: dict[str, Any]) -> Vision | None:
         return None
     kind = config.get("model_type")
     if kind not in SERVED_TYPES:
-        return Vision(unserved=f"its architecture is {kind}, and images are served for {', '.join(SERVED_TYPES)}")
+        return Vision(unserved=f"its architecture is {kind}, and images are only served for {', '.join(SERVED_TYPES)}")
     token_id = config.get("image_token_id", config.get("image_token_index"))
     files = [folder / name for name in (PROCESSOR, IMAGE_PROCESSOR)]
     processor, images = (read_json(file) if file.is_file() else {} for file in files)
@@ -56,7 +57,7 @@ def load_vision(folder: Path, config: dict[str, Any]) -> Vision | None:
 
 
 def _size(images: dict[str, Any]) -> tuple[int, int] | None:
-    """Return (height, width) of processed images; None if they differ."""
+    """Return (height, width) of processed images; None if it varies."""
     crops = images.get("do_center_crop", "crop_size" in images)
     size = images.get("crop_size" if crops else "size" if images.get("do_resize", True) else "")
     if isinstance(size, int):
@@ -75,7 +76,7 @@ def expand(token_ids: Sequence[int], vision: Vision) -> list[int]:
 
 
 def spans(token_ids: Sequence[int], digests: Sequence[bytes], vision: Vision) -> list[ImageSpan]:
-    """Return the places of a prompt's images, of which `expand` wrote the placeholders, in order."""
+    """Return the places of the images, in order, in a prompt that `expand` returned."""
     found: list[ImageSpan] = []
     at = 0
     for digest in digests:

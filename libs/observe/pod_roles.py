@@ -1,8 +1,8 @@
-"""llm-d's roles: the label of pods, changed by the API server. Needs the extra `kubernetes`.
+"""llm-d's roles: the label of pods, changed through the API server. Needs the extra `kubernetes`.
 
 llm-d's scheduler sends prompts to pods labelled `prefill` and decodes to pods labelled `decode` (llm-d-router,
-pkg/epp/framework/plugins/scheduling/filter/bylabel/roles.go). It follows a changed label at once; the pod goes on.
-`prefill-decode` and its deprecated name `both` stand for both phases.
+pkg/epp/framework/plugins/scheduling/filter/bylabel/roles.go). It follows a changed label at once, and the pod keeps
+running. `prefill-decode` and its deprecated name `both` stand for both phases.
 """
 
 import re
@@ -31,7 +31,7 @@ MERGE: Final = "application/merge-patch+json"
 PERMISSIONS: Final = "deploy/observe/kubernetes-act.yaml"
 # vLLM takes the option as JSON, or as --kv-transfer-config.kv_role kv_both.
 _KV_BOTH: Final = re.compile(r"""kv_role["']?[\s:=]+["']?kv_both\b""")
-# llm-d's decode pods have a proxy before vLLM, which asks a prefill pod for the KV.
+# llm-d's decode pods have a proxy in front of vLLM that asks a prefill pod for the KV.
 _PROXIES: Final = ("routing-proxy", "routing-sidecar", "pd-sidecar")
 
 
@@ -72,9 +72,9 @@ class _PodList(msgspec.Struct, frozen=True):
 
 
 def fixed_because(pod: ServerPod, owner: PodOwner | None, label: str) -> str:
-    """Return why a pod's role label must stay as it is; empty if it may change.
+    """Return the reason why a pod's role label must stay as it is; empty if it may change.
 
-    `owner` is the ReplicaSet or StatefulSet that the pod belongs to, if it does to one.
+    `owner` is the pod's ReplicaSet or StatefulSet, if it has one.
     """
     if role_of(pod, label) == "mixed":
         return f"it does both phases: its label {label} is neither prefill nor decode"
@@ -87,13 +87,13 @@ def _owned_because(pod: ServerPod, owner: PodOwner | None, label: str) -> str:
         return ""
     named = f"{reference.kind} {reference.name}"
     if owner is None or owner.spec.selector is None:
-        return f"it belongs to {named}, whose selector is not known to leave {label} alone"
+        return f"it belongs to {named}, whose selector cannot be read and may include {label}"
     if owner.spec.selector.has(label):
         # A Deployment's selector is part of its ReplicaSets', and a LeaderWorkerSet's pods belong to StatefulSets.
         above = next((f" (of {each.kind} {each.name})" for each in owner.metadata.owner_references), "")
         return (
-            f"{named}{above} selects its pods by {label}: it would let this one go and start another."
-            " Select by another label there"
+            f"{named}{above} selects its pods by {label}: it would release this one and start another."
+            " Recreate it with another selector"
         )
     return ""
 
@@ -108,7 +108,7 @@ def _serves_one_because(pod: ServerPod) -> str:
     containers = pod.spec.containers
     words = (word for each in containers for word in (*each.command, *each.args, *(e.value for e in each.env)))
     if not _KV_BOTH.search(" ".join(words)):
-        return f"its command does not say kv_role kv_both. {remedy}"
+        return f"its command does not set kv_role to kv_both. {remedy}"
     names = " ".join(f"{each.name} {each.image}" for each in (*containers, *pod.spec.init_containers))
     if not any(each in names for each in _PROXIES):
         return f"it has no routing sidecar, with which a decode pod fetches KV. {remedy}"
@@ -116,12 +116,12 @@ def _serves_one_because(pod: ServerPod) -> str:
 
 
 def controller_of(pod: ServerPod) -> Owner | None:
-    """Return the owner that keeps the pod's number, or None for a pod that stands alone."""
+    """Return the owner that replaces the pod when it ends, or None for a pod without one."""
     return next((each for each in pod.metadata.owner_references if each.controller), None)
 
 
 class PodRoles:
-    """The roles of the pods of a query."""
+    """The roles of the pods that a query selects."""
 
     kind = "pod labels"
 
@@ -135,7 +135,7 @@ class PodRoles:
         return self._query.namespace or self._client.namespace
 
     async def workers(self) -> Sequence[FleetWorker]:
-        """Return the pods that run, with reasons from their owners as these are now."""
+        """Return the running pods, with reasons from the present state of their owners."""
         try:
             pods = await self._pods()
             owners = await self._owners(pods)
@@ -211,5 +211,5 @@ class PodRoles:
 
     def _explained(self, error: ActuatorDown) -> str:
         if isinstance(error, ApiRefusal) and error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            return f"{error}. The Role of {PERMISSIONS} gives the rights to act in namespace {self.namespace!r}"
+            return f"{error}. Apply {PERMISSIONS}, which grants the rights to act, in namespace {self.namespace!r}"
         return str(error)

@@ -10,37 +10,37 @@ class FleetWorker:
     """A worker of the fleet as its control plane knows it."""
 
     name: str
-    """Its name in figures, which is that of its `ObservedTarget`."""
+    """The name of its `ObservedTarget`."""
     role: str
     """One of prefill, decode and mixed; a mixed one does both phases."""
     ready: bool = True
-    """True if it takes requests."""
+    """True if it accepts requests."""
     fixed_because: str = ""
     """The reason why its role cannot be changed; empty if it can."""
     version: str = ""
-    """The state that was read. A change made from an older state is refused."""
+    """The version that was read. A change based on an older version is refused."""
 
 
 class FleetAway(Exception):
-    """The control plane does not answer, or does not say what the roles are. No role has been changed by this call."""
+    """The control plane did not answer, or its answer has no roles. The call changed no role."""
 
 
 class MoveRefused(Exception):
-    """The role of one worker was not changed, or not to the end; the message names the worker and what to do."""
+    """A worker's role was not changed, or not completely. The message names the worker and what to do."""
 
 
 class FleetRoles(Protocol):
     """The roles of a fleet's workers. `workers` reflects every earlier change, whoever made it."""
 
     kind: str
-    """The name of the means by which roles are changed, for people."""
+    """The name of the mechanism that changes roles, for display."""
 
     async def workers(self) -> Sequence[FleetWorker]:
         """Return the present workers by name, each with the reason why it cannot move. Raise FleetAway."""
         ...
 
     async def set_role(self, worker: FleetWorker, role: str, why: str) -> None:
-        """Change a worker that was read lately to prefill or decode, and return once that is in effect.
+        """Change a recently read worker to prefill or decode, and return once that is in effect.
 
         `why` is recorded beside the role where the fleet has a place for it. Raise MoveRefused or FleetAway.
         """

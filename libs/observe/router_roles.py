@@ -1,7 +1,7 @@
-"""The roles of servers behind sglang-router with prefill and decode apart, changed by its REST API.
+"""The roles of servers behind sglang-router with `--pd-disaggregation`, changed by its REST API.
 
 sglang-router 0.3.2 lists servers with their role, and removes and adds them while it serves. vllm-router 0.1.17 lists
-and removes them alike, and refuses to add any (findings/vllm-router-removes-not-adds.sh).
+and removes them too, but refuses to add any (findings/vllm-router-removes-not-adds.sh).
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class RouterRoles:
         self._client = httpx.AsyncClient(timeout=CALL_S)
 
     async def workers(self) -> Sequence[FleetWorker]:
-        """Return the router's servers, by the names of observed ones where they are observed."""
+        """Return the router's servers, under their observed names where they have one."""
         return sorted(map(self._worker, await self._list()), key=lambda each: each.name)
 
     async def set_role(self, worker: FleetWorker, role: str, why: str) -> None:
@@ -63,12 +63,14 @@ class RouterRoles:
             raise MoveRefused(f"{worker.name} is the router's last {worker.role} server: add another one first")
         await self._call("DELETE", f"/workers/{listed.id}")
         if not await self._settles(lambda found: listed.url not in found):
-            raise MoveRefused(f"{worker.name}: the router accepted its removal and still lists it: look at its log")
+            raise MoveRefused(
+                f"{worker.name}: the router accepted its removal but still lists it: check the router's log"
+            )
         if await self._add(listed, role):
             return
         restored = await self._add(listed, worker.role)
         state = f"it is {worker.role} again" if restored else f"add it by hand: POST {self._url}/workers"
-        raise MoveRefused(f"{worker.name}: the router did not take it as {role}; {state}")
+        raise MoveRefused(f"{worker.name}: the router did not add it as {role}; {state}")
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -77,9 +79,9 @@ class RouterRoles:
         name, role = self._names().get(listed.url.rstrip("/"), ""), _ROLES.get(listed.worker_type, "mixed")
         fixed = "" if name else "it is not among the observed servers: add it to their list"
         if role == "mixed":
-            fixed = f"it does both phases: the router has it as {listed.worker_type[:40]}"
+            fixed = f"it does both phases: the router lists it as {listed.worker_type[:40]}"
         elif not listed.id:
-            fixed = "the router gives it no id, as vllm-router does, which cannot add servers while it runs"
+            fixed = "the router lists it without an id, like vllm-router, which cannot add servers while it runs"
         return FleetWorker(name or listed.url, role, listed.is_healthy, fixed, listed.id)
 
     async def _list(self) -> list[_Listed]:
@@ -91,7 +93,7 @@ class RouterRoles:
         return found[:MOST_SERVERS]
 
     async def _add(self, listed: _Listed, role: str) -> bool:
-        """Add a server in a role, and return whether the router lists it so."""
+        """Add a server in a role, and return whether the router lists it in that role."""
         body: dict[str, Any] = {
             "url": listed.url, "worker_type": role, "priority": listed.priority, "cost": listed.cost,
         }  # fmt: skip
@@ -104,14 +106,14 @@ class RouterRoles:
         return await self._settles(lambda found: found.get(listed.url) == role)
 
     async def _settles(self, holds: Callable[[Mapping[str, str]], bool]) -> bool:
-        """Return whether the roles by address become as wanted within SETTLED_S."""
+        """Return whether `holds` becomes true of the roles by address within SETTLED_S."""
         end_s = asyncio.get_running_loop().time() + SETTLED_S
         while asyncio.get_running_loop().time() < end_s:
             try:
                 if holds({each.url: each.worker_type for each in await self._list()}):
                     return True
             except FleetAway:
-                pass  # until the end: the router may be busy with the change
+                pass  # tried again until the end: the router may be busy with the change
             await asyncio.sleep(LOOK_S)
         return False
 

@@ -1,7 +1,7 @@
-"""Moves in a fleet that others run: the planner's rule, with one move at a time and roles that a control plane sets.
+"""Moves in a fleet that others run, by the planner's rule, one at a time.
 
-Budgets cannot be changed there, and a move shows only once the fleet's router follows it and the worker's earlier
-work has ended. So a move is assumed to take as long as a pay-back may last, until moves have been measured.
+Budgets cannot be changed there. A move takes effect only once the fleet's router follows it and the worker's earlier
+work has ended. Until moves have been measured, each is assumed to take as long as a move may take to pay off.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,14 +24,14 @@ from libs.policy.verdict.state import ModelState, WorkerState
 
 UNMEASURED_FOREIGN: Final = MoveEvidence(effect_ns=float(MOST_NS))
 AGE_NS: Final = 1_000_000_000
-"""The assumed age of what scrapes say, which are half a second apart or a second."""
+"""The assumed age of scraped figures. Scrapes are half a second or a second apart."""
 MAX_PRESSURE: Final = 1_000.0
-"""Larger pressures are shown as this one."""
+"""The bound on pressures that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignMove:
-    """A change of one worker's role, with its promise."""
+    """A change of one worker's role, with the plan that calls for it."""
 
     model: str
     worker: str
@@ -41,7 +41,7 @@ class ForeignMove:
 
     @property
     def why(self) -> str:
-        """Return the reason in words, with the pressure that the move is to leave."""
+        """The reason in words, with the pressure predicted after the move."""
         now, then = self.plan.now, self.plan.then
         leaves = f"{self.before} to {self.role} leaves {_figure(then.pressure)}"
         if self.plan.code is RoleReason.LIMITS:
@@ -64,7 +64,7 @@ def plan_move(
 ) -> tuple[RolePlan, ForeignMove | None]:
     """Decide about one model, and return its move if one is due.
 
-    `fixed` names workers whose role cannot change. None moves while an earlier move has not paid off.
+    `fixed` names workers whose role cannot change. None moves until an earlier move has paid off.
     """
     workers = [_planned(each, fixed) for each in state.workers]
     rests = any(now_ns < paid_ns for paid_ns in memory.paid_ns.values())
@@ -87,12 +87,12 @@ def plan_move(
 
 
 def withheld(move: ForeignMove, roles: Mapping[str, str], limits: ModelLimits) -> str:
-    """Return why a move must not be made in a fleet with these roles by worker; empty if it may.
+    """Return the reason why a move must not be made; empty if it may.
 
-    `roles` is what the control plane says of the model's ready workers, which telemetry may lag behind.
+    `roles` has the model's ready workers by name, as the control plane lists them. Telemetry may lag behind it.
     """
     if roles.get(move.worker) != move.before:
-        return f"{move.worker} is not {move.before} any more, or not ready"
+        return f"{move.worker} is no longer {move.before}, or not ready"
     prefill = sum(each == "prefill" for each in roles.values())
     step = 1 if move.role == "prefill" else -1
     after = prefill + step, len(roles) - prefill - step
@@ -111,7 +111,7 @@ def without_move(memory: Memory, before: Memory) -> Memory:
 
 
 def why_kept(model: str, plan: RolePlan) -> str:
-    """Return the pressures of a model whose roles stay, and why they do."""
+    """Return a model's pressures, and the reason why its roles stay."""
     now = plan.now
     found = (
         f"{model}: prompts press {_figure(now.prompt_pressure)} on {_count(now.prefill, 'prefill')}, decodes"

@@ -20,7 +20,7 @@ MAX_CONNECTIONS = 16
 # A pooled connection may have died with the last server; the first failure only reveals that.
 STALE_RETRIES = 1
 FIRST_ANSWER_S = 1.0
-"""The longest time for which a start waits for Redis, which may be away."""
+"""The longest time for which a start waits for an answer of Redis."""
 _SECRETS = re.compile(r"(?<=://).*(?=@)|(?<=password=)[^&]*")
 
 
@@ -51,7 +51,7 @@ def make_redis(url: str, *, timeout_ms: float) -> "Redis":
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError with what is wrong about the URL of a Redis. The text holds no secret."""
+    """Raise ValueError if the URL of a Redis is invalid. Its text holds no secret."""
     scheme = url.partition("://")[0]
     if scheme not in ("redis", "rediss", "unix", *SCHEMES):
         raise ValueError(f"needs redis://HOST:6379/0, rediss://HOST, unix://PATH, or {EXAMPLE}")
@@ -60,7 +60,7 @@ def check_url(url: str) -> None:
         pool.make_connection()  # without connecting
     except TypeError as error:
         option = str(error).rpartition("argument ")[2]
-        raise ValueError(f"{option} is no option of a connection to Redis: remove it") from None
+        raise ValueError(f"{option} is not an option of a connection to Redis: remove it") from None
 
 
 async def refuse_cluster(url: str) -> None:

@@ -1,4 +1,4 @@
-"""A Redis that fails over: its address by sentinels, and connections that follow the primary."""
+"""A Redis that fails over: the URL of its sentinels, and connections that follow its primary."""
 
 import asyncio
 import re
@@ -18,8 +18,8 @@ SENTINEL_PORT: Final = 26379
 SENTINEL_TIMEOUT_MS: Final = 200
 """The timeout of one sentinel, well below that of the leader lease."""
 CHECK_EVERY_S: Final = 2.0
-"""The interval at which open connections are checked against the sentinels: a primary that is cut off from them may
-well answer its clients.
+"""The interval at which open connections are checked against the sentinels. A primary that is cut off from them may
+still answer its clients.
 """
 _OPTIONS: Final = ("username", "password")
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -46,8 +46,8 @@ def is_sentinel_url(url: str) -> bool:
 def read_sentinel_url(url: str) -> SentinelAddress:
     """Parse redis+sentinel://[USER:PASSWORD@]HOST[:PORT],.../NAME[/DB][?OPTION=VALUE&...].
 
-    User and password are those of Redis; sentinel_username and sentinel_password are options. Raise ValueError with
-    what is wrong, in which no secret stands.
+    User and password are those of Redis. The sentinels' own are the options sentinel_username and sentinel_password.
+    Raise ValueError if the URL is invalid. Its text holds no secret.
     """
     scheme, _, rest = url.partition("://")
     rest, _, query = rest.partition("?")
@@ -55,9 +55,9 @@ def read_sentinel_url(url: str) -> SentinelAddress:
     user = rest.rpartition("@")[0]
     name, _, db = path.strip("/").partition("/")
     if not _NAME.fullmatch(name):
-        raise ValueError(f"the name of the primary is missing after the sentinels, as in {EXAMPLE}")
+        raise ValueError(f"add the name of the primary after the sentinels, as in {EXAMPLE}")
     if db and not db.isdigit():
-        raise ValueError(f"{db!r} is no number of a database, as the 0 in {EXAMPLE}")
+        raise ValueError(f"{db!r} is not the number of a database, like the 0 in {EXAMPLE}")
     given = dict(parse_url(f"redis://{user}@localhost/{db or 0}?{query}"))
     given.pop("host")
     own = {key: given.pop(f"sentinel_{key}") for key in _OPTIONS if f"sentinel_{key}" in given}
@@ -70,15 +70,15 @@ def read_sentinel_url(url: str) -> SentinelAddress:
 def _address(text: str) -> tuple[str, int]:
     found = _ADDRESS.fullmatch(text)
     if not found or not 1 <= int(found[2] or SENTINEL_PORT) <= 65_535:
-        raise ValueError(f"{text!r} is no HOST:PORT of a sentinel, as in {EXAMPLE}")
+        raise ValueError(f"{text!r} is not the HOST:PORT of a sentinel, as in {EXAMPLE}")
     return found[1].strip("[]"), int(found[2] or SENTINEL_PORT)
 
 
 def sentinel_pool(address: SentinelAddress, *, timeout_ms: float, **own: Any) -> SentinelConnectionPool:
-    """Return connections to the primary that the sentinels name at each connect."""
+    """Return a pool that asks the sentinels for the primary at each connect."""
     timeout_s = min(timeout_ms, SENTINEL_TIMEOUT_MS) / 1000
     bounds = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-    # Without a retry of its own: redis-py's default tries ten times, and sleeps in between.
+    # No retries here: redis-py's default is ten, with sleeps in between.
     asking = {**address.sentinel_options, **bounds, "retry": Retry(NoBackoff(), 0)}
     sentinels = _Sentinels(address.sentinels, sentinel_kwargs=asking)
     return _PrimaryPool(address.name, sentinels, is_master=True, **address.options, **own)
@@ -90,22 +90,22 @@ class Answer(NamedTuple):
     epoch: int
     """The number of the fail-over by which it became the primary."""
     usable: bool
-    """True unless the sentinel takes it for down."""
+    """False if the sentinel considers it down."""
     host: str
     port: int
 
 
 def primary_of(answers: Sequence[Answer]) -> tuple[str, int] | None:
-    """Return the address of the primary of the latest fail-over, unless all who know it take it for down."""
+    """Return the address of the latest primary; None if every sentinel that knows it considers it down."""
     latest = max(answers, default=None)
     return (latest.host, latest.port) if latest is not None and latest.usable else None
 
 
 class _Sentinels(Sentinel):
-    """Sentinels that are asked all at once, so that one without an answer delays nobody.
+    """Sentinels that are queried concurrently, so that an unresponsive one delays nothing.
 
-    A majority has to answer, or all that do within their timeout. One sentinel that is cut off with the old primary
-    is thereby outvoted.
+    The primary is decided by a majority, or by all that answer within their timeout. A sentinel that is cut off
+    together with the old primary is thereby outvoted.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -120,11 +120,11 @@ class _Sentinels(Sentinel):
             if (answer := await each) is not None:
                 answers.append(answer)
             if len(answers) > len(asking) // 2 and primary_of(answers):
-                break  # the others end by themselves, and keep their connections
+                break  # the other queries end by themselves, and keep their connections
         found = primary_of(answers)
         if found is None:
             count = f"{len(answers)} of {len(asking)} sentinels"
-            raise MasterNotFoundError(f"{count} know {service_name!r}, and none a primary of it that is up")
+            raise MasterNotFoundError(f"{count} know {service_name!r}, and none reports a primary that is up")
         return found
 
     async def _ask(self, sentinel: Any, service_name: str) -> Answer | None:
@@ -145,7 +145,7 @@ class _Sentinels(Sentinel):
 
 
 class _PrimaryPool(SentinelConnectionPool):
-    """Connections to the primary. Those to a former one are replaced, even if it still answers."""
+    """Connections to the primary. One to a former primary is replaced, even if that still answers."""
 
     def __init__(self, service_name: str, sentinel_manager: Sentinel, **options: Any) -> None:
         super().__init__(service_name, sentinel_manager, **options)  # type: ignore[no-untyped-call]
@@ -153,13 +153,13 @@ class _PrimaryPool(SentinelConnectionPool):
         self._finding: asyncio.Task[tuple[str, int]] | None = None
 
     async def get_connection(self, command_name: Any = None, *keys: Any, **options: Any) -> Any:
-        del command_name, keys, options  # deprecated, and not needed
+        del command_name, keys, options  # deprecated in redis-py, and unused
         if asyncio.get_running_loop().time() >= self._found_s + CHECK_EVERY_S:
             self._find()
         return await super().get_connection()  # type: ignore[no-untyped-call]
 
     async def get_master_address(self) -> tuple[str, int]:
-        """Return the primary's address by sentinels. A caller who gives up leaves the question to the next one."""
+        """Return the primary's address. A cancelled caller leaves the query running for the next one."""
         return await asyncio.shield(self._find())
 
     def _find(self) -> "asyncio.Task[tuple[str, int]]":
@@ -176,7 +176,7 @@ class _PrimaryPool(SentinelConnectionPool):
             in_use: list[Any] = list(self._in_use_connections)
             for connection in in_use:
                 if (connection.host, connection.port) == known:
-                    connection.mark_for_reconnect()  # once its caller has done with it
+                    connection.mark_for_reconnect()  # when its caller returns it
         return address
 
     async def aclose(self) -> None:
@@ -186,7 +186,7 @@ class _PrimaryPool(SentinelConnectionPool):
 
 
 def _seen(task: "asyncio.Task[Any]") -> None:
-    """Mark the error of a task that nobody awaits as seen: the next connect meets it too."""
+    """Retrieve the error of a task that nobody awaits. The next connect raises it too."""
     if not task.cancelled():
         task.exception()
 

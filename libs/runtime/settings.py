@@ -52,8 +52,8 @@ class CommonSettings(BaseSettings):
     coverage.
     """
     kafka_copies: int = Field(0, ge=0, le=9, validation_alias="FULCRUM_KAFKA_COPIES")
-    """Copies of each topic that services create; 0 is three, or one for each broker if fewer exist. Topics are created
-    once as many brokers are up as copies are wanted and FULCRUM_KAFKA names.
+    """Copies of each topic that services create; 0 is three, or one for each broker if FULCRUM_KAFKA names
+    fewer and no more are up. Topics are created once that many brokers are up.
     """
     kafka_in_sync: int = Field(0, ge=0, le=9, validation_alias="FULCRUM_KAFKA_IN_SYNC")
     """Copies that must have a record before it counts as written (min.insync.replicas); 0 is two of three or more, else

@@ -88,7 +88,7 @@ class GatewaySettings(HttpSettings):
     max_images: int = Field(8, ge=0)
     """Bound on the images of a request; 0 serves none."""
     max_image_bytes: int = Field(4 * 1024 * 1024, ge=1024, le=MAX_TOTAL_BYTES)
-    """Bound on the file of one image. In base64 it has to fit FULCRUM_GATEWAY_MAX_BODY_BYTES too."""
+    """Bound on the file of one image. Its base64 must also fit in FULCRUM_GATEWAY_MAX_BODY_BYTES."""
     max_image_pixels: int = Field(16 * 1024 * 1024, ge=1)
     """Bound on the width times the height of one image."""
     max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES)

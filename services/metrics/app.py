@@ -79,7 +79,7 @@ async def _open_pods(settings: MetricsSettings) -> "PodFollower | None":
 
 
 def _open_roles(settings: MetricsSettings, observed: ObservedFleet) -> FleetRoles | None:
-    """Return the means by which roles of observed servers are changed; None unless it acts."""
+    """Return the port that changes roles of observed servers; None unless acting is on."""
     query = settings.observed_pods()
     if not settings.observe_act:
         return None

@@ -138,12 +138,16 @@ class OccupancyCollector(Collector):
             names.WORKER_IMAGES_USED_TOTAL, "Images whose embeddings went into a prompt.", labels=("worker",)
         )
         encoded = CounterMetricFamily(
-            names.WORKER_IMAGES_ENCODED_TOTAL, "Images encoded; the other used ones were kept.", labels=("worker",)
+            names.WORKER_IMAGES_ENCODED_TOTAL,
+            "Images encoded; other used images came from the cache.",
+            labels=("worker",),
         )
         seconds = CounterMetricFamily(
             names.WORKER_IMAGE_ENCODE_SECONDS_TOTAL, "Time of steps that encoded images.", labels=("worker",)
         )
-        cache = GaugeMetricFamily(names.WORKER_IMAGE_CACHE_BYTES, "Bytes of kept embeddings.", labels=("worker",))
+        cache = GaugeMetricFamily(
+            names.WORKER_IMAGE_CACHE_BYTES, "Bytes of cached image embeddings.", labels=("worker",)
+        )
         for facts in self._fleet.directory.listed(now_ns):
             labels, load = (facts.worker_id,), facts.load
             if facts.left or not load.images_encoded:

@@ -82,7 +82,7 @@ class MetricsPorts:
     observed: ObservedFleet | None = None
     """Observed servers, which take the place of a suite."""
     roles: FleetRoles | None = None
-    """The means by which their roles are changed; None if they are only observed."""
+    """The port that changes their roles; None if they are only observed."""
     thread_s: Callable[[], float] = time.thread_time
     """CPU time of the event loop's thread, which paces the filling of gaps. In virtual time it stands still."""
 
@@ -184,7 +184,7 @@ async def _start_observing(
     """
     if ports.observed is None:
         return ()
-    await _start_acting(ports, settings, verdicts, clock, tasks)  # first: a router says which roles servers have
+    await _start_acting(ports, settings, verdicts, clock, tasks)  # first: a router reports which roles servers have
     ports.observed.start(tasks, settings.observed_file(), settings.dynamo_folder())
     return (reports_router(ports.observed, access.admit_report),)
 
@@ -192,7 +192,7 @@ async def _start_observing(
 async def _start_acting(
     ports: MetricsPorts, settings: MetricsSettings, verdicts: VerdictEvaluator, clock: Clock, tasks: TaskOwner
 ) -> None:
-    """Move observed servers between roles from now on, if a way to do so is set. Raise StartupError."""
+    """Start to move observed servers between roles if that is set. Raise StartupError if roles cannot be read."""
     if ports.roles is None or ports.observed is None:
         return
     actor = RoleActor(

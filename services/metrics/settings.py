@@ -89,11 +89,11 @@ class MetricsSettings(HttpSettings):
     observe_every_ms: int = Field(0, ge=0, le=1_000)
     """Time between two scrapes of each; 0: twice a second, or once a second where there are over a hundred."""
     observe_act: bool = False
-    """Move servers between prefill and decode by itself: pods by their role label, others by their router."""
+    """Move observed servers between prefill and decode: pods by their role label, others by their router."""
     observe_router: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
-    """Address of sglang-router, to act on servers that are no pods."""
+    """Address of the sglang-router in front of servers that are not pods, to change their roles."""
     observe_prefill_min: int = Field(1, ge=1)
-    """Prefill servers of a model that always stay; ..."""
+    """The least number of a model's prefill servers to keep; ..."""
     observe_decode_min: int = Field(1, ge=1)
     """... and of decode servers."""
     observe_rest_s: float = Field(30.0, ge=5, le=3_600)

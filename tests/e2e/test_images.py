@@ -139,11 +139,11 @@ def bomb() -> bytes:
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("https://example.com/fox.png", "no image is fetched from an address"),
+        ("https://example.com/fox.png", "images are not fetched from addresses"),
         ("fox.png", "only images in data URLs are served"),
         ("data:image/png;base64,@@@@", "is not base64"),
-        (url_of(b"no picture"), "no image of a known format"),
-        (url_of(picture(1, form="TIFF")), "no image of a known format"),
+        (url_of(b"no picture"), "not an image in a known format"),
+        (url_of(picture(1, form="TIFF")), "not an image in a known format"),
         (url_of(picture(1)[:-400]), "the image is broken"),
         (url_of(picture(1, form="JPEG")[:-400]), "the image is broken"),
         (url_of(bomb()), "over 16777216 pixels"),
@@ -186,7 +186,7 @@ async def test_anthropics_image_blocks_are_answered_alike(cluster: Cluster, refe
     source["data"] = base64.b64encode(b"no picture").decode()
     found = await post(f"{cluster.url}/v1/messages", json=body)
     assert found.status_code == 400
-    assert "no image of a known format" in found.json()["error"]["message"]
+    assert "not an image in a known format" in found.json()["error"]["message"]
 
 
 async def test_encoding_is_a_step_of_the_prefill_worker_alone(client: openai.AsyncOpenAI, cluster: Cluster) -> None:

@@ -253,15 +253,17 @@ Act = Annotated[
     typer.Option(
         "--act",
         metavar="",
-        help="With --page: move servers between prefill and decode, one at a time, by the pods' label.",
+        help="With --page: change servers' roles, one at a time, by the pods' label or --router.",
     ),
 ]
-Router = Annotated[str, typer.Option(metavar="URL", help="With --act: sglang-router before servers that are no pods.")]
+Router = Annotated[
+    str, typer.Option(metavar="URL", help="With --act: address of sglang-router, if servers are not pods.")
+]
 LeastPrefill = Annotated[
-    int, typer.Option(min=1, metavar="N", help="With --act: prefill servers of each model that always stay.")
+    int, typer.Option(min=1, metavar="N", help="With --act: least number of prefill servers of each model to keep.")
 ]
 LeastDecode = Annotated[
-    int, typer.Option(min=1, metavar="N", help="With --act: decode servers of each model that always stay.")
+    int, typer.Option(min=1, metavar="N", help="With --act: least number of decode servers of each model to keep.")
 ]
 RestS = Annotated[float, typer.Option(min=5, max=3600, metavar="S", help="With --act: least time between two moves.")]
 

@@ -1,4 +1,4 @@
-"""Images in prompts: decoding, the model's image processor, the vision tower, and the embeddings that are kept.
+"""Images in prompts: decoding, the model's image processor, the vision tower, and the cache of embeddings.
 
 An embedding takes the place of its placeholders' token embeddings where a prompt is computed. Decode needs only KV.
 """
@@ -19,12 +19,12 @@ from libs.engine.port import PromptImage
 from libs.engine.runner import Chunk, ImageCounts
 from libs.model.vision import FORMATS, Vision
 
-# Of a made-up image, which is encoded once to see that processor and model agree.
+# The side of a blank image that is encoded once, to check that processor and model agree.
 TRIAL_PIXELS = 32
 
 
 class BrokenImage(Exception):
-    """An image cannot be decoded or encoded. Sequences that contain it fail."""
+    """An image that cannot be decoded or encoded. Sequences that contain it fail."""
 
 
 class ImageEncoder:
@@ -57,7 +57,7 @@ class ImageEncoder:
         return ImageCounts(self._used, self._encoded, self._kept_bytes)
 
     def drop(self) -> None:
-        """Drop all embeddings, since the device is given up."""
+        """Drop all embeddings, because the device is being given up."""
         self._kept.clear()
         self._kept_bytes = 0
 
@@ -111,7 +111,7 @@ class ImageEncoder:
 
     def _encode(self, image: PromptImage) -> torch.Tensor:
         if image_hash(image.data) != image.span.digest:
-            raise BrokenImage("an image is not what its hash names: it was damaged on its way")
+            raise BrokenImage("an image does not match its hash: it was damaged on its way")
         try:
             # As in transformers' `load_image`.
             opened = ImageOps.exif_transpose(Image.open(io.BytesIO(image.data), formats=FORMATS))

@@ -1,4 +1,4 @@
-"""The time that must pass, and the need there must be, before roles that have changed turn back."""
+"""The time that must pass, and the need that must exist, before changed roles turn back."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -19,14 +19,14 @@ OTHER_WORK: Final = 2.0
 """The factor by which prompts or decodes must have changed for a further reversal to have a cause of its own."""
 LEAST_WORK: Final = 0.1
 """The minimum number of workers' worth of prompts that such a factor is taken of."""
-# A move that is taken back although the work is the same has brought nothing, whatever was predicted: the load is level
-# and its chance turns roles, or workers share what a move would have freed.
+# A move that is taken back while the work stays the same has brought nothing, whatever was predicted. Either the load
+# is level and chance turns roles, or workers share what a move would have freed.
 BACK_OFF: Final = 4
 """The factor by which each such move lengthens the time for which the next must have been called for."""
 MOST_CALLED_NS: Final = 300_000_000_000
 """The bound on that time, and the time after which such moves are forgotten."""
 MOST_UNDONE: Final = 8
-"""The bound on the number of such moves that is kept."""
+"""The bound on the number of such moves that are counted."""
 MOST_HELD_NS: Final = 60_000_000_000
 """The bound on the time for which another setting of budgets must have been better."""
 
@@ -50,7 +50,7 @@ class RoleTurn:
     """The prompts of the work at the last moves."""
     last_decodes: int = 0
     undone: int = 0
-    """How many moves to prefill in a row decodes have taken back within `CALLED_NS`, of work that was the same."""
+    """The number of consecutive moves to prefill that decodes took back within `CALLED_NS`, for the same work."""
 
     def failed(self) -> "RoleTurn":
         """Return the state after a move failed, so that another one may follow at once."""
@@ -81,9 +81,9 @@ class RoleTurn:
         return self.to_mixed and bool(self.moved_ns) and now_ns - self.moved_ns < CALLED_NS
 
     def patience_ns(self, work: Workload, now_ns: int) -> int:
-        """Return the time for which a move to prefill must have been called for; 0 unless such moves brought nothing.
+        """Return the time for which a move to prefill must have been called for.
 
-        It is 0 too once work has come that asks for one.
+        It is 0 unless such moves brought nothing, and once new work asks for one.
         """
         if not self.undone or now_ns - self.moved_ns >= MOST_CALLED_NS or self._is_new(-1, work):
             return 0
@@ -97,7 +97,7 @@ class RoleTurn:
         return pressing >= OTHER_WORK or other <= 1 / OTHER_WORK
 
     def _undone_after(self, wanted: int, work: Workload, now_ns: int) -> int:
-        """Return the number of moves to prefill in a row that brought nothing, after moves this way."""
+        """Return the number of consecutive moves to prefill that brought nothing, after moves this way."""
         if not self.moved_ns or now_ns - self.moved_ns >= MOST_CALLED_NS:
             return 0
         if wanted < 0 or self.to_mixed or now_ns - self.moved_ns >= CALLED_NS:
@@ -146,7 +146,7 @@ class Apart:
     asked_ns: int = 0
     """The time since which the other way has been better; 0 if it is not."""
     turns: int = 0
-    """How many changes in a row followed each other within `MOST_CALLED_NS`."""
+    """The number of consecutive changes that followed each other within `MOST_CALLED_NS`."""
 
     @property
     def held_ns(self) -> int:

@@ -80,16 +80,16 @@ def _assignment(model: str, role: int, budget_tokens: int, epoch: int) -> Assign
 
 @dataclass(slots=True)
 class LatestLead:
-    """The latest lead by which a planner has called the worker.
+    """The latest lead under which a planner has called the worker.
 
-    Two planners may both take themselves for the leader, for example with Redis split in two. The worker then
-    belongs to the one whose lead began later, whatever the other knows of its epoch.
+    Two planners may both believe that they lead, for example if Redis is partitioned. The worker then obeys the one
+    whose lead began later, whatever epoch the other knows.
     """
 
     term: int = 0
 
     def outruns(self, term: int) -> bool:
-        """Return whether a call of `term` comes too late, and remember a later one. People call with term 0."""
+        """Return whether a later lead has called before, and remember a later `term`. Calls by people have term 0."""
         late = 0 < term < self.term
         self.term = max(self.term, term)
         return late

@@ -16,7 +16,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.engine.port import PromptImage
 from libs.model.vision import FORMATS, Vision, expand, spans
 
-# Of all images of a request, so that a frame of them fits gRPC's bound of a message.
+# The bound on all images of a request, so that a frame with them fits gRPC's limit for a message.
 MAX_TOTAL_BYTES: Final = 8 * 1024 * 1024
 _DATA_URL: Final = re.compile(r"data:image/[A-Za-z0-9.+-]{1,64};base64,")
 _MAX_REASON_CHARS: Final = 200
@@ -38,7 +38,7 @@ class ImageLimits:
 
 
 def check_vision(images: Sequence[SentImage], model: str, vision: Vision | None) -> Vision:
-    """Return the model's vision; raise UnsupportedField without any."""
+    """Return the model's vision. Raise UnsupportedField if none is served."""
     if vision is None or vision.unserved:
         why = vision.unserved if vision else "it has no vision: send text only, or name a vision model"
         raise UnsupportedField(f"images are not served for model {model!r}: {why}", param=images[0].field)
@@ -64,9 +64,9 @@ def check_workers(images: Sequence[SentImage], workers: Iterable[Worker]) -> Non
 
 
 def read_images(images: Sequence[SentImage], limits: ImageLimits) -> list[bytes]:
-    """Return the images' files; raise InvalidRequest that names the field of one that is too large or broken.
+    """Return the images' files. Raise InvalidRequest, with its field, for one that is too large or broken.
 
-    Every image is decoded, so that no worker gets one that cannot be.
+    Every image is decoded here, so that no worker gets one that cannot be decoded.
     """
     files: list[bytes] = []
     for url, field in images:
@@ -83,7 +83,7 @@ def _file(url: str, field: str, limits: ImageLimits) -> bytes:
     if found is None:
         text = "only images in data URLs are served: send data:image/png;base64, and the file in base64"
         if url[:8].lower().startswith(("http://", "https://")):
-            raise UnsupportedField(f"{field}: no image is fetched from an address; {text}", param=field)
+            raise UnsupportedField(f"{field}: images are not fetched from addresses; {text}", param=field)
         raise InvalidRequest(f"{field}: {text}", param=field)
     if (len(url) - found.end()) // 4 * 3 - 2 > limits.max_bytes:
         raise _too_large(field, limits)
@@ -106,7 +106,7 @@ def _check(data: bytes, field: str, limits: ImageLimits) -> None:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         fits = False
     except UnidentifiedImageError:
-        text = f"{field}: the file is no image of a known format: send {', '.join(FORMATS)}"
+        text = f"{field}: the file is not an image in a known format: send {', '.join(FORMATS)}"
         raise InvalidRequest(text, param=field) from None
     except Exception as error:  # Pillow raises SyntaxError, struct.error and others beside OSError
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
@@ -117,7 +117,7 @@ def _check(data: bytes, field: str, limits: ImageLimits) -> None:
 
 
 def _decode(data: bytes, max_pixels: int) -> bool:
-    """Decode an image whose header names at most so many pixels. Return False for a larger one."""
+    """Decode an image. Return False, without decoding, if its header names more than `max_pixels`."""
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
         if image.width * image.height > max_pixels:
             return False
@@ -126,9 +126,9 @@ def _decode(data: bytes, max_pixels: int) -> bool:
 
 
 def expanded(token_ids: list[int], images: int, vision: Vision | None, tokens: Mapping[int, str]) -> list[int]:
-    """Return a rendered chat with the tokens of each image; raise InvalidRequest if it shows another number of them.
+    """Return a rendered chat with each placeholder repeated for the tokens of its image.
 
-    `tokens` holds texts of the model's tokens by id.
+    Raise InvalidRequest unless it has one placeholder for each image. `tokens` maps ids to texts of the model's tokens.
     """
     assert vision is not None, "checked before"
     found, text = token_ids.count(vision.token_id), tokens.get(vision.token_id, "")

@@ -1,7 +1,7 @@
 """The loop that moves workers of an observed fleet between prefill and decode, one at a time.
 
-Decisions are those of libs/policy/planner. They are published as a planner's, so that status, page and events show
-them. After an error the loop stands still: it reads the fleet again at growing intervals, and says why.
+It decides by the rules of libs/policy/planner and publishes decisions as a planner does, so that status, page and
+events show them. After an error it pauses: it publishes the reason, and reads the fleet again at growing intervals.
 """
 
 import asyncio
@@ -56,12 +56,12 @@ READ_NS: Final = 10_000_000_000
 """The time between two reads of the fleet while nothing moves."""
 FIRST_PAUSE_NS: Final = 5_000_000_000
 LONGEST_PAUSE_NS: Final = 300_000_000_000
-"""The bounds of the time for which the loop stands still after an error; it doubles."""
+"""The bounds of the pause after an error, which doubles each time."""
 SHOWN_NS: Final = 30_000_000_000
 """The time within which telemetry must show a move."""
 MAX_MODELS: Final = 64
 MAX_FIXED: Final = 4
-"""The maximum number of fixed workers that a sentence names."""
+"""The maximum number of fixed workers that a decision's reason names."""
 MAX_WHY: Final = 400
 OK, REFUSED, AWAY = 200, 409, 503
 Publish = Callable[[Topic, Message], None]
@@ -92,9 +92,9 @@ class RoleActor:
         rest_ns: int,
         on_read: Callable[[Mapping[str, str]], None] = lambda roles: None,
     ) -> None:
-        """`seen` returns the verdict's last evaluation. At least `rest_ns` lie between two moves.
+        """`seen` returns the verdict's last evaluation. Two moves are at least `rest_ns` apart.
 
-        `on_read` takes the roles by name after each read, where telemetry does not learn them otherwise.
+        `on_read` receives the roles by name after each read, for telemetry that has no other source of them.
         """
         self._roles = roles
         self._seen = seen
@@ -113,10 +113,10 @@ class RoleActor:
         self._made: _MadeMove | None = None
         self._until_ns = self._pause_ns = self._withheld_until_ns = 0
         self.still_because = "the roles of the fleet have not been read yet"
-        """Why nothing moves; empty if moves are made when they are due."""
+        """The reason why nothing moves; empty if moves are made when they are due."""
 
     async def begin(self) -> None:
-        """Read the fleet once. Raise StartupError if it does not say what its roles are."""
+        """Read the fleet once. Raise StartupError if its roles cannot be read."""
         try:
             await self._read()
         except FleetAway as error:
@@ -126,7 +126,7 @@ class RoleActor:
     async def run(self) -> None:
         """Step until cancelled."""
         self._tell(
-            Decision(action=ACTION_SET_MODE, actor=PLANNER, reason=f"observe acts through {self._roles.kind}"),
+            Decision(action=ACTION_SET_MODE, actor=PLANNER, reason=f"observe changes roles through {self._roles.kind}"),
             self._clock.now_ns(),
         )
         while True:
@@ -183,7 +183,7 @@ class RoleActor:
     # ------------------------------------------------------------ the fleet
 
     async def _is_read(self, now_ns: int) -> bool:
-        """Read the fleet if that is due, and return whether its roles are known and nothing stands in the way."""
+        """Read the fleet if that is due. Return False while paused, or if this read fails."""
         if now_ns < self._until_ns:
             return False
         if self.still_because or now_ns - self._read_ns >= READ_NS:
@@ -195,10 +195,10 @@ class RoleActor:
         return True
 
     def _go_on(self, now_ns: int) -> None:
-        """End standing still, once a move was made or none is due."""
+        """End the pause, once a move was made or none is due."""
         if self.still_because:
             self.still_because, self._pause_ns = "", 0
-            self._tell(Decision(action=ACTION_SET_MODE, actor=PLANNER, reason="observe acts again"), now_ns)
+            self._tell(Decision(action=ACTION_SET_MODE, actor=PLANNER, reason="observe changes roles again"), now_ns)
 
     async def _read(self) -> None:
         self._fleet = {each.name: each for each in await self._roles.workers()}
@@ -211,14 +211,14 @@ class RoleActor:
         why = plain(why)[:MAX_WHY]
         if why != self.still_because:
             self.still_because = why
-            log.warning("observe stands still", reason=why)
-            reason = f"observe moves nothing: {why}"
+            log.warning("role moves paused", reason=why)
+            reason = f"observe has paused role moves: {why}"
             self._tell(Decision(action=ACTION_SET_MODE, actor=PLANNER, reason=reason), now_ns)
 
     # ------------------------------------------------------------ a move
 
     async def _make(self, move: ForeignMove, state: ModelState, now_ns: int) -> None:
-        """Make a move if the fleet as it is now allows it, and record what was promised and what became of it."""
+        """Make a move unless the fleet's present roles forbid it, and record its outcome."""
         try:
             await self._read()
             names = {each.id for each in state.workers}
@@ -247,7 +247,7 @@ class RoleActor:
         log.info("role moved", worker=move.worker, role=move.role, reason=move.why)
 
     def _measure(self, states: Iterable[ModelState], now_ns: int) -> None:
-        """Follow the last move: until telemetry shows it, and then until it should have paid off."""
+        """Follow the last move until telemetry shows it, then until it should have paid off."""
         made = self._made
         if made is None:
             return
@@ -270,7 +270,7 @@ class RoleActor:
             made.decision.measured.CopyFrom(Measured(before=made.before, after=after, after_ms=after_ms))
             self._publish(DECISIONS, made.decision)
 
-    # ------------------------------------------------------------ what is said
+    # ------------------------------------------------------------ publishing
 
     def _keep(self, why: str, now_ns: int) -> None:
         fixed = [each for each in self._fleet.values() if each.fixed_because]

@@ -46,10 +46,10 @@ def test_files_of_known_formats_come_through_unchanged_whatever_type_is_named(fo
 @pytest.mark.parametrize(
     ("image", "error", "reason"),
     [
-        (SentImage("https://example.com/fox.png", FIELD), UnsupportedField, "no image is fetched from an address"),
+        (SentImage("https://example.com/fox.png", FIELD), UnsupportedField, "images are not fetched from addresses"),
         (SentImage("data:text/plain;base64,AAAA", FIELD), InvalidRequest, "only images in data URLs are served"),
         (SentImage("data:image/png;base64,A", FIELD), InvalidRequest, "is not base64"),
-        (sent(b""), InvalidRequest, "no image of a known format"),
+        (sent(b""), InvalidRequest, "not an image in a known format"),
         (sent(picture("TIFF")), InvalidRequest, "send PNG, JPEG, WEBP, GIF"),
         (sent(picture()[:50]), InvalidRequest, "is broken"),
         (sent(picture(width=101, height=100)), InvalidRequest, "over 10000 pixels"),

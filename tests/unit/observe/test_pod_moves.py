@@ -52,13 +52,13 @@ def test_an_owner_that_selects_by_the_label_holds_the_pod(selector: Any) -> None
     above = {"kind": "Deployment", "name": "vllm"}
     why = fixed_because(pod(owner=REPLICAS, says="either"), owner(selector, above), LABEL)
     assert "ReplicaSet vllm-5d8 (of Deployment vllm) selects its pods by llm-d.ai/role" in why
-    assert "would let this one go and start another" in why
+    assert "would release this one and start another" in why
 
 
 @pytest.mark.parametrize("found", [None, PodOwner()])
 def test_an_owner_whose_selector_is_not_known_holds_the_pod(found: PodOwner | None) -> None:
     why = fixed_because(pod(owner={"kind": "CloneSet", "name": "vllm", "controller": True}), found, LABEL)
-    assert "CloneSet vllm, whose selector is not known" in why
+    assert "CloneSet vllm, whose selector cannot be read" in why
 
 
 def test_an_owner_that_does_not_count_the_pod_holds_nothing() -> None:
@@ -73,7 +73,7 @@ def test_a_pod_of_both_phases_stays(role: str) -> None:
 @pytest.mark.parametrize("args", [[], ["--kv-transfer-config", '{"kv_role":"kv_producer"}']])
 def test_a_server_of_one_role_stays_unless_annotated(args: list[str]) -> None:
     why = fixed_because(pod(args=args), None, LABEL)
-    assert "kv_role kv_both" in why and "fulcrum.dev/roles=either" in why
+    assert "kv_role to kv_both" in why and "fulcrum.dev/roles=either" in why
     assert fixed_because(pod(args=args, says="either"), None, LABEL) == ""
 
 

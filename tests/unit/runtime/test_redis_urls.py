@@ -41,11 +41,11 @@ def test_good_urls_are_taken(url: str) -> None:
     ("url", "said"),
     [
         ("http://host", "redis://HOST:6379/0"),
-        ("redis+sentinel://me:hush@a,b", "the name of the primary is missing"),
-        ("redis+sentinel://me:hush@/mymaster", "'' is no HOST:PORT of a sentinel"),
-        ("redis+sentinel://me:hush@a:99999/mymaster", "'a:99999' is no HOST:PORT"),
-        ("redis+sentinel://me:hush@a/mymaster/first", "'first' is no number of a database"),
-        ("redis://me:hush@a?pasword=hush", "'pasword' is no option"),
+        ("redis+sentinel://me:hush@a,b", "add the name of the primary"),
+        ("redis+sentinel://me:hush@/mymaster", "'' is not the HOST:PORT of a sentinel"),
+        ("redis+sentinel://me:hush@a:99999/mymaster", "'a:99999' is not the HOST:PORT"),
+        ("redis+sentinel://me:hush@a/mymaster/first", "'first' is not the number of a database"),
+        ("redis://me:hush@a?pasword=hush", "'pasword' is not an option"),
     ],
 )
 def test_a_bad_url_is_refused_in_one_line_without_its_secrets(

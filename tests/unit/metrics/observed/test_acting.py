@@ -137,7 +137,7 @@ async def test_after_a_refusal_it_stands_still_says_why_and_advises_again() -> N
     assert status.verdict.action is not None and status.verdict.action.instruction
     assert {each.status for each in acting.audits} == {409}
     (event,) = acting.events("set_mode")
-    assert "moves nothing" in event.reason and "forbids" in event.reason
+    assert "has paused role moves" in event.reason and "forbids" in event.reason
     acting.roles.refuses = ""
     status = await acting.run(12)
     assert acting.moves
