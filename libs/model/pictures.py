@@ -13,8 +13,8 @@ MAX_SCANS: Final = 64
 and a few dozen bytes of the file.
 """
 MAX_ASPECT: Final = 50
-"""The maximum ratio of a picture's sides. Processors give the shorter side a size of their own, some hundred pixels, and
-the longer one grows with it: 1,000 pixels in a row take CLIP's a gigabyte.
+"""The maximum ratio of a picture's sides. Processors give the shorter side some hundred pixels, and the longer one
+grows with it: for 1,000 pixels in a row CLIP's takes a gigabyte.
 """
 _SCAN, _END = b"\xda", b"\xd9"
 _ALONE: Final = frozenset({b"\x01", b"\xd8"})

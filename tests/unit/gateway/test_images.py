@@ -24,6 +24,7 @@ from services.gateway.request.images import (
     place_images,
     read_images,
 )
+from services.gateway.settings import GatewaySettings
 
 FIELD = "messages[0].content[0].image_url.url"
 VISION = Vision(token_id=9, image_tokens=3)
@@ -73,6 +74,12 @@ def test_a_small_file_of_very_many_pixels_is_refused_before_it_is_decoded() -> N
     Image.new("1", (30_000, 30_000)).save(bomb, "PNG")
     with pytest.raises(InvalidRequest, match="pixels"):
         read_images([sent(bomb.getvalue())], ImageLimits())
+
+
+def test_the_largest_image_fits_the_largest_body_by_default() -> None:
+    given = {name: field.default for name, field in GatewaySettings.model_fields.items()}
+    assert len(sent(bytes(given["max_image_bytes"])).url) + 100_000 < given["max_body_bytes"]
+    assert given["max_body_bytes"] * 10 < given["max_open_body_bytes"]
 
 
 def _scans(times: int) -> bytes:
