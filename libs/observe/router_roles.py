@@ -6,21 +6,31 @@ and removes them too, but refuses to add any (findings/vllm-router-removes-not-a
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
 import httpx
 import msgspec
+import structlog
 
 from libs.observe.fleet import MOST_SERVERS
 from libs.observe.roles import FleetAway, FleetWorker, MoveRefused, check_move
 
 CALL_S: Final = 2.0
+"""The time that one call may take, with all of its answer."""
 SETTLED_S: Final = 15.0
 """The time within which the router must carry out a removal or an addition that it has accepted."""
 LOOK_S: Final = 0.1
+MOST_LOST: Final = 4
+"""The maximum number of servers whose place at the router is in doubt after a failed change."""
+WATCHED_S: Final = 60.0
+"""The time for which a server that is listed after a failed change may still leave by that change."""
+MOST_TRIES: Final = 10
+"""The maximum number of reads at which a lost server is added back."""
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 MAX_SAID: Final = 200
+log = structlog.get_logger()
 _ROLES: Final = {"prefill": "prefill", "decode": "decode"}
 
 
@@ -38,6 +48,15 @@ class _List(msgspec.Struct, frozen=True):
     workers: list[_Listed]
 
 
+@dataclass(slots=True)
+class _Lost:
+    """A server that a change may have removed for good."""
+
+    listed: _Listed
+    asked_s: float
+    tries: int = 0
+
+
 class RouterRoles:
     """The roles of a router's servers."""
 
@@ -48,10 +67,19 @@ class RouterRoles:
         self._url = url.rstrip("/")
         self._names = names
         self._client = httpx.AsyncClient(timeout=CALL_S)
+        self._lost: dict[str, _Lost] = {}
+        """By address: servers whose removal was asked for, until they are known to be back."""
 
     async def workers(self) -> Sequence[FleetWorker]:
-        """Return the router's servers, under their observed names where they have one."""
-        return sorted(map(self._worker, await self._list()), key=lambda each: each.name)
+        """Return the router's servers, under their observed names where they have one.
+
+        Servers that an earlier change has lost are added back in their old role first. Raise FleetAway with their
+        addresses while that fails.
+        """
+        found = await self._list()
+        if self._lost:
+            found = await self._put_back(found)
+        return sorted(map(self._worker, found), key=lambda each: each.name)
 
     async def set_role(self, worker: FleetWorker, role: str, why: str) -> None:
         """Remove the server and add it in its new role; if that fails, add it in its old one."""
@@ -61,19 +89,60 @@ class RouterRoles:
             raise MoveRefused(f"{worker.name} has changed since it was read: it is read again")
         if len([each for each in await self._list() if each.worker_type == listed.worker_type]) == 1:
             raise MoveRefused(f"{worker.name} is the router's last {worker.role} server: add another one first")
+        if len(self._lost) >= MOST_LOST:
+            raise MoveRefused(f"{worker.name} stays: {MOST_LOST} servers have not come back to the router")
+        self._lost[listed.url] = _Lost(
+            listed, asyncio.get_running_loop().time()
+        )  # from here on, whatever ends this call
         await self._call("DELETE", f"/workers/{listed.id}")
         if not await self._settles(lambda found: listed.url not in found):
             raise MoveRefused(
                 f"{worker.name}: the router accepted its removal but still lists it: check the router's log"
             )
         if await self._add(listed, role):
+            del self._lost[listed.url]
             return
-        restored = await self._add(listed, worker.role)
-        state = f"it is {worker.role} again" if restored else f"add it by hand: POST {self._url}/workers"
-        raise MoveRefused(f"{worker.name}: the router did not add it as {role}; {state}")
+        if await self._add(listed, worker.role):
+            del self._lost[listed.url]
+            raise MoveRefused(f"{worker.name}: the router did not take it as {role}; it is {worker.role} again")
+        state = f"it is added back at each read, or by hand: POST {self._url}/workers"
+        raise MoveRefused(f"{worker.name}: the router did not take it as {role} and lacks it now; {state}")
+
+    async def _put_back(self, found: list[_Listed]) -> list[_Listed]:
+        """Add the lost servers that the router does not list, and return the new list."""
+        there, missing = {each.url for each in found}, []
+        for url, lost in list(self._lost.items()):
+            if url in there:
+                if asyncio.get_running_loop().time() >= lost.asked_s + WATCHED_S:
+                    del self._lost[url]
+                continue
+            lost.tries += 1
+            if await self._add(lost.listed, lost.listed.worker_type):
+                del self._lost[url]
+                continue
+            missing.append(url)
+            if lost.tries >= MOST_TRIES:
+                log.error("a server that a change removed does not come back to the router", server=url)
+                del self._lost[url]
+        if missing:
+            raise FleetAway(
+                f"the router lacks {', '.join(missing)}, which a change of role removed: it is added at"
+                f" {MOST_TRIES} reads, or by hand: POST {self._url}/workers"
+            )
+        return await self._list()
 
     async def close(self) -> None:
-        await self._client.aclose()
+        """Add lost servers back if the router takes them now, and disconnect. Idempotent."""
+        lost, self._lost = [each.listed for each in self._lost.values()], {}
+        try:
+            there = {each.url for each in await self._list()} if lost else set()
+            for each in lost:
+                if each.url not in there and not await self._add(each, each.worker_type):
+                    log.error("a server that a change removed does not come back to the router", server=each.url)
+        except FleetAway as error:
+            log.warning("servers may be missing at the router", servers=[each.url for each in lost], error=str(error))
+        finally:
+            await self._client.aclose()
 
     def _worker(self, listed: _Listed) -> FleetWorker:
         name, role = self._names().get(listed.url.rstrip("/"), ""), _ROLES.get(listed.worker_type, "mixed")
@@ -119,13 +188,16 @@ class RouterRoles:
 
     async def _call(self, method: str, path: str, body: Any = None) -> bytes:
         try:
-            async with self._client.stream(method, f"{self._url}{path}", json=body) as response:
+            async with (
+                asyncio.timeout(CALL_S),
+                self._client.stream(method, f"{self._url}{path}", json=body) as response,
+            ):
                 answer = bytearray()
                 async for part in response.aiter_bytes():
                     answer += part
                     if len(answer) > MAX_ANSWER_BYTES:
                         raise FleetAway(f"the router at {self._url} answers {path} with over {MAX_ANSWER_BYTES} bytes")
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, TimeoutError) as error:
             raise FleetAway(f"the router at {self._url} does not answer: {type(error).__name__}") from None
         if response.status_code >= HTTPStatus.BAD_REQUEST:
             said = answer[:MAX_SAID].decode(errors="replace")

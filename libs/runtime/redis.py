@@ -21,6 +21,7 @@ MAX_CONNECTIONS = 16
 STALE_RETRIES = 1
 FIRST_ANSWER_S = 1.0
 """The longest time for which a start waits for an answer of Redis."""
+UNESCAPED = "the password or the port is not valid: in a password write / as %2F, ? as %3F, # as %23 and @ as %40"
 _SECRETS = re.compile(r"(?<=://).*(?=@)|(?<=password=)[^&]*")
 
 
@@ -61,6 +62,11 @@ def check_url(url: str) -> None:
     except TypeError as error:
         option = str(error).rpartition("argument ")[2]
         raise ValueError(f"{option} is not an option of a connection to Redis: remove it") from None
+    except ValueError as error:
+        # urllib names what it takes for a port, which is the beginning of such a password.
+        if "Port " in str(error) and "@" in url:
+            raise ValueError(UNESCAPED) from None
+        raise
 
 
 async def refuse_cluster(url: str) -> None:

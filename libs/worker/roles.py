@@ -144,7 +144,10 @@ class AssignmentState:
 def refuse_stale_lead(latest: LatestLead, term: int) -> None:
     """Raise StaleLead for a call by a lead that is over."""
     if latest.outruns(term):
-        raise StaleLead("a planner that began to lead later has called this worker: only that one may")
+        raise StaleLead(
+            f"a planner with a later lead ({latest.term}, yours is {term}) has called this worker: only that one may."
+            " If none leads, and it came from a Redis with a wrong clock, restart the worker"
+        )
 
 
 def _error(reason: AssignmentRefusal, **facts: int | str) -> FulcrumError:

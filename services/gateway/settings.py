@@ -83,8 +83,8 @@ class GatewaySettings(HttpSettings):
     """Origins, separated by commas, whose web pages may read answers (CORS), such as https://chat.example.com, or * for
     all; cookies are never taken. Empty: none. On loopback without keys FULCRUM_HTTP_HOSTS has to name them too."""
 
-    max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
-    """Bound on a request's body; larger ones are refused with 413."""
+    max_body_bytes: int = Field(6 * 1024 * 1024, ge=1024)
+    """Bound on a request's body; larger ones are refused with 413. The default holds one image of the largest size."""
     max_images: int = Field(8, ge=0)
     """Bound on the images of a request; 0 serves none."""
     max_image_bytes: int = Field(4 * 1024 * 1024, ge=1024, le=MAX_TOTAL_BYTES)

@@ -106,7 +106,8 @@ class OrderExecutor:
             outcome = CallOutcome.STALE
             if isinstance(error, StaleLead):
                 self._outrun()
-            log.info("a worker is not as it was when its change was decided", worker=order.worker.id, error=str(error))
+            write = log.warning if isinstance(error, StaleLead) else log.info
+            write("a worker is not as it was when its change was decided", worker=order.worker.id, error=str(error))
         except (FulcrumError, TimeoutError) as error:
             log.warning("a worker could not be changed", worker=order.worker.id, error=str(error) or "it took too long")
         finally:

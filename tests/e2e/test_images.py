@@ -159,9 +159,13 @@ async def test_an_image_that_cannot_be_read_is_a_400_that_names_its_field(
     assert caught.value.param == "messages[0].content[1].image_url.url"
 
 
-async def test_too_many_images_and_placeholders_as_text_are_400(client: openai.AsyncOpenAI) -> None:
+async def test_too_many_images_and_placeholders_as_text_are_400(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
     with pytest.raises(openai.BadRequestError, match="9 images; 8 are allowed"):
         await answer(client, asked(*[picture(1)] * 9))
+    for path, own in (("/tokenize", {}), ("/v1/chat/completions", {"max_tokens": 1})):
+        found = await post(f"{cluster.url}{path}", json={"model": MODEL, "messages": asked(*[b"x"] * 1_000)} | own)
+        assert found.status_code == 400, path
+        assert "1000 images; 8 are allowed" in found.json()["error"]["message"], path
     with pytest.raises(openai.BadRequestError, match="stands for an image"):
         await answer(client, asked(picture(1), text="an <image> here"))
     with pytest.raises(openai.BadRequestError, match="only a user's messages"):

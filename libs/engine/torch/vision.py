@@ -3,21 +3,21 @@
 An embedding takes the place of its placeholders' token embeddings where a prompt is computed. Decode needs only KV.
 """
 
-import io
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from transformers import AutoImageProcessor
 
 from libs.contracts.errors import StartupError
 from libs.contracts.hashing import image_hash
 from libs.engine.port import PromptImage
 from libs.engine.runner import Chunk, ImageCounts
-from libs.model.vision import FORMATS, Vision
+from libs.model.pictures import read_picture
+from libs.model.vision import Vision
 
 # The side of a blank image that is encoded once, to check that processor and model agree.
 TRIAL_PIXELS = 32
@@ -113,9 +113,7 @@ class ImageEncoder:
         if image_hash(image.data) != image.span.digest:
             raise BrokenImage("an image does not match its hash: it was damaged on its way")
         try:
-            # As in transformers' `load_image`.
-            opened = ImageOps.exif_transpose(Image.open(io.BytesIO(image.data), formats=FORMATS))
-            found = self._embed(opened.convert("RGB"))
+            found = self._embed(read_picture(image.data))
         except BrokenImage:
             raise
         except Exception as error:  # Pillow raises SyntaxError, struct.error and others beside OSError

@@ -1,6 +1,5 @@
 """Images that a chat contains as data URLs: decoding, bounds, and their places in the prompt. Pure."""
 
-import io
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
@@ -14,6 +13,7 @@ from libs.contracts.errors import InvalidRequest, UnsupportedField
 from libs.contracts.hashing import image_hash
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.engine.port import PromptImage
+from libs.model.pictures import UnservedPicture, read_picture
 from libs.model.vision import FORMATS, Vision, expand, spans
 
 # The bound on all images of a request, so that a frame with them fits gRPC's limit for a message.
@@ -66,7 +66,7 @@ def check_workers(images: Sequence[SentImage], workers: Iterable[Worker]) -> Non
 def read_images(images: Sequence[SentImage], limits: ImageLimits) -> list[bytes]:
     """Return the images' files. Raise InvalidRequest, with its field, for one that is too large or broken.
 
-    Every image is decoded here, so that no worker gets one that cannot be decoded.
+    Every image is decoded here as workers do it, so that no worker gets one that cannot be decoded.
     """
     files: list[bytes] = []
     for url, field in images:
@@ -102,27 +102,18 @@ def _too_large(field: str, limits: ImageLimits) -> InvalidRequest:
 
 def _check(data: bytes, field: str, limits: ImageLimits) -> None:
     try:
-        fits = _decode(data, limits.max_pixels)
+        read_picture(data, limits.max_pixels)
+    except UnservedPicture as error:
+        raise InvalidRequest(f"{field}: the image {error}", param=field) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        fits = False
+        text = f"{field}: the image is over {limits.max_pixels} pixels: send a smaller one"
+        raise InvalidRequest(text, param=field) from None
     except UnidentifiedImageError:
         text = f"{field}: the file is not an image in a known format: send {', '.join(FORMATS)}"
         raise InvalidRequest(text, param=field) from None
     except Exception as error:  # Pillow raises SyntaxError, struct.error and others beside OSError
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
         raise InvalidRequest(f"{field}: the image is broken: {reason}", param=field) from None
-    if not fits:
-        text = f"{field}: the image is over {limits.max_pixels} pixels: send a smaller one"
-        raise InvalidRequest(text, param=field)
-
-
-def _decode(data: bytes, max_pixels: int) -> bool:
-    """Decode an image. Return False, without decoding, if its header names more than `max_pixels`."""
-    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        if image.width * image.height > max_pixels:
-            return False
-        image.load()
-    return True
 
 
 def expanded(token_ids: list[int], images: int, vision: Vision | None, tokens: Mapping[int, str]) -> list[int]:

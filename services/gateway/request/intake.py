@@ -299,6 +299,9 @@ class Intake:
         Raise InvalidRequest, or QueueFull while too many prompts wait for a thread. `most_tokens` is as in
         `tokenise`.
         """
+        if parsed.images:
+            check_vision(parsed.images, model.info.name, model.info.vision)
+            check_count(parsed.images, self._limits.images)
         slot = partial(self.tokenising.slot, tenant)
         return await tokenise(parsed, model, self._threads, most_tokens=most_tokens, slot=slot)
 

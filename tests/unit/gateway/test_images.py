@@ -1,7 +1,10 @@
 """Images of a request: the files that are taken, and the sentence for each that is not."""
 
 import io
+import struct
 from base64 import b64encode
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -21,15 +24,16 @@ from services.gateway.request.images import (
     place_images,
     read_images,
 )
+from services.gateway.settings import GatewaySettings
 
 FIELD = "messages[0].content[0].image_url.url"
 VISION = Vision(token_id=9, image_tokens=3)
 LIMITS = ImageLimits(max_images=2, max_bytes=20_000, max_pixels=10_000)
 
 
-def picture(form: str = "PNG", width: int = 20, height: int = 10) -> bytes:
+def picture(form: str = "PNG", width: int = 20, height: int = 10, **options: Any) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", (width, height), (200, 30, 30)).save(file, form)
+    Image.new("RGB", (width, height), (200, 30, 30)).save(file, form, **options)
     return file.getvalue()
 
 
@@ -70,6 +74,52 @@ def test_a_small_file_of_very_many_pixels_is_refused_before_it_is_decoded() -> N
     Image.new("1", (30_000, 30_000)).save(bomb, "PNG")
     with pytest.raises(InvalidRequest, match="pixels"):
         read_images([sent(bomb.getvalue())], ImageLimits())
+
+
+def test_the_largest_image_fits_the_largest_body_by_default() -> None:
+    given = {name: field.default for name, field in GatewaySettings.model_fields.items()}
+    assert len(sent(bytes(given["max_image_bytes"])).url) + 100_000 < given["max_body_bytes"]
+    assert given["max_body_bytes"] * 10 < given["max_open_body_bytes"]
+
+
+def _scans(times: int) -> bytes:
+    """Return a progressive JPEG whose smallest scan is repeated."""
+    file = picture("JPEG", progressive=True)
+    at = [place for place in range(len(file) - 1) if file[place : place + 2] == b"\xff\xda"]
+    smallest = min((file[first:end] for first, end in pairwise((*at, len(file) - 2))), key=len)
+    return file[:-2] + smallest * times + file[-2:]
+
+
+def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded() -> None:
+    """Each takes a few dozen bytes and a pass over the picture: a megabyte of them would take minutes."""
+    few = _scans(40)
+    assert read_images([sent(few)], LIMITS) == [few]
+    with pytest.raises(InvalidRequest, match="the image is a JPEG of over 64 scans: save it with fewer"):
+        read_images([sent(_scans(100))], LIMITS)
+
+
+def test_marks_of_scans_in_segments_or_behind_a_jpeg_are_none_of_it() -> None:
+    """A phone's film or thumbnail in the same file, for example."""
+    file, marks = picture("JPEG"), b"\xff\xda" * 100
+    comment = b"\xff\xfe" + (len(marks) + 2).to_bytes(2, "big") + marks
+    whole = file[:2] + comment + file[2:] + marks
+    assert read_images([sent(whole)], LIMITS) == [whole]
+
+
+def test_an_image_of_a_few_pixels_width_is_refused_before_a_processor_makes_both_sides_larger() -> None:
+    bar = picture(width=1, height=50)
+    assert read_images([sent(bar)], LIMITS) == [bar]
+    with pytest.raises(InvalidRequest, match="the image is over 50 times as long as wide"):
+        read_images([sent(picture(width=51, height=1))], LIMITS)
+
+
+@pytest.mark.parametrize("tag", [0x10F, 0x111], ids=["a number as text", "text as a number"])
+def test_an_image_whose_rotation_cannot_be_read_is_refused_here_and_not_by_a_worker(tag: int) -> None:
+    kind = 11 if tag == 0x10F else 2
+    entries = struct.pack("<HHHIIHHII", 2, 0x112, 3, 1, 6, tag, kind, 1, 0x41)
+    file = picture("JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0" + entries + bytes(4))
+    with pytest.raises(InvalidRequest, match="the image is broken"):
+        read_images([sent(file)], LIMITS)
 
 
 def test_images_of_a_request_are_bounded_in_number_and_all_together() -> None:

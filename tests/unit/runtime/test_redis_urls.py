@@ -68,6 +68,14 @@ def test_no_password_is_shown(secret: str) -> None:
         assert "S3" not in shown_url(url)
 
 
+@pytest.mark.parametrize("mark", ["/", "#"])
+@pytest.mark.parametrize("url", ["redis://:{}@host/0", "redis+sentinel://me:{}@a,b/mymaster/0"])
+def test_a_password_with_a_mark_of_urls_is_refused_with_the_remedy_and_not_shown(mark: str, url: str) -> None:
+    with pytest.raises(ValueError, match=r"in a password write / as %2F") as caught:
+        check_url(url.format(f"secret{mark}rest"))
+    assert "secret" not in str(caught.value)
+
+
 def test_the_latest_fail_over_counts_however_many_missed_it() -> None:
     old = Answer(1, True, "old", 1)
     assert primary_of([old, Answer(2, True, "new", 2), old]) == ("new", 2)

@@ -2,17 +2,18 @@
 
 import pytest
 
-from libs.contracts.errors import FulcrumError, InvalidRequest, StaleRole
+from libs.contracts.errors import FulcrumError, InvalidRequest, StaleLead, StaleRole
 from libs.policy.roles import Assignment, Phase, Refusal, Role
 from libs.policy.worker.assignment import (
     AssignmentRefusal,
+    LatestLead,
     WantedAssignment,
     first_assignment,
     leaves_decode,
     next_assignment,
     role_refusal,
 )
-from libs.worker.roles import AssignmentState
+from libs.worker.roles import AssignmentState, refuse_stale_lead
 
 CURRENT = Assignment("m", Role.MIXED, 64, 7)
 
@@ -80,3 +81,11 @@ def test_decodes_are_left_by_every_way_out_of_role_mixed() -> None:
     assert not leaves_decode(CURRENT, draining=False)
     assert leaves_decode(CURRENT, draining=True)
     assert all(leaves_decode(Assignment("m", role, 0, 1), draining=False) for role in (Role.PREFILL, Role.STANDBY))
+
+
+def test_a_lead_that_is_over_is_refused_with_the_way_out_and_people_never_are() -> None:
+    latest = LatestLead()
+    for term in (0, 7, 9, 9, 0):
+        refuse_stale_lead(latest, term)
+    with pytest.raises(StaleLead, match=r"a later lead \(9, yours is 8\).*restart the worker"):
+        refuse_stale_lead(latest, 8)

@@ -1,0 +1,56 @@
+"""The picture in an image's file, as gateway and engine both have to read it. Needs Pillow."""
+
+import io
+import re
+from typing import Final
+
+from PIL import Image, ImageOps
+
+from libs.model.vision import FORMATS
+
+MAX_SCANS: Final = 64
+"""The maximum number of passes over a progressive JPEG. Encoders write about ten. Each may take a hundredth of a second
+and a few dozen bytes of the file.
+"""
+MAX_ASPECT: Final = 50
+"""The maximum ratio of a picture's sides. Processors give the shorter side some hundred pixels, and the longer one
+grows with it: for 1,000 pixels in a row CLIP's takes a gigabyte.
+"""
+_SCAN, _END = b"\xda", b"\xd9"
+_ALONE: Final = frozenset({b"\x01", b"\xd8"})
+"""Markers without a segment."""
+# Stuffed bytes, fill bytes and restarts stand in a scan's data.
+_MARKER: Final = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])", re.DOTALL)
+
+
+class UnservedPicture(Exception):
+    """A picture would take too much work or memory; the message says what to send instead."""
+
+
+def read_picture(data: bytes, max_pixels: int | None = None) -> Image.Image:
+    """Decode a file as transformers' `load_image` does: the first picture, turned as its EXIF says, in RGB.
+
+    Raise UnservedPicture before it is decoded. For broken files Pillow raises errors of many types.
+    """
+    if has_many_scans(data):
+        raise UnservedPicture(f"is a JPEG of over {MAX_SCANS} scans: save it with fewer, or as a baseline JPEG")
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        shorter, longer = sorted(image.size)
+        if max_pixels is not None and shorter * longer > max_pixels:
+            raise UnservedPicture(f"is over {max_pixels} pixels: send a smaller one")
+        if longer > MAX_ASPECT * shorter:
+            raise UnservedPicture(f"is over {MAX_ASPECT} times as long as wide: send a part of it")
+        return ImageOps.exif_transpose(image).convert("RGB")
+
+
+def has_many_scans(data: bytes) -> bool:
+    """Return whether a file is a JPEG of over MAX_SCANS scans. Data after its end and in its segments is no scan."""
+    scans, at = 0, 2 if data.startswith(b"\xff\xd8") else len(data)
+    while scans <= MAX_SCANS and (found := _MARKER.search(data, at)):
+        marker, at = found[1], found.end()
+        if marker == _END:
+            break
+        scans += marker == _SCAN
+        if marker not in _ALONE:
+            at += max(int.from_bytes(data[at : at + 2], "big"), 2)
+    return scans > MAX_SCANS
