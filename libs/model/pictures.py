@@ -9,12 +9,10 @@ from PIL import Image, ImageOps
 from libs.model.vision import FORMATS
 
 MAX_SCANS: Final = 64
-"""The maximum number of passes over a progressive JPEG. Encoders write about ten. Each may take a hundredth of a second
-and a few dozen bytes of the file.
-"""
+"""The maximum number of passes over a progressive JPEG; encoders write about ten."""
 MAX_ASPECT: Final = 50
 """The maximum ratio of a picture's sides. Processors give the shorter side some hundred pixels, and the longer one
-grows with it: for 1,000 pixels in a row CLIP's takes a gigabyte.
+grows with it.
 """
 _SCAN, _END = b"\xda", b"\xd9"
 _ALONE: Final = frozenset({b"\x01", b"\xd8"})

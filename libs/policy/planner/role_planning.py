@@ -408,10 +408,12 @@ def _trades(now: Split, then: Split, *, lately: bool, undone: bool) -> bool:
     """Return whether a split would relieve prompts by making decodes press, which they do for longer.
 
     Decodes that press call the worker back just when a burst of prompts is over. If they have just taken one back
-    (`undone`), any move to prefill is such a trade until the work has changed.
+    (`undone`), a move to prefill is such a trade unless it leaves decodes half of what makes them press.
     """
-    if then.mixed >= now.mixed or undone:
-        return then.mixed < now.mixed
+    if then.mixed >= now.mixed:
+        return False
+    if undone:
+        return then.decode_pressure > DECODES_PRESS / 2
     most = DECODES_PRESS * (1 - GAIN) ** (2 if lately else 1)
     return then.decode_pressure > most and now.prompt_pressure < FAR_MORE * then.decode_pressure
 

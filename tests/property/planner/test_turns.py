@@ -292,3 +292,14 @@ def test_budgets_that_are_changed_to_and_fro_wait_longer_each_time_up_to_a_bound
         .turns
         == 0
     )
+
+
+def test_prompts_that_press_beside_idle_decodes_get_a_worker_however_often_one_was_taken_back() -> None:
+    """Decodes that would have room to spare without it do not call it back."""
+    roles = _Roles()
+    roles.workers = pool(3, 3)
+    prompts = Workload(prompts=4.5, decodes=10, kv_tokens=10_000, tpot_ns=50 * MS)
+    turn, at_ns = taken_back(3, replace(prompts, prompts=3.0))
+    roles.memory = Memory(turn=turn)
+    plans = [roles.decide(prompts, at_ns + each * TURN_HELD_NS) for each in range(1, 4)]
+    assert {each.role for plan in plans for each in plan.moves} == {Role.PREFILL}
