@@ -237,8 +237,9 @@ class Generation:
             adapter_source=self.adapter_source,
             pooling=cast(pb.Pooling, self.pooling),
         )
-        for (first, tokens, digest), data in ((image.span, image.data) for image in self.images):
-            own = b"" if attempt.phase is Phase.DECODE else data
+        for image in self.images:
+            first, tokens, digest = image.span
+            own = b"" if attempt.phase is Phase.DECODE else image.data
             submit.images.add(first=first, tokens=tokens, digest=digest, data=own)
         return submit
 

@@ -271,9 +271,10 @@ class LocalEngine:
             if self._trial is not None:
                 await self._measure(*self._trial)
             batch = self._core.plan(self._clock.now_ns())
-            if batch is not None and await self._encode_for(batch):
-                continue  # whatever happened meanwhile, the next step is planned anew
-            self._encoded.clear()
+            if self.capabilities.images:
+                if batch is not None and await self._encode_for(batch):
+                    continue  # whatever happened meanwhile, the next step is planned anew
+                self._encoded.clear()
             if batch is None:
                 self._settle(wake=False)
                 if not self._core.holds_blocks:
@@ -319,9 +320,8 @@ class LocalEngine:
 
         Embeddings that the cache dropped since the last step are left to the step itself, so that there is progress.
         """
-        if not self.capabilities.images or not (images := batch.images):
-            return False
-        missing = [each for each in self._runner.unencoded(images) if each.span.digest not in self._encoded]
+        unencoded = self._runner.unencoded(batch.images)
+        missing = [each for each in unencoded if each.span.digest not in self._encoded]
         if not missing:
             return False
         core = self._core

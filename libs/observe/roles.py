@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,10 @@ class FleetWorker:
     """The version that was read. A change based on an older version is refused."""
 
 
+ROLES: Final = ("prefill", "decode")
+"""The roles that a worker can be moved to."""
+
+
 class FleetAway(Exception):
     """The control plane did not answer, or its answer has no roles. The call changed no role."""
 
@@ -30,7 +34,7 @@ class MoveRefused(Exception):
 
 
 class FleetRoles(Protocol):
-    """The roles of a fleet's workers. `workers` reflects every earlier change, whoever made it."""
+    """A fleet's control plane, as far as it assigns roles. `workers` reflects every earlier change, whoever made it."""
 
     kind: str
     """The name of the mechanism that changes roles, for display."""
@@ -55,5 +59,5 @@ def check_move(worker: FleetWorker, role: str) -> None:
     """Raise MoveRefused for a change that no fleet can make."""
     if worker.fixed_because:
         raise MoveRefused(f"{worker.name} stays {worker.role}: {worker.fixed_because}")
-    if role not in ("prefill", "decode"):
+    if role not in ROLES:
         raise MoveRefused(f"{worker.name} cannot become {role!r}: a role is prefill or decode")

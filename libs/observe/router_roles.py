@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from libs.observe.fleet import MOST_SERVERS
-from libs.observe.roles import FleetAway, FleetWorker, MoveRefused, check_move
+from libs.observe.roles import ROLES, FleetAway, FleetWorker, MoveRefused, check_move
 
 CALL_S: Final = 2.0
 """The time that one call may take, with all of its answer."""
@@ -31,7 +31,6 @@ MOST_TRIES: Final = 10
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 MAX_SAID: Final = 200
 log = structlog.get_logger()
-_ROLES: Final = {"prefill": "prefill", "decode": "decode"}
 
 
 class _Listed(msgspec.Struct, frozen=True):
@@ -68,7 +67,7 @@ class RouterRoles:
         self._names = names
         self._client = httpx.AsyncClient(timeout=CALL_S)
         self._lost: dict[str, _Lost] = {}
-        """By address: servers whose removal was asked for, until they are known to be back."""
+        """The servers by address whose removal was requested, until they are known to be back."""
 
     async def workers(self) -> Sequence[FleetWorker]:
         """Return the router's servers, under their observed names where they have one.
@@ -84,16 +83,16 @@ class RouterRoles:
     async def set_role(self, worker: FleetWorker, role: str, why: str) -> None:
         """Remove the server and add it in its new role; if that fails, add it in its old one."""
         check_move(worker, role)
-        listed = next((each for each in await self._list() if each.id == worker.version), None)
+        there = await self._list()
+        listed = next((each for each in there if each.id == worker.version), None)
         if listed is None or self._worker(listed) != worker:
             raise MoveRefused(f"{worker.name} has changed since it was read: it is read again")
-        if len([each for each in await self._list() if each.worker_type == listed.worker_type]) == 1:
+        if sum(each.worker_type == listed.worker_type for each in there) == 1:
             raise MoveRefused(f"{worker.name} is the router's last {worker.role} server: add another one first")
         if len(self._lost) >= MOST_LOST:
             raise MoveRefused(f"{worker.name} stays: {MOST_LOST} servers have not come back to the router")
-        self._lost[listed.url] = _Lost(
-            listed, asyncio.get_running_loop().time()
-        )  # from here on, whatever ends this call
+        # From here on, whatever ends this call.
+        self._lost[listed.url] = _Lost(listed, asyncio.get_running_loop().time())
         await self._call("DELETE", f"/workers/{listed.id}")
         if not await self._settles(lambda found: listed.url not in found):
             raise MoveRefused(
@@ -145,7 +144,8 @@ class RouterRoles:
             await self._client.aclose()
 
     def _worker(self, listed: _Listed) -> FleetWorker:
-        name, role = self._names().get(listed.url.rstrip("/"), ""), _ROLES.get(listed.worker_type, "mixed")
+        name = self._names().get(listed.url.rstrip("/"), "")
+        role = listed.worker_type if listed.worker_type in ROLES else "mixed"
         fixed = "" if name else "it is not among the observed servers: add it to their list"
         if role == "mixed":
             fixed = f"it does both phases: the router lists it as {listed.worker_type[:40]}"

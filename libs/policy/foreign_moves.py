@@ -19,14 +19,14 @@ from libs.policy.planner.role_planning import (
     RoleReason,
     assign,
 )
+from libs.policy.pressure import figure
 from libs.policy.roles import Role
+from libs.policy.verdict.causes import workers
 from libs.policy.verdict.state import ModelState, WorkerState
 
 UNMEASURED_FOREIGN: Final = MoveEvidence(effect_ns=float(MOST_NS))
 AGE_NS: Final = 1_000_000_000
 """The assumed age of scraped figures. Scrapes are half a second or a second apart."""
-MAX_PRESSURE: Final = 1_000.0
-"""The bound on pressures that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class ForeignMove:
     def why(self) -> str:
         """The reason in words, with the pressure predicted after the move."""
         now, then = self.plan.now, self.plan.then
-        leaves = f"{self.before} to {self.role} leaves {_figure(then.pressure)}"
+        leaves = f"{self.before} to {self.role} leaves {figure(then.pressure)}"
         if self.plan.code is RoleReason.LIMITS:
             return f"limits ask for other numbers than {now.prefill} prefill and {now.mixed} decode; {leaves}"
         if self.plan.code is RoleReason.DECODES_PRESS:
             word = "press" if now.decode_pressure >= DECODES_PRESS else "gather and press"
-            return f"decodes {word} {_figure(now.decode_pressure)} on {_count(now.mixed, 'decode')}; {leaves}"
-        return f"prompts press {_figure(now.prompt_pressure)} on {_count(now.prefill, 'prefill')}; {leaves}"
+            return f"decodes {word} {figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}; {leaves}"
+        return f"prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}; {leaves}"
 
 
 def plan_move(
@@ -66,12 +66,12 @@ def plan_move(
 
     `fixed` names workers whose role cannot change. None moves until an earlier move has paid off.
     """
-    workers = [_planned(each, fixed) for each in state.workers]
+    planned = [_planned(each, fixed) for each in state.workers]
     rests = any(now_ns < paid_ns for paid_ns in memory.paid_ns.values())
     plan = assign(
         state.engine,
         state.work,
-        workers,
+        planned,
         memory,
         now_ns,
         limits=limits,
@@ -114,8 +114,8 @@ def why_kept(model: str, plan: RolePlan) -> str:
     """Return a model's pressures, and the reason why its roles stay."""
     now = plan.now
     found = (
-        f"{model}: prompts press {_figure(now.prompt_pressure)} on {_count(now.prefill, 'prefill')}, decodes"
-        f" {_figure(now.decode_pressure)} on {_count(now.mixed, 'decode')}"
+        f"{model}: prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}, decodes"
+        f" {figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}"
     )
     return found + {
         RoleReason.HELD: "; another split would relieve it, but a move must first pay off, or workers are fixed",
@@ -131,11 +131,3 @@ def _planned(worker: WorkerState, fixed: Collection[str]) -> PlannedWorker:
     return PlannedWorker(
         worker.id, worker.role, worker.budget_tokens, True, worker.prompt_tokens, worker.kv_tokens, pinned
     )
-
-
-def _count(workers: int, role: str) -> str:
-    return f"{workers} {role} worker{'' if workers == 1 else 's'}"
-
-
-def _figure(pressure: float) -> str:
-    return f"{pressure:.1f}" if pressure <= MAX_PRESSURE else f"more than {MAX_PRESSURE:.0f}"

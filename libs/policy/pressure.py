@@ -171,6 +171,15 @@ class Workload:
         return replace(self, decodes=round(decodes), kv_tokens=round(kv_tokens), held=0)
 
 
+MAX_PRESSURE: Final = 1_000.0
+"""The bound on pressures that are shown: without workers for a phase, pressure has none."""
+
+
+def figure(pressure: float) -> str:
+    """Format a pressure for people to read, cut at `MAX_PRESSURE`."""
+    return f"{pressure:.1f}" if pressure < MAX_PRESSURE else f"more than {MAX_PRESSURE:.0f}"
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """Workers in each role, and the pressure of both phases on them.

@@ -16,7 +16,7 @@ from libs.policy.verdict.state import ModelState
 from libs.runtime.clock import Clock
 from libs.telemetry.fleet import FleetTelemetry, History
 from libs.telemetry.rollups import RollUps
-from libs.telemetry.workers import Members
+from libs.telemetry.workers import Members, WorkerFacts
 from services.metrics.accounting.answer import ClusterOccupancy, HardwareGpu, Occupancy
 from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.accounting.queues import phase_queues
@@ -112,9 +112,8 @@ class OccupancyCollector(Collector):
         cpu_waits = GaugeMetricFamily(
             names.WORKER_CPU_WAIT_RATIO, "Share of time in which a thread waited for a CPU.", labels=("worker",)
         )
-        for facts in self._fleet.directory.listed(occupancy.as_of_unix_ns):
-            if facts.left:
-                continue
+        present = [each for each in self._fleet.directory.listed(occupancy.as_of_unix_ns) if not each.left]
+        for facts in present:
             labels = (facts.worker_id,)
             age.add_metric(labels, max(0, occupancy.as_of_unix_ns - facts.covered_to_unix_ns) / 1e9)
             lost.add_metric(labels, self._fleet.directory.lost_batches(facts.worker_id))
@@ -130,9 +129,9 @@ class OccupancyCollector(Collector):
             if facts.group:
                 dummies.add_metric(labels, facts.dummy_steps)
         yield from (age, lost, dropped, preemptions, recomputed, faults, pulls, refused, dummies, cpu_waits)
-        yield from self._images(occupancy.as_of_unix_ns)
+        yield from self._images(present)
 
-    def _images(self, now_ns: int) -> Iterator[Metric]:
+    def _images(self, present: Iterable[WorkerFacts]) -> Iterator[Metric]:
         """Yield the counts of workers that have encoded images."""
         used = CounterMetricFamily(
             names.WORKER_IMAGES_USED_TOTAL, "Images whose embeddings went into a prompt.", labels=("worker",)
@@ -148,9 +147,9 @@ class OccupancyCollector(Collector):
         cache = GaugeMetricFamily(
             names.WORKER_IMAGE_CACHE_BYTES, "Bytes of cached image embeddings.", labels=("worker",)
         )
-        for facts in self._fleet.directory.listed(now_ns):
+        for facts in present:
             labels, load = (facts.worker_id,), facts.load
-            if facts.left or not load.images_encoded:
+            if not load.images_encoded:
                 continue
             used.add_metric(labels, load.images_used)
             encoded.add_metric(labels, load.images_encoded)

@@ -36,14 +36,13 @@ from libs.policy.planner.role_planning import (
     RoleReason,
 )
 from libs.policy.planner.snapshot import ClusterSnapshot
-from libs.policy.pressure import Split, WorkerProfile, Workload, split
+from libs.policy.pressure import MAX_PRESSURE, Split, WorkerProfile, Workload, figure, split
 from libs.policy.roles import Role
 from libs.policy.verdict.assessment import Assessment
+from libs.policy.verdict.causes import workers
 from services.planner.orders import Order
 from services.planner.role_planner import ModelPlan
 
-# Larger pressures are shown as this one: without workers for a phase, pressure has no bound.
-MAX_PRESSURE: Final = 1_000.0
 # A predicted TTFT is mentioned from this length on.
 LONG_MS: Final = 1_000
 
@@ -127,16 +126,6 @@ def why_advised(plan: ModelPlan, assigned: RolePlan) -> str:
     said += [why_called(plan, assigned)] if plan.called else []
     said += [why_together(plan, assigned)] if plan.strays else []
     return "; ".join([*said, why_budgets(plan, assigned)] if plan.budgets else said)
-
-
-def figure(pressure: float) -> str:
-    """Format a pressure for people to read, cut at `MAX_PRESSURE`."""
-    return f"{pressure:.1f}" if pressure < MAX_PRESSURE else f"more than {MAX_PRESSURE:.0f}"
-
-
-def workers(count: int, role: str) -> str:
-    """Return a count with its noun, such as "1 decode worker" or "2 decode workers"."""
-    return f"{count} {role} worker{'' if count == 1 else 's'}"
 
 
 _WHY_KEPT: Final = {

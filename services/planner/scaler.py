@@ -44,12 +44,13 @@ from libs.policy.planner.scaling import (
     mixed_instead,
     scale,
 )
+from libs.policy.pressure import figure
 from libs.policy.roles import Role
+from libs.policy.verdict.causes import workers
 from libs.runtime.clock import Clock
 from services.planner.advisor import Advisor
 from services.planner.fleet_view import ReceivedPlans, by_planner
 from services.planner.kept import Lead, PlannerStore
-from services.planner.messages import figure, workers
 from services.planner.role_planner import ModelPlan
 from services.planner.state import PlannerState
 

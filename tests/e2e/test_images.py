@@ -126,8 +126,8 @@ async def test_a_stream_tells_the_same(client: openai.AsyncOpenAI, reference: Re
     chunks = await client.chat.completions.create(
         model=MODEL, messages=asked(picture(3)), max_tokens=TOKENS, temperature=0, stream=True
     )
-    told = [chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices]
-    assert "".join(told) == expected
+    texts = [chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices]
+    assert "".join(texts) == expected
 
 
 def bomb() -> bytes:

@@ -154,7 +154,7 @@ async def works_again(redis: ReplicatedRedis, suite: RunningSuite, watch: Watch,
             await asyncio.sleep(POLL_S)
 
     async def indexed() -> None:
-        """What is written after the switch is found."""
+        """Wait until the index finds a block that was written after the switch."""
         query = PrefixQuery("sim", [[BLOCK]], ["probe"])
         while True:
             await index.publish("sim", "probe", stored=[BLOCK], removed=[])

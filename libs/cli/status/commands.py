@@ -313,15 +313,12 @@ def observe(
     from libs.cli.status.observe import fleet_urls, replay_file, watch_pods, watch_servers  # noqa: PLC0415
     from libs.observe.pods import PodQuery  # noqa: PLC0415 (what only this command needs)
 
-    if kubernetes is not None and not kubernetes.strip():
-        raise typer.BadParameter("--kubernetes needs a label selector, such as app=vllm")
     sources = sum((replay is not None, bool(vllm), file is not None, kubernetes is not None))
     if sources > 1 or (not sources and dynamo is None):
         raise typer.BadParameter(
             "name servers with --vllm, --file, --kubernetes or --dynamo, or a recording with --replay"
         )
-    if kubernetes is None and (namespace or kubernetes_port):
-        raise typer.BadParameter("--namespace and --kubernetes-port go with --kubernetes")
+    _check_pods(kubernetes, has_more=bool(namespace or kubernetes_port))
     if dynamo is not None and not page:
         raise typer.BadParameter("--dynamo goes with --page")
     _check_acting(act, router, page=page, pods=kubernetes is not None)
@@ -341,6 +338,13 @@ def observe(
         watch_pods(pods, lines, as_json=json)
     else:
         watch_servers(vllm or fleet_urls(file), lines, as_json=json)
+
+
+def _check_pods(selector: str | None, *, has_more: bool) -> None:
+    if selector is not None and not selector.strip():
+        raise typer.BadParameter("--kubernetes needs a label selector, such as app=vllm")
+    if selector is None and has_more:
+        raise typer.BadParameter("--namespace and --kubernetes-port go with --kubernetes")
 
 
 def _check_acting(act: bool, router: str, *, page: bool, pods: bool) -> None:

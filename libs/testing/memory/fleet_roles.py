@@ -26,13 +26,11 @@ class MemoryFleetRoles:
         self._workers[worker.name] = replace(worker, version=str(self._changes))
 
     async def workers(self) -> Sequence[FleetWorker]:
-        """As they are."""
         if self.away:
             raise FleetAway(self.away)
         return sorted(self._workers.values(), key=lambda each: each.name)
 
     async def set_role(self, worker: FleetWorker, role: str, why: str) -> None:
-        """At once."""
         if self.away:
             raise FleetAway(self.away)
         check_move(worker, role)
@@ -44,5 +42,4 @@ class MemoryFleetRoles:
         self.put(replace(known, role=role))
         self.moves.append((worker.name, role, why))
 
-    async def close(self) -> None:
-        """Nothing is held."""
+    async def close(self) -> None: ...

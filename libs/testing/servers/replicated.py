@@ -139,7 +139,7 @@ class KafkaCluster:
     """Brokers of one cluster, each of which is a controller too."""
 
     servers: str
-    """What KafkaBus takes: the addresses of all."""
+    """The brokers' addresses, as KafkaBus takes them."""
     brokers: dict[int, Server]
     """The brokers by port."""
 

@@ -214,8 +214,7 @@ def _system(given: str | Sequence[TextBlock] | None) -> str | list[ContentPart] 
 
 
 def _content(texts: Sequence[str]) -> str | list[ContentPart]:
-    """Return a message's content: parts, which a template joins in its own way, if there are several."""
-    return "".join(texts) if len(texts) < 2 else [ContentPart("text", text) for text in texts]
+    return _joined([ContentPart("text", text) for text in texts])
 
 
 def _question(message: InputMessage, blocks: Sequence[InputBlock], where: str) -> list[Message]:
@@ -241,7 +240,7 @@ def _question(message: InputMessage, blocks: Sequence[InputBlock], where: str) -
 
 
 def _joined(parts: list[ContentPart]) -> str | list[ContentPart]:
-    """Return a message's content: the parts, unless they are one text or none."""
+    """Return a message's content: one text, or parts, which a template joins in its own way."""
     alone = len(parts) < 2 and all(part.type == "text" for part in parts)
     return "".join(part.text or "" for part in parts) if alone else parts
 

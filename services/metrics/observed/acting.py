@@ -32,7 +32,6 @@ from libs.contracts.roles import role_from_name
 from libs.contracts.topics import AUDIT, DECISIONS, Topic
 from libs.observe.roles import FleetAway, FleetRoles, FleetWorker, MoveRefused
 from libs.policy.foreign_moves import (
-    MAX_PRESSURE,
     UNMEASURED_FOREIGN,
     ForeignMove,
     plan_move,
@@ -42,7 +41,7 @@ from libs.policy.foreign_moves import (
 )
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.role_planning import Memory, MoveEvidence, RolePlan
-from libs.policy.pressure import Split
+from libs.policy.pressure import MAX_PRESSURE, Split
 from libs.policy.verdict.state import ModelState, WorkerState
 from libs.runtime.clock import Clock
 from services.metrics.status.evaluator import FRESH_NS, StatusLook

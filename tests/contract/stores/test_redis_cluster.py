@@ -33,7 +33,7 @@ SLOTS_S = 20.0
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[str]:
-    """One that holds all slots, which is kinder than several that hold a part each."""
+    """A node that holds all slots; more calls fail on a cluster of several."""
     binary = shutil.which("redis-server")
     if binary is None:
         _unavailable(RedisUnavailable("a Redis Cluster needs redis-server on the PATH"))

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from libs.policy.planner.role_planning import Memory, PlannedWorker, RoleOrder, RolePlan, RoleReason
 from libs.policy.planner.turns import Apart
-from libs.policy.pressure import Split, WorkerProfile, Workload
+from libs.policy.pressure import Split, WorkerProfile, Workload, figure
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.assessment import Assessment
-from services.planner.messages import figure, why_budgets, why_kept
+from services.planner.messages import why_budgets, why_kept
 from services.planner.observer import ObservedModel
 from services.planner.role_planner import ModelPlan
 
