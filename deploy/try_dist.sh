@@ -42,7 +42,8 @@ grep Paris "$work/out" || { cat "$work/out" "$work/err" >&2; exit 1; }
 step "up and a first answer"
 
 metrics="$("$work/env/bin/python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"])' "$work/ready.json")"
-curl -sf "$metrics/" | grep -q '<title>' || { echo "no page at $metrics" >&2; exit 1; }
+curl -sf "$metrics/" -o "$work/page" # a pipe into `grep -q` would break under curl once the title is found
+grep -q '<title>' "$work/page" || { echo "no page at $metrics" >&2; exit 1; }
 "$work/env/bin/fulcrum" status --ready "$work/ready.json"
 "$work/env/bin/fulcrum" down --ready "$work/ready.json"
 wait "$suite"
