@@ -1,6 +1,7 @@
 """The gateways attached to a worker: their streams, their credits, and one frame for all pending output."""
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -168,6 +169,8 @@ class AttachedGateway:
     load_news: bool = True
     sent_s: float = 0.0
     """Loop time at which the last frame was made."""
+    output_s: float = -math.inf
+    """Loop time at which the last frame with output was made."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     epoch: int = 0
@@ -312,9 +315,11 @@ class AttachedGateways:
                 )
             )
         gateway.sent_speed = self._speed.report(frame, gateway.sent_speed)
+        gateway.sent_s = asyncio.get_running_loop().time()
+        if gateway.outbox:
+            gateway.output_s = gateway.sent_s
         gateway.outbox.take(frame)
         gateway.assignment_news = gateway.load_news = False
-        gateway.sent_s = asyncio.get_running_loop().time()
         gateway.sent_load = frame.load
         return frame
 
@@ -363,6 +368,9 @@ class AttachedGateways:
 
 
 HELLO_TIMEOUT_S = 5.0
+# Frames with output for one gateway are at least so far apart, so that an engine whose steps are shorter does not wake
+# gateway and client for each token. The steps of a model on a GPU are longer and never wait.
+OUTPUT_PAUSE_S = 0.004
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -420,10 +428,13 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
                 return
 
     async def _write(self, gateway: AttachedGateway, context: Context) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
             await gateway.wake.wait()
             gateway.wake.clear()
             while self._host.gateways.has_news(gateway):
+                if (early_s := gateway.output_s + OUTPUT_PAUSE_S - clock()) > 0:
+                    await asyncio.sleep(early_s)
                 # Taken only now that the last write is done: what came meanwhile leaves as one frame.
                 await context.write(self._host.gateways.take_frame(gateway))
             if gateway.leaving:

@@ -8,6 +8,7 @@ import pytest
 from libs.contracts.packing import unpack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.testing.workers.hosts import eventually, gateway_probe, local_worker, submit
+from libs.worker.gateways import OUTPUT_PAUSE_S
 from tests.contract.worker.serving_rig import BLOCK, PROMPT, is_clean
 
 
@@ -78,6 +79,19 @@ async def test_logprobs_stand_beside_their_tokens() -> None:
         ]
         assert [token for token, _ in told] == gateway.tokens[1]
         assert all(token in top for token, top in told)
+
+
+async def test_tokens_of_steps_shorter_than_the_pause_leave_in_one_frame() -> None:
+    now_s = asyncio.get_running_loop().time
+    async with local_worker("mixed-0", "mixed", budget_tokens=64, sim_speedup=1e6) as worker:
+        async with gateway_probe(worker) as gateway:
+            began_s = now_s()
+            await gateway.submit(submit(1, pb.PHASE_BOTH, PROMPT, output=500))
+            await gateway.event(1, "finished")
+            pauses = (now_s() - began_s) / OUTPUT_PAUSE_S
+        frames = sum(bool(frame.token_ids or frame.events) for frame in gateway.frames)
+        assert len(gateway.tokens[1]) == 500
+        assert frames <= pauses + 1
 
 
 async def test_a_gateway_that_stops_reading_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
