@@ -1,11 +1,11 @@
 """The inputs of a verdict beside telemetry: recently finished requests and the planner's last decisions. Pure."""
 
-from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
-from statistics import median
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import QueueFull
@@ -85,35 +85,36 @@ class Traffic:
     """Refusals by reason, the most frequent first, those for lack of room included."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    heard_ns: int
-    model: str
-    prompt_tokens: int
-    served: bool
-    """True if the prompt was computed, as far as a first token shows."""
-    cached_tokens: int
-    output_tokens: int
-    failed: bool
-    rejected: bool
-    too_many: bool
-    ttft_ns: int
-    tpot_ns: int
-    ttft_limit_ns: int
-    tpot_target_ns: int
-    batch: bool
-    """True if the request is a line of a batch job."""
-
-    @property
-    def first_token_ns(self) -> int:
-        return self.heard_ns - self.tpot_ns * max(self.output_tokens - 1, 0)
+_REQUEST: Final = np.dtype(
+    [
+        ("heard_ns", np.int64),
+        ("model", np.int64),
+        ("prompt_tokens", np.int64),
+        ("cached_tokens", np.int64),
+        ("output_tokens", np.int64),
+        ("ttft_ns", np.int64),
+        ("tpot_ns", np.int64),
+        ("ttft_limit_ns", np.int64),
+        ("tpot_target_ns", np.int64),
+        ("served", np.bool_),
+        ("failed", np.bool_),
+        ("rejected", np.bool_),
+        ("too_many", np.bool_),
+        ("batch", np.bool_),
+    ]
+)
+"""A finished request. `model` is the hash of the model's name; `served` is true if the prompt was computed, as far as a
+first token shows; `batch` if the request is a line of a batch job.
+"""
 
 
 class TrafficLog:
     """The requests of the last seconds. An event delivered twice, which is rare, counts twice."""
 
     def __init__(self) -> None:
-        self._requests: deque[_Request] = deque(maxlen=MAX_REQUESTS)
+        # Columns, as a status reads all rows a dozen times. The rows in use move to the front when the end is reached.
+        self._rows = np.zeros(2 * MAX_REQUESTS, _REQUEST)
+        self._first = self._end = 0
         self._targets_ns: dict[str, tuple[int, int]] = {}
         """TTFT limit and TPOT target by model, as last known."""
 
@@ -121,85 +122,95 @@ class TrafficLog:
         rejected = event.outcome == OUTCOME_REJECTED
         too_many = rejected and event.error_code == QueueFull.code
         limited = event.ttft_deadline_unix_ns > event.arrival_unix_ns
-        self._requests.append(
-            _Request(
+        self._append(
+            (
                 now_ns,
-                event.model,
+                hash(event.model),
                 event.prompt_tokens,
-                is_computed(ok=event.outcome == OUTCOME_OK, ttft_ns=event.ttft_ns),
                 event.cached_tokens,
                 event.output_tokens,
-                event.outcome == OUTCOME_FAILED,
-                rejected and not too_many,
-                too_many,
                 event.ttft_ns,
                 event.decode_ns // (event.output_tokens - 1) if event.output_tokens > 1 else 0,
                 event.ttft_deadline_unix_ns - event.arrival_unix_ns if limited else 0,
                 event.tpot_target_us * 1_000,
+                is_computed(ok=event.outcome == OUTCOME_OK, ttft_ns=event.ttft_ns),
+                event.outcome == OUTCOME_FAILED,
+                rejected and not too_many,
+                too_many,
                 event.service_class == BATCH_CLASS,
             )
         )
+
+    def _append(self, row: tuple[int, ...]) -> None:
+        if self._end == len(self._rows):
+            kept = self._rows[self._first : self._end].copy()
+            self._rows[: len(kept)] = kept
+            self._first, self._end = 0, len(kept)
+        self._rows[self._end] = row
+        self._end += 1
+        self._first = max(self._first, self._end - MAX_REQUESTS)
+
+    def _recent(self, now_ns: int, span_ns: int = SPAN_NS) -> NDArray[np.void]:
+        """Return the requests of the last `span_ns`, the oldest first."""
+        heard_ns = self._rows["heard_ns"]
+        self._first += int(np.searchsorted(heard_ns[self._first : self._end], now_ns - SPAN_NS, side="right"))
+        since = int(np.searchsorted(heard_ns[self._first : self._end], now_ns - span_ns, side="right"))
+        return self._rows[self._first + since : self._end]
+
+    def _people(self, model: str, now_ns: int, span_ns: int = SPAN_NS) -> NDArray[np.void]:
+        """Return a model's requests of the last `span_ns` without lines of batch jobs."""
+        return _people_of(self._recent(now_ns, span_ns), model)
 
     def traffic(self, now_ns: int, awaited: Iterable[tuple[int, int]] = ()) -> Traffic:
         """Return the traffic of the last span.
 
         `awaited` holds pairs of an age in ns and the people's requests that have waited so long for a first token.
         """
-        self._forget(now_ns)
-        found, seconds = self._requests, SPAN_NS / 1e9
-        sums: Counter[str] = Counter()
-        for each in found:
-            if each.served:
-                sums["prompt"] += each.prompt_tokens
-                sums["cached"] += each.cached_tokens
-            sums["output"] += each.output_tokens
-            sums["failed"] += each.failed
-            sums["rejected"] += each.rejected
-            sums["too_many"] += each.too_many
-            sums["batch"] += each.batch
-        people = [each for each in found if not each.batch]
-        waiting = [(age_ns / 1e6, count) for age_ns, count in awaited]
-        ttfts = sorted([*((each.ttft_ns / 1e6, 1) for each in people if each.ttft_ns), *waiting])
-        tpots = sorted((each.tpot_ns / 1e6, 1) for each in people if each.tpot_ns)
+        found, seconds = self._recent(now_ns), SPAN_NS / 1e9
+        served, people = found[found["served"]], found[~found["batch"]]
+        prompt, cached = int(served["prompt_tokens"].sum()), int(served["cached_tokens"].sum())
+        waiting = np.array(list(awaited), np.int64).reshape(-1, 2)
+        ttfts, tpots = people["ttft_ns"][people["ttft_ns"] > 0], people["tpot_ns"][people["tpot_ns"] > 0]
+        ones = np.ones(len(ttfts), np.int64)
+        ttfts, ones = np.concatenate((ttfts, waiting[:, 0])), np.concatenate((ones, waiting[:, 1]))
+        ttft_p50_ms, ttft_p95_ms = _ranks_ms(ttfts, ones)
+        tpot_p50_ms, tpot_p95_ms = _ranks_ms(tpots, np.ones(len(tpots), np.int64))
         return Traffic(
             window_ms=SPAN_NS // 1_000_000,
             requests_per_s=len(found) / seconds,
-            prompt_tokens_per_s=sums["prompt"] / seconds,
-            output_tokens_per_s=sums["output"] / seconds,
-            errors_per_s=sums["failed"] / seconds,
-            rejected_per_s=sums["rejected"] / seconds,
-            too_many_per_s=sums["too_many"] / seconds,
-            cache_hit=sums["cached"] / sums["prompt"] if sums["prompt"] else None,
-            ttft_p50_ms=_rank(ttfts, 50),
-            ttft_p95_ms=_rank(ttfts, 95),
-            tpot_p50_ms=_rank(tpots, 50),
-            tpot_p95_ms=_rank(tpots, 95),
-            batch_lines_per_s=sums["batch"] / seconds,
-            awaited=sum(count for _, count in waiting),
+            prompt_tokens_per_s=prompt / seconds,
+            output_tokens_per_s=int(found["output_tokens"].sum()) / seconds,
+            errors_per_s=int(found["failed"].sum()) / seconds,
+            rejected_per_s=int(found["rejected"].sum()) / seconds,
+            too_many_per_s=int(found["too_many"].sum()) / seconds,
+            cache_hit=cached / prompt if prompt else None,
+            ttft_p50_ms=ttft_p50_ms,
+            ttft_p95_ms=ttft_p95_ms,
+            tpot_p50_ms=tpot_p50_ms,
+            tpot_p95_ms=tpot_p95_ms,
+            batch_lines_per_s=int(found["batch"].sum()) / seconds,
+            awaited=int(waiting[:, 1].sum()),
         )
 
     def cache_hit(self, model: str, now_ns: int) -> float:
         """Return the share of cached prompt tokens of a model's requests without batch jobs; 0 if nothing is known."""
-        self._forget(now_ns)
-        own = [each for each in self._requests if each.model == model and each.served and not each.batch]
-        prompt = sum(each.prompt_tokens for each in own)
-        return sum(each.cached_tokens for each in own) / prompt if prompt else 0.0
+        own = self._people(model, now_ns)
+        own = own[own["served"]]
+        prompt = int(own["prompt_tokens"].sum())
+        return int(own["cached_tokens"].sum()) / prompt if prompt else 0.0
 
     def late(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
         """Return how many of people's requests had their first token in a span, and how many of them too late."""
-        self._forget(now_ns)
-        since_ns = now_ns - span_ns
-        recent = takewhile(lambda each: each.heard_ns > since_ns, reversed(self._requests))  # the only candidates
-        own = [each for each in recent if each.model == model and not each.batch]
-        timed = [each for each in own if each.ttft_ns and each.ttft_limit_ns and each.first_token_ns > since_ns]
-        return Punctuality(len(timed), sum(each.ttft_ns > each.ttft_limit_ns for each in timed))
+        own = self._people(model, now_ns, span_ns)
+        first_token_ns = own["heard_ns"] - own["tpot_ns"] * np.maximum(own["output_tokens"] - 1, 0)
+        timed = own[(own["ttft_ns"] > 0) & (own["ttft_limit_ns"] > 0) & (first_token_ns > now_ns - span_ns)]
+        return Punctuality(len(timed), int((timed["ttft_ns"] > timed["ttft_limit_ns"]).sum()))
 
     def slow(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
         """Return how many of people's answers ended in a span, and how many of them were over their TPOT."""
-        self._forget(now_ns)
-        recent = takewhile(lambda each: each.heard_ns > now_ns - span_ns, reversed(self._requests))
-        timed = [e for e in recent if e.model == model and not e.batch and e.tpot_ns and e.tpot_target_ns]
-        return Punctuality(len(timed), sum(each.tpot_ns > each.tpot_target_ns for each in timed))
+        own = self._people(model, now_ns, span_ns)
+        timed = own[(own["tpot_ns"] > 0) & (own["tpot_target_ns"] > 0)]
+        return Punctuality(len(timed), int((timed["tpot_ns"] > timed["tpot_target_ns"]).sum()))
 
     def prompt_lengths(self, model: str, now_ns: int) -> tuple[float, float]:
         """Return the mean prompt length of a model's requests without batch jobs, and their spread.
@@ -207,28 +218,21 @@ class TrafficLog:
         The spread is the mean by tokens over that by requests: 1 if all are alike, more if they differ. Without any
         request the result is (0, 1).
         """
-        self._forget(now_ns)
-        own = [each.prompt_tokens for each in self._requests if each.model == model and not each.batch]
-        total = sum(own)
-        if not total:
-            return 0.0, 1.0
-        return total / len(own), sum(each * each for each in own) * len(own) / (total * total)
+        own = self._people(model, now_ns)["prompt_tokens"].astype(np.float64)
+        total = float(own.sum())
+        return (total / len(own), float(own @ own) * len(own) / (total * total)) if total else (0.0, 1.0)
 
     def mean_output_tokens(self, model: str, now_ns: int) -> float:
         """Return the mean answer length of a model's requests without batch jobs; 0 if there were none."""
-        self._forget(now_ns)
-        own = [each.output_tokens for each in self._requests if each.model == model and each.served and not each.batch]
-        return sum(own) / len(own) if own else 0.0
+        own = self._people(model, now_ns)
+        own = own[own["served"]]
+        return float(own["output_tokens"].mean()) if len(own) else 0.0
 
     def refused_tokens_per_s(self, model: str, now_ns: int, span_ns: int) -> float:
         """Return the prompt tokens per second of requests refused for lack of room, which are demand too."""
-        self._forget(now_ns)
-        tokens = (
-            each.prompt_tokens
-            for each in self._requests
-            if each.too_many and each.model == model and each.heard_ns > now_ns - span_ns
-        )
-        return sum(tokens) * 1e9 / span_ns
+        found = self._recent(now_ns, span_ns)
+        own = found[found["too_many"] & (found["model"] == hash(model))]
+        return int(own["prompt_tokens"].sum()) * 1e9 / span_ns
 
     def targets_ns(self, model: str) -> tuple[int, int]:
         """Return the usual TTFT limit and TPOT target of a model's requests, as last known; 0 where there is none.
@@ -236,11 +240,9 @@ class TrafficLog:
         Lines of batch jobs are left out, as they may take hours.
         """
         limit_ns, tpot_ns = self._targets_ns.get(model, (0, 0))
-        own = [each for each in self._requests if each.model == model and not each.batch]
-        limits = [each.ttft_limit_ns for each in own if each.ttft_limit_ns]
-        tpots = [each.tpot_target_ns for each in own if each.tpot_target_ns]
-        found = round(median(limits)) if limits else limit_ns, round(median(tpots)) if tpots else tpot_ns
-        if own and (model in self._targets_ns or len(self._targets_ns) < MAX_MODELS):
+        own = _people_of(self._rows[self._first : self._end], model)
+        found = _median(own["ttft_limit_ns"], limit_ns), _median(own["tpot_target_ns"], tpot_ns)
+        if len(own) and (model in self._targets_ns or len(self._targets_ns) < MAX_MODELS):
             self._targets_ns[model] = found
         return found
 
@@ -248,9 +250,17 @@ class TrafficLog:
         """Return the last known TPOT targets by model, where requests name one."""
         return {model: tpot_ns for model, (_, tpot_ns) in self._targets_ns.items() if tpot_ns}
 
-    def _forget(self, now_ns: int) -> None:
-        while self._requests and self._requests[0].heard_ns <= now_ns - SPAN_NS:
-            self._requests.popleft()
+
+def _people_of(found: NDArray[np.void], model: str) -> NDArray[np.void]:
+    people: NDArray[np.void] = found[~found["batch"] & (found["model"] == hash(model))]
+    return people
+
+
+def _median(values: NDArray[np.int64], default: int) -> int:
+    """Return the median of the values above 0."""
+    known = np.sort(values[values > 0])
+    middle = known[(len(known) - 1) // 2 : len(known) // 2 + 1].tolist()
+    return sum(middle) // len(middle) if len(known) else default
 
 
 def with_refusals(traffic: Traffic, found: RefusedTraffic, too_many_per_s: float) -> Traffic:
@@ -272,14 +282,14 @@ def _order(rate: RefusedRate) -> tuple[float, int, str]:
     return -rate.per_s, rate.status, rate.code
 
 
-def _rank(ordered: Sequence[tuple[float, int]], percent: int) -> float | None:
-    """Return the percentile by nearest rank over pairs of a value and how often it counts; None without values."""
-    rank = -(-sum(count for _, count in ordered) * percent // 100)
-    for value, count in ordered:
-        rank -= count
-        if rank <= 0:
-            return value
-    return None
+def _ranks_ms(values_ns: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[float | None, float | None]:
+    """Return median and 95th percentile by nearest rank in ms, if each value counts so often; None without values."""
+    if not len(values_ns):
+        return None, None
+    order = np.argsort(values_ns)
+    below = np.cumsum(counts[order])
+    median, p95 = values_ns[order][np.searchsorted(below, -(-below[-1] * np.array([50, 95]) // 100))] / 1e6
+    return float(median), float(p95)
 
 
 HEARD_NS: Final = 5_000_000_000

@@ -86,3 +86,29 @@ def test_tpot_is_held_against_each_answers_own_target_and_one_token_has_none():
         )  # fmt: skip
     assert log.slow("m", 101 * S, 3 * S) == Punctuality(3, 1)
     assert log.slow("m", 104 * S, 3 * S) == NONE
+
+
+def test_the_traffic_of_ten_seconds_is_known_after_more_requests_than_are_kept(monkeypatch):
+    monkeypatch.setattr("services.metrics.status.traffic.MAX_REQUESTS", 10)
+    log = TrafficLog()
+    for i in range(1, 45):
+        event = RequestEvent(model="m", outcome=OUTCOME_OK, ttft_ns=i * 1_000_000, prompt_tokens=100, output_tokens=1)
+        log.take(event, i * S // 10)
+    found = log.traffic(45 * S // 10, [(1_000_000_000, 30)])
+    assert (found.requests_per_s, found.prompt_tokens_per_s) == (1.0, 100.0)
+    assert (found.ttft_p50_ms, found.ttft_p95_ms, found.awaited) == (1000.0, 1000.0, 30)
+    assert log.traffic(45 * S // 10).ttft_p50_ms == 39.0
+    assert log.traffic(139 * S // 10).requests_per_s == 0.5
+
+
+def test_the_greatest_figures_of_an_event_are_taken():
+    most, greatest = 2**62 - 1, 2**32 - 1
+    log, event = TrafficLog(), RequestEvent(model="m", outcome=OUTCOME_OK)
+    event.ttft_ns = event.decode_ns = most
+    event.ttft_deadline_unix_ns = 2**63 - 1
+    event.prompt_tokens = event.output_tokens = event.cached_tokens = event.tpot_target_us = greatest
+    log.take(event, S)
+    assert log.traffic(S).prompt_tokens_per_s == greatest / 10
+    assert log.targets_ns("m") == (2**63 - 1, greatest * 1_000)
+    assert log.prompt_lengths("m", S) == (greatest, 1.0)
+    log.late("m", S, S)
