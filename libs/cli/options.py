@@ -45,10 +45,10 @@ def complete_log(incomplete: str) -> list[str]:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from libs.runtime.release import commit, release  # noqa: PLC0415 (only when asked)
+        from libs.runtime.release import commit, is_compiled, release  # noqa: PLC0415 (only when asked)
 
-        built = commit()
-        print(f"fulcrum {release()} ({built})" if built else f"fulcrum {release()}")
+        facts = [fact for fact in (commit(), "compiled" if is_compiled() else "") if fact]
+        print(f"fulcrum {release()} ({', '.join(facts)})" if facts else f"fulcrum {release()}")
         raise typer.Exit
 
 

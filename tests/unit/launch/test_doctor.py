@@ -29,6 +29,7 @@ H100 = Machine(
     rdma=("mlx5_0",),
     broker="/bin/fulcrum-broker",
     redis="/bin/redis-server",
+    compiled=False,
 )
 
 

@@ -1,0 +1,74 @@
+"""Services compiled by `load/lab/compile_lab.py --services` answer as services in plain Python do."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from libs.testing.suites.suite import RunningSuite, running_suite
+from load.lab.compile_lab import SERVICES, build, missing
+
+pytestmark = pytest.mark.timeout(1200)
+
+WORDS = "one two three four five six seven eight nine ten"
+CASES: list[dict[str, Any]] = [
+    {"max_tokens": 64},
+    {"max_tokens": 48, "stream": True, "stream_options": {"include_usage": True}},
+    {"max_tokens": 40, "n": 3, "stream": True},
+    {"max_tokens": 20, "logprobs": True, "top_logprobs": 3},
+    {"max_tokens": 60, "stop": ["e", "a"], "min_tokens": 5},
+    {"max_tokens": 0},
+]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if lacking := missing():
+        pytest.skip(f"cannot compile: {lacking}")
+    folder = tmp_path_factory.mktemp("compiled") / "services"
+    assert build(folder, 0, SERVICES)  # built sooner; what it computes is the same
+    return folder
+
+
+def answers(suite: RunningSuite) -> list[Any]:
+    """Ask everything at once. Each answer comes with its status, without what differs from one request to the next."""
+
+    def ask(number: int) -> Any:
+        case = CASES[number % len(CASES)]
+        message = {"role": "user", "content": f"{number}: {WORDS}"}
+        request = {"model": suite.ready["model"], "messages": [message], "seed": 7, **case}
+        answer = httpx.post(f"{suite.gateway}/v1/chat/completions", json=request, timeout=60)
+        lines = answer.text.splitlines() if case.get("stream") else [answer.text]
+        texts: dict[int, str] = {}
+        rest: list[Any] = []
+        for line in filter(None, lines):
+            body = json.loads(line.removeprefix("data: ")) if "[DONE]" not in line else {}
+            for choice in body.get("choices", []):  # how many tokens an event has is a matter of time
+                delta = choice.get("delta") or choice.get("message") or {}
+                texts[choice["index"]] = texts.get(choice["index"], "") + (delta.get("content") or "")
+                rest.append((choice["index"], choice["finish_reason"], choice.get("logprobs")))
+            rest.append(body.get("usage"))
+        return (
+            answer.status_code,
+            texts,
+            [each for each in rest if each not in (None, *[(i, None, None) for i in range(3)])],
+        )
+
+    with ThreadPoolExecutor(12) as threads:
+        return list(threads.map(ask, range(36)))
+
+
+def test_compiled_services_answer_as_plain_ones_do(tmp_path: Path, compiled: Path) -> None:
+    found = []
+    for name, env in (("plain", {}), ("compiled", {"PYTHONPATH": str(compiled), "PYTHONSAFEPATH": "1"})):
+        folder = tmp_path / name
+        folder.mkdir()
+        with running_suite(folder, "--engine", "sim", env={"FULCRUM_CACHE": str(folder / "cache"), **env}) as suite:
+            assert ("compiled" in suite.fulcrum("--version").stdout) == (name == "compiled")
+            found.append(answers(suite))
+    plain, fast = found
+    assert {status for status, *_ in plain} == {200, 400}
+    assert fast == plain
