@@ -154,12 +154,14 @@ MODULES: Final = (
     "libs/lab/cluster/*.py",
     "libs/lab/cluster/host/*.py",
 )
-# What services run of these, and what turns tokens into frames and answers. Modules with coroutines are left out, since
-# asyncio does not take compiled ones for coroutines, and saturation.py, whose `Final` tuples of floats mypyc 2.4 cannot
-# read.
+# What services run of these, and what turns tokens into frames and answers. Left out are modules with coroutines, which
+# asyncio does not take for such when compiled; dispatch/places.py, since msgspec does not decode into compiled classes;
+# and saturation.py, whose `Final` tuples of floats mypyc 2.4 cannot read.
+_APART: Final = ("libs/lab/", "libs/policy/worker/", "libs/dispatch/")
 SERVICES: Final = (
-    *(glob for glob in MODULES if not glob.startswith("libs/lab/") and glob != "libs/policy/worker/*.py"),
+    *(glob for glob in MODULES if not glob.startswith(_APART)),
     *(f"libs/policy/worker/{name}.py" for name in ("assignment", "credits", "handing_over", "pace")),
+    *(f"libs/dispatch/{name}.py" for name in ("dispatcher", "generation", "ports", "rounds", "suspects", "waiting")),
     *(f"libs/contracts/{name}.py" for name in ("hashing", "packing")),
     "libs/engine/reports.py",
     "libs/model/tokenizer.py",

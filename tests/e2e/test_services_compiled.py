@@ -1,6 +1,10 @@
 """Services compiled by `load/lab/compile_lab.py --services` answer as services in plain Python do."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,7 +13,7 @@ import httpx
 import pytest
 
 from libs.testing.suites.suite import RunningSuite, running_suite
-from load.lab.compile_lab import SERVICES, build, missing
+from load.lab.compile_lab import ROOT, SERVICES, build, missing
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -59,6 +63,23 @@ def answers(suite: RunningSuite) -> list[Any]:
 
     with ThreadPoolExecutor(12) as threads:
         return list(threads.map(ask, range(36)))
+
+
+# Tests of what compiled classes meet outside: numpy, protobuf, msgspec.
+UNITS = (
+    "tests/unit/engine",
+    "tests/unit/gateway/test_shared_places.py",
+    "tests/contract/worker/test_worker_serving.py",
+)
+
+
+def test_tests_of_plain_modules_hold_for_compiled_ones(compiled: Path) -> None:
+    for name in ("tests", "load", "pyproject.toml"):
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, compiled / name)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *UNITS]
+    environment = os.environ | {"PYTHONPATH": str(compiled)}
+    ran = subprocess.run(command, cwd=compiled, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
 
 
 def test_compiled_services_answer_as_plain_ones_do(tmp_path: Path, compiled: Path) -> None:
