@@ -45,6 +45,11 @@ def quoted(text: str) -> str:
     return repr(text) if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]!r}..."
 
 
+def one_line(error: BaseException, most_chars: int) -> str:
+    """Return an error's message in one line of at most `most_chars` characters; its class if it has none."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:most_chars]
+
+
 class FulcrumError(Exception):
     """An error that its caller sees as one line. `message` says what to do if anything can be done.
 
