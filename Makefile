@@ -186,7 +186,7 @@ bench-attack: setup-dev ## attacks of one tenant on a suite, and what of another
 test-clients: setup-dev ## HTTP clients, GuideLLM, and what agents are written with (LangChain and others) against suites, unmodified
 	@$(BIN)/python -m load.clients $(ARGS)
 
-bench-lab: setup-dev ## the highest rate at which each policy keeps the SLO, by workload (minutes); ARGS="--full" for hours
+bench-lab: setup-dev ## the highest rate at which each policy keeps the SLO, by workload (minutes)
 	$(BIN)/python -m load.lab.bench_lab $(ARGS)
 
 bench-spike: setup-dev ## stories whose mix turns, live: planner, static, aggregated, Dynamo's load policy (minutes)

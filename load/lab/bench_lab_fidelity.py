@@ -32,7 +32,6 @@ from libs.lab.traces.request import Trace
 from libs.model.info import SIM_EOS, SIM_VOCAB_SIZE, sim_tokenizer
 from libs.policy.roles import Role
 from libs.testing.engines.real_model import real_model_folder
-from libs.testing.suites.suite import running_suite
 from load.chaos.clients import ClientCall, send
 from load.chaos.cluster import Cluster, Stores
 from load.chaos.loop import Node, SimLoop, replayable
@@ -62,6 +61,7 @@ from load.lab.fidelity import (
     verdict,
 )
 from load.lab.fidelity_live import LiveRun, learned_steps, live_replay, settings, sim_settings
+from load.setup import bench_suite
 
 # After the last answer, for events to be published.
 TELL_S: Final = 2.0
@@ -244,15 +244,13 @@ def run_live(link: str, seconds: float, seed: int) -> LiveRun:
     """Run a trace on a fresh suite, after a warm-up only."""
     live = LIVE[link]
     place, trace, before = live.case.place(), live_trace(live, seconds, seed), os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="lab-fidelity-") as folder:
-        cache = Path(folder) / "cache"
-        env = {**settings(place, trace), **sim_settings(place), "FULCRUM_CACHE": str(cache)}
-        model_words = ("--model", str(real_model_folder())) if live.real else ()
-        with running_suite(Path(folder), *live.arguments, *model_words, env=env) as suite:
-            model = suite.ready["model"] or "sim"
-            for prompts, each in enumerate((short(generate(WARM_UP, seed=1)), trace), 2):
-                replay = live_replay(suite.gateway, model, place, each, prompt_ids(each, seed=prompts))
-        replay = replace(replay, learned=learned_steps(cache, place.profile.step_time))
+    model_words = ("--model", str(real_model_folder())) if live.real else ()
+    with bench_suite(*live.arguments, *model_words, env=settings(place, trace) | sim_settings(place)) as suite:
+        model = suite.ready["model"] or "sim"
+        for prompts, each in enumerate((short(generate(WARM_UP, seed=1)), trace), 2):
+            replay = live_replay(suite.gateway, model, place, each, prompt_ids(each, seed=prompts))
+        learned = learned_steps(Path(suite.env["FULCRUM_CACHE"]), place.profile.step_time)
+    replay = replace(replay, learned=learned)
     kept = LiveRun(link, seconds, seed, replay, before, os.getloadavg()[0])
     print(
         f"{link}, seed {seed}: {len(replay.served)} of {len(trace.requests)} requests, sent at most"

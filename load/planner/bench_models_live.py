@@ -12,12 +12,10 @@ import asyncio
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -25,7 +23,8 @@ import httpx
 from libs.lab.models.generate import generate_usage
 from libs.lab.models.usage import UsageLog, use_by_window
 from libs.perfmodel.profiles import profile
-from libs.testing.suites.suite import RunningSuite, running_suite
+from libs.testing.suites.suite import RunningSuite
+from load.setup import bench_suite
 
 # Steps of some 50 ms, so that two cores carry all processes.
 PROFILE: Final = "smollm2-135m-cpu"
@@ -228,7 +227,7 @@ def main() -> int:
     )  # fmt: skip
     names = [word for name in log.models for word in ("--model", name)]
     shape = ("--engine", "sim", "--pool", str(GPUS), "--workers-per-process", "4", *names)
-    with tempfile.TemporaryDirectory() as folder, running_suite(Path(folder), *shape, env=SETTINGS) as suite:
+    with bench_suite(*shape, env=SETTINGS) as suite:
         found = asyncio.run(run(suite, log))
     for name, value in found.items():
         print(f"{name}: {json.dumps(value)}")

@@ -11,12 +11,10 @@ import argparse
 import asyncio
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -35,15 +33,16 @@ from libs.perfmodel.profiles import profile
 from libs.policy.roles import Role
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
-from libs.testing.suites.suite import RunningSuite, running_suite
+from libs.testing.suites.suite import RunningSuite
 from load.lab.fidelity import ClusterShape, prompt_ids
 from load.lab.fidelity_live import Answer, play, settings, sim_settings
 from load.measure import percentiles
 from load.planner.dynamo_live import DynamoLive
 from load.planner.stories import SIZED_FOR, STORIES, Story, made
+from load.setup import bench_suite
 
 # Simulated workers in a process.
-PER_PROCESS: Final = 8
+PER_PROCESS: Final = "8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,26 +288,15 @@ def run(
         policy.workers, kind.speed, kind.place.max_sequences, 1_000, 64,
         Slo(kind.slo.ttft_limit_ns(0), kind.slo.tpot_ns),
     )  # fmt: skip
-    asked = [
-        "--engine",
-        "sim",
-        "--workers-per-process",
-        str(PER_PROCESS),
-        "--prefill",
-        str(policy.prefill),
-        "--decode",
-        str(policy.decode),
-        "--mixed",
-        str(policy.mixed),
-    ]
+    roles = ("--prefill", str(policy.prefill), "--decode", str(policy.decode), "--mixed", str(policy.mixed))
     env = {"FULCRUM_PLANNER_MODE": policy.mode, "FULCRUM_GATEWAY_TTFT_DEADLINE_MS": str(ttft_ms)}
     env |= {"FULCRUM_GATEWAY_TPOT_TARGET_MS": str(TPOT_MS), "FULCRUM_PLANNER_TPOT_TARGET_MS": str(TPOT_MS)}
-    with tempfile.TemporaryDirectory() as folder:
-        env |= kind.env(trace) | {"FULCRUM_CACHE": f"{folder}/cache"}
-        with running_suite(Path(folder), *asked, env=env) as suite:
-            start_s = policy.dynamo_start_s
-            dynamo = None if start_s is None else DynamoLive(suite, cluster, start_s)
-            answers, failed, seen = asyncio.run(serve(suite, trace, prompts, dynamo))
+    with bench_suite(
+        "--engine", "sim", "--workers-per-process", PER_PROCESS, *roles, env=env | kind.env(trace)
+    ) as suite:
+        start_s = policy.dynamo_start_s
+        dynamo = None if start_s is None else DynamoLive(suite, cluster, start_s)
+        answers, failed, seen = asyncio.run(serve(suite, trace, prompts, dynamo))
     useful = None
     if policy.mode == "auto":
         useful = judged(
