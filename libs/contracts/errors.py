@@ -28,7 +28,7 @@ ErrorType = Literal[
     "service_unavailable_error",
 ]
 Wire = tuple[str, ErrorType, int, GrpcStatus]
-"""Code, type, HTTP status and gRPC status of an error."""
+"""The code, type, HTTP status and gRPC status of an error."""
 
 SERVER: Final = "server_error"
 INVALID: Final = "invalid_request_error"

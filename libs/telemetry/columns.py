@@ -22,14 +22,14 @@ from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.steps import FULL_SHARE, SHARE_BITS
 
 LONGEST_NS: Final = 1_500_000_000
-"""Longest cover of a batch that is gathered rather than entered by itself."""
+"""The longest cover of a batch that is gathered rather than entered by itself."""
 START, END, PREFILL_TOKENS, DECODE_SEQUENCES = map(
     COLUMN_NAMES.index, ("start_unix_ns", "end_unix_ns", "prefill_tokens", "decode_sequences")
 )
 NO_END: Final = bytes(ENTRY_BYTES)
-"""Entry in the column of ends of a step that is only announced."""
+"""The entry in the column of ends of a step that is only announced."""
 INT64_END: Final = 1 << 62
-"""Exclusive bound on times and numbers from the wire."""
+"""The exclusive bound on times and numbers from the wire."""
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -64,7 +64,7 @@ class Spans(NamedTuple):
     """Spans of time, each belonging to one of the batches."""
 
     of: Ints
-    """Place of the batch that each span belongs to."""
+    """The place of the batch that each span belongs to."""
     starts_ns: Ints
     ends_ns: Ints
 
@@ -199,10 +199,10 @@ def well_formed(batch: StepBatch, steps: Iterable[tuple[StepRow, int]]) -> bool:
 
 WINDOW_NS: Final = 100_000_000
 WINDOWS: Final = 16
-"""Number of windows held; anything that comes later is cut from timelines."""
+"""The number of windows held; anything that comes later is cut from timelines."""
 MAX_AHEAD: Final = 5
-"""Number of windows that a worker's clock may be ahead. Batches further ahead are left out, so that they take no row
-of the present.
+"""The number of windows that a worker's clock may be ahead. Batches further ahead are left out, so that they take no
+row of the present.
 """
 PARTS: Final = 4
 MOST_WINDOWS: Final = LONGEST_NS // WINDOW_NS + 1
@@ -218,7 +218,7 @@ class WindowAccumulator:
         self._sums = np.zeros((WINDOWS, max_workers, PARTS), np.int64)
         self._cells = self._sums.reshape(-1)
         self._numbers = np.full(WINDOWS, -1, np.int64)
-        """Number of the window in each row; -1 for none yet."""
+        """The number of the window in each row; -1 for none yet."""
         self._exact_from = array("q", [NEVER]) * max_workers
         self._roles = bytearray(max_workers)
         self._index_of: dict[str, int] = {}

@@ -19,8 +19,8 @@ FULL_SHARE: Final = 1 << SHARE_BITS
 FEW_STEPS: Final = 32
 """The number of steps up to which a loop is cheaper than arrays: a window of 100 ms takes 10 us instead of 45."""
 _TURN_NS: Final = 1 << (61 - SHARE_BITS)
-"""Prefill parts are counted from a step's start modulo this, under five minutes. With a window of ten minutes more the
-product fits an int64, and the modulo rounds nothing.
+"""The modulus of the time since a step's start by which prefill parts are counted, under five minutes. With a window of
+ten minutes more the product fits an int64, and the modulo rounds nothing.
 """
 
 
