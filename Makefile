@@ -184,7 +184,7 @@ bench-attack: setup-dev ## attacks of one tenant on a suite, and what of another
 	@$(BIN)/python -m load.gateway.bench_attack $(ARGS)
 
 test-clients: setup-dev ## HTTP clients, GuideLLM, and what agents are written with (LangChain and others) against suites, unmodified
-	@$(BIN)/python -m load.clients $(ARGS)
+	$(BIN)/python -m pytest tests/e2e/test_clients.py $(ARGS)
 
 bench-lab: setup-dev ## the highest rate at which each policy keeps the SLO, by workload (minutes)
 	$(BIN)/python -m load.lab.bench_lab $(ARGS)
