@@ -27,10 +27,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 
 from libs.testing.engines.real_model import real_model_folder
+from libs.testing.suites.suite import running_suite
 from load.gateway.http_load import PATH, Requests, Shape, Tally, run_load
 from load.measure import LOAD, OTHERS, Kinds, percentiles, processes_below, usage
 from load.peers.dynamo_suite import LOOPBACK, running_dynamo
-from load.setup import bench_suite
 
 GATEWAY, PREFILL, DECODE = "gateway", "prefill", "decode"
 _SERVICES = {f"services.{kind}": kind for kind in (GATEWAY, PREFILL, DECODE)}
@@ -60,10 +60,10 @@ class Target:
 
 
 @asynccontextmanager
-async def fulcrum() -> AsyncIterator[Target]:
+async def fulcrum(folder: Path) -> AsyncIterator[Target]:
     """Start a whole suite on an engine that takes no time."""
     arguments = ("--engine", "sim", "--prefill", "1", "--decode", "1")
-    starting = bench_suite(*arguments, env=_MAX_SPEED)
+    starting = running_suite(folder, *arguments, env={**_MAX_SPEED, "FULCRUM_CACHE": str(folder / "cache")})
     suite = await asyncio.to_thread(starting.__enter__)
     try:
         url = urlsplit(suite.gateway)
@@ -197,7 +197,7 @@ async def measure(target: Target, connections: int, shape: Shape, seconds: float
 async def opened(options: argparse.Namespace) -> AsyncIterator[list[Target]]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fulcrum-bench-")))
-        found = [await stack.enter_async_context(fulcrum())]
+        found = [await stack.enter_async_context(fulcrum(folder))]
         if not options.no_bare:
             found.append(await stack.enter_async_context(bare(folder, found[0], SHAPES)))
         if options.peer:
