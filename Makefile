@@ -187,12 +187,12 @@ bench-attack: setup-dev ## attacks of one tenant on a suite, and what of another
 	@$(BIN)/python -m load.gateway.bench_attack $(ARGS)
 
 test-clients: setup-dev ## HTTP clients, GuideLLM, and what agents are written with (LangChain and others) against suites, unmodified
-	@$(BIN)/python -m load.clients $(ARGS)
+	$(BIN)/python -m pytest tests/e2e/test_clients.py $(ARGS)
 
-bench-lab: setup-dev ## the highest rate at which each policy keeps the SLO, by workload (minutes); ARGS="--full" for hours
+bench-lab: setup-dev ## the highest rate at which each policy keeps the SLO, by workload (minutes)
 	$(BIN)/python -m load.lab.bench_lab $(ARGS)
 
-bench-spike: setup-dev ## stories whose mix turns, live: planner, static, aggregated, Dynamo's load policy (minutes); ARGS=--torch
+bench-spike: setup-dev ## stories whose mix turns, live: planner, static, aggregated, Dynamo's load policy (minutes)
 	@$(BIN)/python -m load.planner.bench_spike $(ARGS)
 bench-planner: setup-dev ## what the planner costs with 100 and 1,000 workers: CPU share, time of a decision
 	@$(BIN)/python -m load.planner.bench_planner $(ARGS)
@@ -212,7 +212,7 @@ bench-models-live: setup-dev ## 40 models on 8 simulated GPUs under 30 generated
 
 bench-lab-fidelity: setup-dev ## how near the lab is to the real code in virtual time, to a live sim suite, and to torch (15 minutes, alone on the machine)
 	$(BIN)/python -m load.lab.bench_lab_fidelity $(or $(ARGS),all)
-bench-lab-speed: setup-dev peer-dynamo ## how fast the lab is, plain and compiled, beside DynoSim; equal step times; slopes (minutes)
+bench-lab-speed: setup-dev peer-dynamo ## how fast the lab is, plain and compiled, beside DynoSim; equal step times (minutes)
 	@$(BIN)/python -m load.lab.bench_lab_speed $(ARGS)
 
 bench-observe: setup-dev ## 1,000 servers observed by their /metrics once a second: CPU and memory; needs FULCRUM_DATA

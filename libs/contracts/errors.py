@@ -28,7 +28,7 @@ ErrorType = Literal[
     "service_unavailable_error",
 ]
 Wire = tuple[str, ErrorType, int, GrpcStatus]
-"""Code, type, HTTP status and gRPC status of an error."""
+"""The code, type, HTTP status and gRPC status of an error."""
 
 SERVER: Final = "server_error"
 INVALID: Final = "invalid_request_error"
@@ -43,6 +43,11 @@ MAX_QUOTED_CHARS = 80
 def quoted(text: str) -> str:
     """Return `text` in quotes for a message, cut at `MAX_QUOTED_CHARS`."""
     return repr(text) if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]!r}..."
+
+
+def one_line(error: BaseException, most_chars: int) -> str:
+    """Return an error's message in one line of at most `most_chars` characters; its class if it has none."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:most_chars]
 
 
 class FulcrumError(Exception):

@@ -22,7 +22,7 @@ class ImageSpan(NamedTuple):
     first: int
     tokens: int
     digest: bytes
-    """`image_hash` of the image's file."""
+    """The hash of the image's file by `image_hash`."""
 
 
 def image_hash(data: bytes) -> bytes:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from libs.contracts.errors import one_line
 from libs.model.loose_schema import LooseSchema, loosen
 from libs.model.schema_keywords import SchemaRefused
 
@@ -64,7 +65,7 @@ def grammar_rule(grammar: str) -> str:
         try:
             grammar = gbnf_to_lark(grammar)
         except Exception as error:  # the library has an exception class for foreseen errors only
-            raise InvalidGrammar(" ".join(str(error).split())[:_MAX_PLACE_CHARS]) from None
+            raise InvalidGrammar(one_line(error, _MAX_PLACE_CHARS)) from None
         grammar = grammar.replace("%llguidance {}", "")
     return f"%lark {{\n{grammar}\n}}"
 

@@ -6,26 +6,30 @@ gathered, computed in arrays and summed into the newest windows before anything 
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
-from libs.contracts.step_row import COLUMN_NAMES, ENTRY_BYTES, StepRow
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import PhaseEstimate, StepBatch
+from libs.contracts.step_row import COLUMN_NAMES, ENTRY_BYTES, StepRow, step_count, step_rows
+from libs.perfmodel.profiles import prior_step_time
+from libs.perfmodel.wire import fitted_model, step_work
+from libs.policy.step_time import StepTimeModel, split_step_ns
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.steps import FULL_SHARE, SHARE_BITS
 
 LONGEST_NS: Final = 1_500_000_000
-"""Longest cover of a batch that is gathered rather than entered by itself."""
+"""The longest cover of a batch that is gathered rather than entered by itself."""
 START, END, PREFILL_TOKENS, DECODE_SEQUENCES = map(
     COLUMN_NAMES.index, ("start_unix_ns", "end_unix_ns", "prefill_tokens", "decode_sequences")
 )
 NO_END: Final = bytes(ENTRY_BYTES)
-"""Entry in the column of ends of a step that is only announced."""
+"""The entry in the column of ends of a step that is only announced."""
 INT64_END: Final = 1 << 62
-"""Exclusive bound on times and numbers from the wire."""
+"""The exclusive bound on times and numbers from the wire."""
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -60,7 +64,7 @@ class Spans(NamedTuple):
     """Spans of time, each belonging to one of the batches."""
 
     of: Ints
-    """Place of the batch that each span belongs to."""
+    """The place of the batch that each span belongs to."""
     starts_ns: Ints
     ends_ns: Ints
 
@@ -104,6 +108,51 @@ def lay(gathered: StepBatchColumns, prefill_shares: Callable[[StepBatch], list[i
         except ValueError:
             plain[index] = False
     return AlignedSteps(covers, steps, shares, waits, list(pairwise(edges)), plain)
+
+
+MAX_ENGINES: Final = 32
+"""The maximum number of engine names whose nearest profile is cached. A lookup costs more than entering a batch."""
+
+
+def prefill_shares(batch: StepBatch) -> list[int]:
+    """Return the prefill part of each of a batch's steps in units of 1/`FULL_SHARE`; pure steps are all or nothing.
+
+    Mixed steps are split by the model that the worker has learned and reports. Only the ratio of prefill to decode
+    cost matters here, so the nearest profile serves for a worker that reports none. Raise ValueError if the steps'
+    columns differ in length.
+    """
+    steps = batch.steps
+    if batch.HasField("estimate"):
+        return [_estimated_share(batch.estimate)] * step_count(steps)
+    if not (steps.prefill_tokens or steps.encoded_images):
+        return [0] * step_count(steps)
+    if not (steps.decode_sequences or steps.encoded_images):
+        return [FULL_SHARE if tokens else 0 for tokens in array("Q", steps.prefill_tokens)]
+    rows = step_rows(steps)
+    # Most batches have no mixed step, and reading the model costs more than entering all of a batch's steps.
+    mixed = any(row.prefill_tokens and row.decode_sequences for row in rows)
+    model = _model(batch) if mixed else None
+    return [_share(model, row) for row in rows]
+
+
+def _estimated_share(estimate: PhaseEstimate) -> int:
+    return min(estimate.prefill_ns * FULL_SHARE // max(estimate.busy_ns, 1), FULL_SHARE)
+
+
+def _share(model: StepTimeModel | None, row: StepRow) -> int:
+    if model is None or not (row.prefill_tokens and row.decode_sequences):
+        return FULL_SHARE if row.prefill_tokens or row.encoded_images else 0
+    return min(max(split_step_ns(model, step_work(row), FULL_SHARE)[0], 0), FULL_SHARE)
+
+
+def _model(batch: StepBatch) -> StepTimeModel:
+    fitted = fitted_model(batch.step_time) if batch.HasField("step_time") else None
+    return fitted.model if fitted else _prior(batch.engine)
+
+
+@lru_cache(maxsize=MAX_ENGINES)
+def _prior(engine: str) -> StepTimeModel:
+    return prior_step_time(engine)
 
 
 def _waits(batches: Sequence[StepBatch]) -> Spans:
@@ -150,10 +199,10 @@ def well_formed(batch: StepBatch, steps: Iterable[tuple[StepRow, int]]) -> bool:
 
 WINDOW_NS: Final = 100_000_000
 WINDOWS: Final = 16
-"""Number of windows held; anything that comes later is cut from timelines."""
+"""The number of windows held; anything that comes later is cut from timelines."""
 MAX_AHEAD: Final = 5
-"""Number of windows that a worker's clock may be ahead. Batches further ahead are left out, so that they take no row
-of the present.
+"""The number of windows that a worker's clock may be ahead. Batches further ahead are left out, so that they take no
+row of the present.
 """
 PARTS: Final = 4
 MOST_WINDOWS: Final = LONGEST_NS // WINDOW_NS + 1
@@ -169,7 +218,7 @@ class WindowAccumulator:
         self._sums = np.zeros((WINDOWS, max_workers, PARTS), np.int64)
         self._cells = self._sums.reshape(-1)
         self._numbers = np.full(WINDOWS, -1, np.int64)
-        """Number of the window in each row; -1 for none yet."""
+        """The number of the window in each row; -1 for none yet."""
         self._exact_from = array("q", [NEVER]) * max_workers
         self._roles = bytearray(max_workers)
         self._index_of: dict[str, int] = {}

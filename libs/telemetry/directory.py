@@ -39,7 +39,7 @@ class Relayed:
     lost_batches: int
     running_step: RunningStep | None
     reader: str = ""
-    """Name of the process that reads the worker's telemetry."""
+    """The name of the process that reads the worker's telemetry."""
 
     def listed(self) -> Listed:
         return listed_of(self.facts, own=False, reader=self.reader)
@@ -76,7 +76,7 @@ class WorkerDirectory:
         """Facts of all workers in the order of their ids; None once anything new has come."""
         self._listing = Listing(())
         self._listed_ns: int | None = None
-        """Time at which the listing was made; None once it must be rebuilt."""
+        """The time at which the listing was made; None once it must be rebuilt."""
 
     def heard(self, worker_id: str, covered_to_ns: int) -> None:
         """Record that a worker of this process has reported up to `covered_to_ns`."""

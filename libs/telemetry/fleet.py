@@ -59,7 +59,7 @@ class FleetTelemetry:
         self._windows = windows
         self.directory = WorkerDirectory()
         self._taken_over_ns: dict[str, int] = {}
-        """Time from which this process reads a worker that another process read before, by id."""
+        """The time from which this process reads a worker that another process read before, by id."""
         self._followed: list[Followed] = []  # gathered and not entered yet
         self._nodes = NodeStats(self._incarnation_of)
         self.cpu_waits, self.estimates = self._nodes.cpu_waits, Estimates()
@@ -417,7 +417,7 @@ class History:
         self._listing: Listing | None = None
         """The listing that the members were last computed for."""
         self._filled_to_ns = 0
-        """End of the filled windows; those that begin earlier may hold more than the fleet does."""
+        """The end of the filled windows; those that begin earlier may hold more than the fleet does."""
         self._revised: dict[int, set[str]] = defaultdict(set)
         self._waiting = 0
         self.unrevised_windows = 0
@@ -425,12 +425,12 @@ class History:
 
     @property
     def written_to_ns(self) -> int | None:
-        """End of the newest written window; None before the first one."""
+        """The end of the newest written window; None before the first one."""
         return self._written_to_ns
 
     @property
     def resumed_ns(self) -> int:
-        """Time before which windows are final; 0 if the history was not resumed."""
+        """The time before which windows are final; 0 if the history was not resumed."""
         return self._resumed_ns
 
     def resume(self, written_to_ns: int) -> None:
@@ -439,7 +439,7 @@ class History:
 
     @property
     def filled_ns(self) -> int:
-        """Length of the windows that `fill` takes."""
+        """The length of the windows that `fill` takes."""
         return self._rollups.tiers[1].window_ns
 
     def fill(self, start_ns: int, worker_ids: Sequence[str], known: FleetTelemetry) -> bool:

@@ -16,13 +16,13 @@ from libs.telemetry.fleet import FleetTelemetry, WrittenWindow
 from libs.telemetry.rollups import DECODE, PREFILL
 
 WINDOW_NS: Final = 100_000_000
-"""Length of the windows in a message."""
+"""The length of the windows in a message."""
 MAX_WINDOWS: Final = 40
 """The maximum number of windows of one message. The newest are sent, since a decision has no use for old revisions."""
 STEP_TIMES: Final = 100
 """The maximum number of step times of one message; those of more workers are sent in turn."""
 MOST_COUNTED: Final = 2**49
-"""Bound on any count that a worker reports. Sums over all workers then fit 64 bits."""
+"""The bound on any count that a worker reports. Sums over all workers then fit 64 bits."""
 ENTRY_BYTES: Final = 8
 COLUMNS: Final = (
     "incarnations",
@@ -69,7 +69,7 @@ class LoadMessageBuilder:
         self._metrics_id = metrics_id
         self._incarnation = incarnation
         self._turn = 0
-        """Number of the worker whose step time is sent next."""
+        """The number of the worker whose step time is sent next."""
 
     def message(self, fleet: FleetTelemetry, written: Sequence[WrittenWindow], now_ns: int) -> LoadMessage | None:
         """Build the message about the workers that this process reads; None without any worker."""

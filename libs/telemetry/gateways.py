@@ -25,12 +25,12 @@ MAX_MODELS: Final = 64
 MAX_AGES: Final = 12
 """The maximum number of classes of age taken from one model of a report."""
 MAX_AGE_MS: Final = 86_400_000
-"""Bound on how long a request has waited; a longer wait is clipped."""
+"""The bound on how long a request has waited; a longer wait is clipped."""
 MAX_AWAITED: Final = 100_000
-"""Bound on the requests of one class of age; more are clipped."""
+"""The bound on the requests of one class of age; more are clipped."""
 NS_PER_MS: Final = 1_000_000
 MAX_TOKENS: Final = 2**40
-"""Bound on the tokens of one gateway and model; higher counts are clipped."""
+"""The bound on the tokens of one gateway and model; higher counts are clipped."""
 
 
 class ModelBacklog(NamedTuple):
@@ -341,7 +341,6 @@ class RefusalCounts:
             samples.popleft()
 
     def per_s(self, model: str, now_ns: int) -> float:
-        """Return the refused requests per second of one model."""
         rate = 0.0
         for samples in self._gateways.values():
             if len(samples) < 2 or samples[-1][0] <= now_ns - REFUSAL_SILENT_NS:
@@ -351,6 +350,5 @@ class RefusalCounts:
         return rate
 
     def total_per_s(self, now_ns: int) -> float:
-        """Return the refused requests per second of all models."""
         models = {model for samples in self._gateways.values() for model in samples[-1][1]}
         return sum(self.per_s(model, now_ns) for model in models)

@@ -24,7 +24,7 @@ class Intervals:
 
     @property
     def start(self) -> int:
-        """Start of the first interval; 0 where there is none."""
+        """The start of the first interval; 0 where there is none."""
         return self._starts[0] if self._starts else 0
 
     def add(self, start: int, end: int) -> None:
@@ -149,15 +149,14 @@ class IdleParts:
 
     def __init__(self) -> None:
         self.starved = Intervals()
-        """Time in which all KV that sequences awaited was still being computed elsewhere."""
+        """The time in which all KV that sequences awaited was still being computed elsewhere."""
         self.dummies = Intervals()
-        """Time of steps that computed for no sequence, as another rank of the data-parallel group had work."""
+        """The time of steps that computed for no sequence, as another rank of the data-parallel group had work."""
 
     def __iter__(self) -> Iterator[Intervals]:
         return iter((self.starved, self.dummies))
 
     def take(self, batch: StepBatch) -> None:
-        """Record the idle parts that a batch reports."""
         from_ns, to_ns = batch.covered_from_unix_ns, batch.covered_to_unix_ns
         for span in batch.starved:
             if from_ns <= span.start_unix_ns < span.end_unix_ns <= to_ns:

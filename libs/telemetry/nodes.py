@@ -70,7 +70,7 @@ MAX_LINKS: Final = 4_096
 STEPWISE: Final = frozenset({"vllm"})
 """Engines that notice the arrival of KV only between their steps (libs/engine/vllm/scheduling/scheduler.py)."""
 IDLE_STEP_NS: Final = 2_000_000
-"""Delay at which such an engine notices KV when idle: its loop sleeps 1 ms (vllm/v1/engine/core.py) and then polls its
+"""The delay at which such an engine notices KV when idle. Its loop sleeps 1 ms (vllm/v1/engine/core.py), then polls its
 processes.
 """
 
@@ -97,7 +97,7 @@ class _Pair(NamedTuple):
     source_incarnation: int
     target_incarnation: int
     moved: tuple[MovedKv, ...] = ()
-    """The last transfers, the newest last."""
+    """The latest transfers over the link, in order of arrival."""
 
     def is_between(self, source_incarnation: int, target_incarnation: int) -> bool:
         """Report whether both ends are still the same processes, as far as is known."""
@@ -124,7 +124,6 @@ class KvLinks:
         self._pairs: OrderedDict[tuple[str, str], _Pair] = OrderedDict()
 
     def note(self, batch: StepBatch) -> None:
-        """Record the transfers that a receiver reports."""
         step_ns = _step_ns(batch)
         for transfer in batch.kv_transfers:
             self._note(batch, transfer, step_ns)
@@ -293,7 +292,6 @@ class NodeStats:
             self.clocks.note(node, batches[place].covered_to_unix_ns, arrived_ns[place])
 
     def add(self, batch: StepBatch) -> None:
-        """Update counters and waits for a CPU from a batch."""
         if batch.gpu_readings:
             self.hardware.add(batch)
         if batch.HasField("sched_delay_ns"):

@@ -121,7 +121,7 @@ class Ring:
 COVERED, PREFILL, DECODE, KV_WAIT = range(4)
 """Indices into the last axis of every array of times. Idle time is covered time less the other three."""
 PROVISIONAL: Final = 0x80
-"""Flag added to a role number if part of the time belongs to a step that still runs."""
+"""The flag added to a role number if part of the time belongs to a step that still runs."""
 ROLE_NUMBERS: Final = {name: NO_ROLE + 1 + index for index, name in enumerate(ROLE_NAMES)}
 """The number that stands for each role in windows."""
 
@@ -218,7 +218,7 @@ class RollUps:
         self._newest_ns = np.zeros(MAX_WORKERS, np.int64)
         """The newest window that was written in each slot. Some workers' windows are written later than others'."""
         self._finest_from_ns = 0
-        """Time before which only the coarser tiers hold anything."""
+        """The time before which only the coarser tiers hold anything."""
 
     @property
     def tiers(self) -> list[Tier]:

@@ -4,18 +4,14 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import PhaseEstimate, StepBatch
-from libs.contracts.step_row import StepRow, step_count, step_rows
-from libs.perfmodel.profiles import prior_step_time
+from libs.contracts.step_row import StepRow
 from libs.perfmodel.utilisation import Compute, Effort, effort_of
-from libs.perfmodel.wire import fitted_model, step_work
-from libs.policy.step_time import StepTimeModel, StepWork, split_step_ns
+from libs.policy.step_time import StepWork
 
 SHARE_BITS: Final = 23
 """The prefill part of a step is kept in units of 2**-23 of it. A product with 17 minutes in ns still fits an int64."""
@@ -23,8 +19,8 @@ FULL_SHARE: Final = 1 << SHARE_BITS
 FEW_STEPS: Final = 32
 """The number of steps up to which a loop is cheaper than arrays: a window of 100 ms takes 10 us instead of 45."""
 _TURN_NS: Final = 1 << (61 - SHARE_BITS)
-"""Prefill parts are counted from a step's start modulo this, under five minutes. With a window of ten minutes more the
-product fits an int64, and the modulo rounds nothing.
+"""The modulus of the time since a step's start by which prefill parts are counted, under five minutes. With a window of
+ten minutes more the product fits an int64, and the modulo rounds nothing.
 """
 
 
@@ -328,51 +324,6 @@ class StepShare:
     step: RanStep
     prefill_ns: int
     decode_ns: int
-
-
-MAX_ENGINES: Final = 32
-"""The maximum number of engine names whose nearest profile is cached. A lookup costs more than entering a batch."""
-
-
-def prefill_shares(batch: StepBatch) -> list[int]:
-    """Return the prefill part of each of a batch's steps in units of 1/`FULL_SHARE`; pure steps are all or nothing.
-
-    Mixed steps are split by the model that the worker has learned and reports. Only the ratio of prefill to decode
-    cost matters here, so the nearest profile serves for a worker that reports none. Raise ValueError if the steps'
-    columns differ in length.
-    """
-    steps = batch.steps
-    if batch.HasField("estimate"):
-        return [_estimated_share(batch.estimate)] * step_count(steps)
-    if not (steps.prefill_tokens or steps.encoded_images):
-        return [0] * step_count(steps)
-    if not (steps.decode_sequences or steps.encoded_images):
-        return [FULL_SHARE if tokens else 0 for tokens in array("Q", steps.prefill_tokens)]
-    rows = step_rows(steps)
-    # Most batches have no mixed step, and reading the model costs more than entering all of a batch's steps.
-    mixed = any(row.prefill_tokens and row.decode_sequences for row in rows)
-    model = _model(batch) if mixed else None
-    return [_share(model, row) for row in rows]
-
-
-def _estimated_share(estimate: PhaseEstimate) -> int:
-    return min(estimate.prefill_ns * FULL_SHARE // max(estimate.busy_ns, 1), FULL_SHARE)
-
-
-def _share(model: StepTimeModel | None, row: StepRow) -> int:
-    if model is None or not (row.prefill_tokens and row.decode_sequences):
-        return FULL_SHARE if row.prefill_tokens or row.encoded_images else 0
-    return min(max(split_step_ns(model, step_work(row), FULL_SHARE)[0], 0), FULL_SHARE)
-
-
-def _model(batch: StepBatch) -> StepTimeModel:
-    fitted = fitted_model(batch.step_time) if batch.HasField("step_time") else None
-    return fitted.model if fitted else _prior(batch.engine)
-
-
-@lru_cache(maxsize=MAX_ENGINES)
-def _prior(engine: str) -> StepTimeModel:
-    return prior_step_time(engine)
 
 
 @dataclass(frozen=True, slots=True)

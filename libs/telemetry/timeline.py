@@ -30,7 +30,7 @@ from libs.telemetry.workers import Shape, WorkerFacts, facts_of, what_stays
 
 HISTORY_NS: Final = 660 * 1_000_000_000
 TRIM_NS: Final = 30 * 1_000_000_000
-"""History is dropped in pieces of this size, so that dropping costs little."""
+"""The size of the pieces in which history is dropped, so that dropping costs little."""
 MAX_STEPS: Final = 65_536
 """The bound on steps kept of one worker, 72 bytes each. One with more steps in `HISTORY_NS` keeps a shorter history."""
 MAX_INTERVALS: Final = 16_384
@@ -67,19 +67,19 @@ class Timeline:
         self._seen = Intervals()
         """Batch numbers of this incarnation that have come, without the newest run of them."""
         self._run = 0
-        """Start of the newest run: all numbers from here to `_next` have come."""
+        """The start of the newest run: all numbers from here to `_next` have come."""
         self._seen_from = 0
-        """Bound below which numbers are taken for duplicates."""
+        """The bound below which numbers are taken for duplicates."""
         self._first = 0
         """The first number received; those below it do not count as lost."""
         self._next = 0
         """One past the highest batch number received so far."""
         self._reported_to_ns = 0
-        """End of the latest cover that was merged into the history."""
+        """The end of the latest cover that was merged into the history."""
         self._kept_from_ns = 0
         self._roles = RoleLog()
         self.known_to_ns = 0
-        """No report reaches beyond this time, except for a step that still runs; it never goes back."""
+        """The time beyond which no report reaches, except for a step that still runs; it never goes back."""
         self.changed_from_ns = 0
         """The earliest time that the last batch changed."""
         self._new: list[tuple[int, int, list[bytes], Sequence[tuple[int, int]]]] = []
@@ -87,9 +87,9 @@ class Timeline:
         more than adding one batch to them.
         """
         self.max_steps = MAX_STEPS
-        """Bound on steps, which the fleet lowers as workers become many."""
+        """The bound on steps, which the fleet lowers as workers become many."""
         self.last_step_end_ns = 0
-        """Latest end of a finished step; the start of the incarnation before there is one."""
+        """The latest end of a finished step; the start of the incarnation before there is one."""
         self._newest: StepBatch | None = None
         self._stays: tuple[object, ...] = ()
         """The worker's description as of the newest batch, in the fields of `what_stays`."""

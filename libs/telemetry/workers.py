@@ -39,13 +39,13 @@ class WorkerFacts(NamedTuple):
     compute: Compute | None = None
     """The model's shape, from which utilisation is computed; None if unknown."""
     kv_blocks: int = 0
-    """Number of KV blocks in the worker's pool; 0 if unknown."""
+    """The number of KV blocks in the worker's pool; 0 if unknown."""
     max_sequences: int = 0
     """The maximum number of sequences that the worker runs at a time; 0 if unknown."""
     left: bool = False
     """True if the worker has sent its last batch."""
     group: str = ""
-    """Data-parallel group of which the worker is a rank; empty if there is none."""
+    """The data-parallel group of which the worker is a rank; empty if there is none."""
     dummy_steps: int = 0
     """Dummy steps that the worker has run since its start."""
 
@@ -58,7 +58,7 @@ class Shape:
         self.compute: Compute | None = None
         """The decoded shape; None while it is unknown."""
         self.from_ns = 0
-        """Time since which the shape has been as it is."""
+        """The time since which the shape has been as it is."""
 
     def take(self, batch: StepBatch) -> None:
         compute = batch.compute
@@ -90,7 +90,7 @@ newest window.
 LOAD_NS: Final = 60 * 1_000_000_000
 """The time for which a silent worker's queues and slots count. Later, others have taken up its work."""
 MOST_COUNTED: Final = 2**49
-"""Bound on any count that a worker reports; higher ones are clipped. Sums over all workers then fit 64 bits."""
+"""The bound on any count that a worker reports; higher ones are clipped. Sums over all workers then fit 64 bits."""
 
 _COUNTS: Final = attrgetter("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks")
 
@@ -110,9 +110,9 @@ class Listed(NamedTuple):
     own: bool
     """True if this process reads the worker's telemetry."""
     reader: str
-    """Name of the other process that reads the worker's telemetry; empty if none does."""
+    """The name of the other process that reads the worker's telemetry; empty if none does."""
     group: str = ""
-    """Data-parallel group of which the worker is a rank; empty if there is none."""
+    """The data-parallel group of which the worker is a rank; empty if there is none."""
 
 
 class Listing:
@@ -139,7 +139,7 @@ class Loads(NamedTuple):
     heard: Bools
     """True if the worker has reported within `LOAD_NS`."""
     covered_to_ns: Ints
-    """End of the worker's telemetry, also for silent workers."""
+    """The end of the worker's telemetry, also for silent workers."""
     running: Ints
     waiting: Ints
     waiting_prefill_tokens: Ints
@@ -184,7 +184,7 @@ def _pools(workers: Sequence[Listed]) -> dict[tuple[str, str], Ints]:
 
 
 UNKNOWN: Final = "not heard of"
-"""Node and model of a worker known from windows alone."""
+"""The node and model of a worker known from windows alone."""
 
 
 class Member(NamedTuple):
@@ -195,11 +195,11 @@ class Member(NamedTuple):
     model: str
     gpus: int
     group: str = ""
-    """Data-parallel group of which the worker is a rank; empty if there is none."""
+    """The data-parallel group of which the worker is a rank; empty if there is none."""
 
     @property
     def group_name(self) -> str:
-        """Name of the group that is unique across models; empty for a worker without a group."""
+        """The name of the group that is unique across models; empty for a worker without a group."""
         return group_name(self.model, self.group)
 
 

@@ -20,13 +20,16 @@ from libs.policy.speed import Speed
 from libs.policy.worker.assignment import (
     FIRST_EPOCH,
     AssignmentRefusal,
+    HandOverTime,
     LatestLead,
+    Staying,
     WantedAssignment,
     first_assignment,
     leaves_decode,
     next_assignment,
+    sooner_handed_over,
+    sooner_recomputed,
 )
-from libs.policy.worker.handing_over import HandOverTime, Staying, sooner_handed_over, sooner_recomputed
 from libs.worker.gateways import AttachedGateway
 
 PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)

@@ -23,11 +23,12 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from libs.engine.config import EngineConfig
 from libs.engine.local import make_engine
-from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.port import Engine, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.torch.model import pick_dtype
 from libs.runtime.clock import SystemClock
-from libs.testing.engines.engine import DirectFetcher, EventReader
+from libs.testing.engines.engine import EventReader
 from libs.testing.engines.real_model import real_model_folder
+from load.setup import start_engine
 
 LONG_TOKENS = 1500
 PREFIX_TOKENS, NEW_TOKENS = 1024, 512
@@ -251,9 +252,7 @@ async def main(options: argparse.Namespace) -> None:
 
 
 async def started(name: str, config: EngineConfig) -> Engine:
-    engine = make_engine(name, config, SystemClock())
-    await engine.start(EngineIdentity("bench", 1, "127.0.0.1:1"), DirectFetcher(), lambda _stage, _share: None)
-    return engine
+    return await start_engine(make_engine(name, config, SystemClock()))
 
 
 if __name__ == "__main__":

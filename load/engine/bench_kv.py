@@ -1,10 +1,10 @@
 """KV hand-off between two worker processes on one host: bytes a second, and how much of it hides behind prefill.
 
-Measured in one run: a copy within memory, a raw loopback socket, a bare grpc.aio stream, and the hand-off of a
-prompt's blocks. The prefill worker has a process of its own; of the decode workers here one reads its shared memory
-and one receives the bytes. The decode worker times a hand-off from its request until every block is in its pool,
-checked and acknowledged. Pools are small, so that warm-up touches all their memory and no page is new when time is
-taken. Prints a table, then one JSON line.
+Measured in one run: a copy within memory, a raw loopback socket, and the hand-off of a prompt's blocks. The prefill
+worker has a process of its own; of the decode workers here one reads its shared memory and one receives the bytes.
+The decode worker times a hand-off from its request until every block is in its pool, checked and acknowledged. Pools
+are small, so that warm-up touches all their memory and no page is new when time is taken. Prints a table, then one
+JSON line.
 """
 
 import argparse
@@ -23,18 +23,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import grpc
-import grpc.aio
 import numpy as np
 
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.kv_transfer import INLINE_BYTES, block_checksum
-from libs.runtime.net.rpc import make_channel, make_server
 from libs.runtime.paths import cache_dir
 from libs.runtime.settings import CommonSettings
 from libs.testing.workers.hosts import GatewayProbe, LocalWorker, gateway_probe, local_worker, submit
-from libs.worker.kv_wire import MAX_FRAME_BYTES
 from load.measure import spawned
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -179,55 +174,6 @@ def _has_tokens(probe: GatewayProbe, sequence: int, count: int) -> bool:
     return len(probe.tokens[sequence]) >= count
 
 
-async def grpc_bytes_s(settings: CommonSettings, size: int) -> float:
-    """Return bytes a second of a bare grpc.aio stream from another process: ready-made messages, read and dropped."""
-    with spawned(_serve_stream, size) as pipe:
-        port = await asyncio.to_thread(pipe.recv)
-        async with make_channel(settings, f"127.0.0.1:{port}") as channel:
-            return max([size / await _read_stream(channel) for _ in range(COPY_ROUNDS)])
-
-
-async def _read_stream(channel: grpc.aio.Channel) -> float:
-    start = time.perf_counter()
-    opened: Any = channel.unary_stream("/bench.Bytes/Stream", request_serializer=None, response_deserializer=None)
-    call = opened(b"")
-    while await call.read() is not grpc.aio.EOF:
-        pass
-    return time.perf_counter() - start
-
-
-def _serve_stream(size: int, pipe: Connection) -> None:
-    """Serve a bare stream of `size` bytes in the other process, until it is terminated."""
-    message = bytes(MAX_FRAME_BYTES)
-
-    async def stream(_request: bytes, context: Any) -> None:
-        for _ in range(size // len(message)):
-            await context.write(message)
-        await context.write(bytes(size % len(message)))
-
-    async def serve() -> None:
-        server, port = make_server(CommonSettings(), "127.0.0.1:0")
-        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(stream, None, None)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Bytes", {"Stream": handler}),))
-        await server.start()
-        pipe.send(port)
-        await asyncio.Event().wait()
-
-    asyncio.run(serve())
-
-
-def slice_ms() -> float:
-    """Return the longest time in ms for which copying holds the receiver's event loop, apart from threads."""
-    source = np.random.default_rng(3).integers(0, 255, (COPY_ROUNDS, INLINE_BYTES), np.uint8)
-    target = np.zeros_like(source)
-
-    def work(row: int) -> None:
-        np.copyto(target[row], source[row])
-        block_checksum(target[row].data)
-
-    return max(_timed(partial(work, row)) for row in range(COPY_ROUNDS)) * 1e3
-
-
 @dataclass(slots=True)
 class Transport:
     """One of the transports of blocks, and its measurements."""
@@ -273,7 +219,6 @@ async def bench(model_path: Path, tokens: int, rounds: int, device: str) -> dict
             where = f"{engine.name} on {engine.device}"
             size = ways[0].after[0].data_bytes
             memcpy, raw = await asyncio.to_thread(memcpy_bytes_s, size), await asyncio.to_thread(socket_bytes_s, size)
-            bare = await grpc_bytes_s(CommonSettings(), size)
     found: dict[str, Any] = {key: value for way in ways for key, value in way.figures().items()}
     steps = [result.step_s for way in ways for result in way.after + way.streamed]
     return found | {
@@ -284,12 +229,9 @@ async def bench(model_path: Path, tokens: int, rounds: int, device: str) -> dict
         "bytes": size,
         "memcpy_bytes_s": round(memcpy),
         "socket_bytes_s": round(raw),
-        "bare_grpc_bytes_s": round(bare),
         "shared_to_memcpy": round(found["shared_bytes_s"] / memcpy, 3),
         "shared_median_to_memcpy": round(found["shared_median_bytes_s"] / memcpy, 3),
         "grpc_to_socket": round(found["grpc_bytes_s"] / raw, 3),
-        "grpc_to_bare_grpc": round(found["grpc_bytes_s"] / bare, 3),
-        "slice_ms": round(slice_ms(), 2),
         "step_ms": round(statistics.median(steps) * 1e3, 1),
     }
 
@@ -321,10 +263,8 @@ def table(figures: dict[str, Any]) -> str:
         ("hand-off by shared memory", rate("shared_bytes_s")),
         ("  of memcpy: best, median", f"{figures['shared_to_memcpy']:.2f}x, {figures['shared_median_to_memcpy']:.2f}x"),
         ("raw loopback socket", rate("socket_bytes_s")),
-        ("bare grpc.aio stream", rate("bare_grpc_bytes_s")),
         ("hand-off over gRPC", rate("grpc_bytes_s")),
-        ("  of the socket, of bare grpc.aio", f"{figures['grpc_to_socket']:.2f}x, {figures['grpc_to_bare_grpc']:.2f}x"),
-        ("event loop held at a time, at most", f"{figures['slice_ms']:.2f} ms"),
+        ("  of the socket", f"{figures['grpc_to_socket']:.2f}x"),
         ("a decode step", f"{figures['step_ms']:.0f} ms"),
     ]
     for way, title in (("shared", "shared memory"), ("grpc", "gRPC")):

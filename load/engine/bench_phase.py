@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from libs.engine.config import EngineConfig
 from libs.engine.local import LocalEngine
-from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.port import Engine, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sim import SimRunner
 from libs.engine.torch.runner import TorchRunner
@@ -33,8 +33,9 @@ from libs.perfmodel.learner import StepKind
 from libs.policy.step_time import StepWork, split_step_ns
 from libs.runtime.clock import Clock, SystemClock
 from libs.telemetry.steps import PhaseTime
-from libs.testing.engines.engine import DirectFetcher, EventReader, PhaseAccount
+from libs.testing.engines.engine import EventReader, PhaseAccount
 from libs.testing.engines.real_model import real_model_folder
+from load.setup import start_engine
 
 MAX_KEPT_BATCHES: Final = 64
 
@@ -161,7 +162,7 @@ def submit(engine: Engine, key: int, prompt: NDArray[np.int32], output_tokens: i
 @asynccontextmanager
 async def accounted(engine: Engine, clock: Clock) -> AsyncIterator[tuple[PhaseAccount, EventReader]]:
     """Start an engine, account for its phases while the context is open, and close it."""
-    await engine.start(EngineIdentity("bench", 1, "127.0.0.1:1"), DirectFetcher(), lambda _stage, _share: None)
+    await start_engine(engine)
     account = PhaseAccount(engine, clock)
     reader = EventReader(engine, account.on_event)
     cutting = asyncio.ensure_future(account.run())

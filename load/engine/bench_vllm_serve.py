@@ -16,8 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +25,7 @@ import httpx
 
 from libs.runtime.net.ports import held_port
 from libs.testing.engines.real_model import real_model_folder
-from libs.testing.suites.suite import running_suite
+from load.setup import answers_within, bench_suite
 
 START_S: Final = 400.0
 CONTEXT_TOKENS: Final = 1024
@@ -87,33 +86,28 @@ def vllm_server(model: Path, folder: Path, **env: str) -> Iterator[str]:
     with held_port() as port, log.open("w") as file:
         process = subprocess.Popen([*command, "--port", str(port)], env=own, stdout=file, stderr=file)
         try:
-            wait_until_it_serves(process, f"http://127.0.0.1:{port}", log)
-            yield f"http://127.0.0.1:{port}"
+            url = f"http://127.0.0.1:{port}"
+            if not answers_within(
+                lambda: httpx.get(f"{url}/health", trust_env=False), start_s=START_S, process=process
+            ):
+                raise RuntimeError(f"vllm serve did not start: {log.read_text()[-2000:]}")
+            yield url
         finally:
             process.terminate()
             process.wait()
 
 
-def wait_until_it_serves(process: subprocess.Popen[bytes], base_url: str, log: Path) -> None:
-    """Raise RuntimeError with the end of the log if the server does not start."""
-    end_s = time.monotonic() + START_S
-    while process.poll() is None and time.monotonic() < end_s:
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{base_url}/health", trust_env=False).status_code == httpx.codes.OK:
-                return
-        time.sleep(0.5)
-    raise RuntimeError(f"vllm serve did not start: {log.read_text()[-2000:]}")
-
-
 @contextlib.contextmanager
-def fulcrum_suite(model: Path, folder: Path) -> Iterator[str]:
+def fulcrum_suite(model: Path, _folder: Path) -> Iterator[str]:
     env = {"FULCRUM_WORKER_VLLM_ARGUMENTS": json.dumps({"max_model_len": CONTEXT_TOKENS})}
     env |= {"FULCRUM_WORKER_KV_MEMORY_MB": "256", "FULCRUM_WORKER_THREADS": "1"}
-    with running_suite(folder, "--engine", "vllm", "--model", str(model), env=env, start_s=START_S) as suite:
+    with bench_suite("--engine", "vllm", "--model", str(model), env=env, start_s=START_S) as suite:
         yield suite.gateway
 
 
-SIDES: Final = {"fulcrum": fulcrum_suite, "vllm": vllm_server}
+Side = Callable[[Path, Path], contextlib.AbstractContextManager[str]]
+"""Serves a model, with a folder for its files, and yields its address."""
+SIDES: Final[dict[str, Side]] = {"fulcrum": fulcrum_suite, "vllm": vllm_server}
 
 
 def ask(base_url: str, model: Path, folder: Path, options: argparse.Namespace, seed: int) -> dict[str, Any]:

@@ -22,16 +22,17 @@ import numpy as np
 
 from libs.engine.config import EngineConfig
 from libs.engine.local import make_engine
-from libs.engine.port import Engine, EngineIdentity
+from libs.engine.port import Engine
 from libs.engine.reports import EngineEvent
 from libs.perfmodel.learner import StepKind, StepTimeLearner
 from libs.perfmodel.profiles import prior_step_time
 from libs.policy.step_time import StepWork
 from libs.runtime.clock import SystemClock
-from libs.testing.engines.engine import DirectFetcher, EventReader
+from libs.testing.engines.engine import EventReader
 from libs.worker.telemetry import work_of
 from load.engine.bench_phase import submit
 from load.gpu.shapes import add_model_options, vllm_arguments, write_model
+from load.setup import start_engine
 
 PROMPTS: Final = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 DECODES: Final = ((1, 1024), (4, 1024), (16, 1024), (64, 1024), (128, 1024), (16, 4096), (32, 4096))
@@ -111,7 +112,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         prefill_chunk_tokens=CHUNK_TOKENS, vllm_arguments=VLLM_ARGUMENTS | json.loads(options.vllm_arguments),
     )  # fmt: skip
     engine, began_s = make_engine(options.engine, config, SystemClock()), time.monotonic()
-    await engine.start(EngineIdentity("bench", 1, "127.0.0.1:1"), DirectFetcher(), lambda *_: None)
+    await start_engine(engine)
     start_s, steps = time.monotonic() - began_s, list[tuple[StepWork, int]]()
     device, variant = engine.device, engine.capabilities.variant
     prior = prior_step_time(options.engine, device, engine.capabilities.compute)

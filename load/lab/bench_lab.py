@@ -1,10 +1,9 @@
-"""The worth of each policy in the lab: the highest rate at which it keeps the SLO, by workload and interference.
+"""The worth of each policy in the lab: the highest rate at which it keeps the SLO, by workload.
 
 8 workers of Llama-3.1-70B, each on four H100, unless asked otherwise. Rows are policies, columns workloads. A
 figure is relative to the best static split in hindsight, as shipped ("the knee"), by what keeps 90 % of requests,
 90 % of work, and both. `fulcrum` has roles that stand still, the best split in hindsight; `fulcrum-auto` is the
-live planner. The last line is JSON. Four short workloads by default; `--eight` has all of them, as short. `--full`
-takes hours: 16 workers, whole stretches, all interferences and several seeds.
+live planner. The last line is JSON. Four short workloads by default; `--eight` has all of them, as short.
 
 What is in libs/policy was tuned on seeds 1 to 3 and on stretches of traces that begin before 1,500 s. `--held-out`
 draws other seeds, and takes traces from 1,680 s on.
@@ -18,7 +17,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from itertools import product
 from math import prod
 from multiprocessing import get_context
 from pathlib import Path
@@ -49,21 +47,7 @@ EIGHT: Final = {
     "azure-code": f"{AZURE}@1200+120",
 }
 QUICK: Final = {name: EIGHT[name] for name in ("flipflop10", "chat-flood", "mooncake", "azure-code")}
-FULL: Final = {
-    "flipflop2": "flipflop:rate=12,seconds=300,period=2,isl=3000,osl=300",
-    "flipflop10": "flipflop:rate=12,seconds=300,period=10,isl=3000,osl=300",
-    "flipflop60": "flipflop:rate=12,seconds=600,period=60,isl=3000,osl=300",
-    "chat-flood": "chat-flood:rate=12,seconds=600,isl=1500,osl=300,flood_rate=4",
-    "evening-writing": "evening-writing:rate=6,seconds=1200",
-    "both": "both:rate=6,seconds=1200,flood_rate=4",
-    "mooncake": f"{MOONCAKE}@600+900",
-    "azure-code": f"{AZURE}@600+1200",
-}
 POLICIES: Final = (
-    "static", "fulcrum", "fulcrum-mixed", "fulcrum-auto", "aggregated", "arrow", "dynamo-load", "dynamo-throughput",
-    "dynamo-both", "llm-d", "niyama", "taichi", "offline",
-)  # fmt: skip
-QUICK_POLICIES: Final = (
     "static",
     "static+order+guard",
     "fulcrum-mixed",
@@ -77,7 +61,6 @@ QUICK_POLICIES: Final = (
     "dynamo-load+order+guard",
     "dynamo-load+ours",
 )
-FULL_INTERFERENCES: Final = (0.0, 0.5, 1.0)
 WARM_UP: Final = 0.15
 # Shares of a trace that are served and not scored.
 TAIL: Final = 0.1
@@ -98,42 +81,37 @@ MEASURES: Final[Sequence[Measure]] = ("both", "requests", "work")
 class Cell:
     workload: str
     policy: str
-    interference: float | None
     wrong: str = ""
     """What the cluster is wrong about, as `fulcrum lab run --wrong` takes it."""
 
 
 # The highest rate, by what has to be good.
 Edges = dict[Measure, SearchResult]
-# Fluid bound of a workload and an interference.
-Bounds = dict[tuple[str, float | None], dict[Measure, float]]
+# Fluid bound of a workload.
+Bounds = dict[str, dict[Measure, float]]
 
 
 def main() -> None:
     asked = _arguments()
     if not asked.plain:
         run_compiled("load.lab.bench_lab")
-    asked.workers = asked.workers or (16 if asked.full else 8)
     quiet()
     started = time.monotonic()
-    all_of = FULL if asked.full else EIGHT
-    asked_for = asked.workloads.split(",") if asked.workloads else list(all_of if asked.full or asked.eight else QUICK)
-    if unknown := [name for name in asked_for if name not in all_of]:
-        raise SystemExit(f"no workload {', '.join(unknown)}: there are {', '.join(all_of)}")
-    workloads = {name: text for name, text in all_of.items() if name in asked_for and is_there(text)}
+    asked_for = asked.workloads.split(",") if asked.workloads else list(EIGHT if asked.eight else QUICK)
+    if unknown := [name for name in asked_for if name not in EIGHT]:
+        raise SystemExit(f"no workload {', '.join(unknown)}: there are {', '.join(EIGHT)}")
+    workloads = {name: text for name, text in EIGHT.items() if name in asked_for and is_there(text)}
     if not workloads:
         raise SystemExit("these workloads are traces: FULCRUM_DATA has to name the folder with them, see docs/data.md")
-    policies = asked.policies.split(",") if asked.policies else POLICIES if asked.full else QUICK_POLICIES
-    interferences = (None, *FULL_INTERFERENCES) if asked.full else (None,)
-    cells = [Cell(w, p, i, x) for x in ("", *asked.wrong) for i in interferences for w in workloads for p in policies]
+    policies = asked.policies.split(",") if asked.policies else POLICIES
+    cells = [Cell(w, p, x) for x in ("", *asked.wrong) for w in workloads for p in policies]
     base = Base(
-        asked.workers, asked.model, asked.device, asked.slo, workloads, asked.seeds or (3 if asked.full else 1),
-        held_out=asked.held_out,
+        asked.workers, asked.model, asked.device, asked.slo, workloads, asked.seeds, held_out=asked.held_out
     )  # fmt: skip
     bounds: Bounds = {}
-    for w, i in product(workloads, interferences):
-        experiment = base.experiment(Cell(w, "", i))
-        bounds[w, i] = {measure: fluid_rate(experiment, measure) for measure in MEASURES}
+    for workload in workloads:
+        experiment = base.experiment(Cell(workload, ""))
+        bounds[workload] = {measure: fluid_rate(experiment, measure) for measure in MEASURES}
     found: dict[Cell, Edges] = {}
     for cell, edges in _search(base, cells, asked.jobs or os.cpu_count() or 1):
         found[cell] = edges
@@ -142,11 +120,10 @@ def main() -> None:
         if asked.out:
             figures = _figures(base, found, bounds, round(time.monotonic() - started, 1))
             asked.out.write_text(json.dumps(figures, indent=1) + "\n")
-    for interference in interferences:
-        for measure in MEASURES:
-            show(_table(found, workloads, policies, interference, bounds, measure=measure))
-        if asked.wrong:
-            show(_lost(found, workloads, policies, interference, asked.wrong))
+    for measure in MEASURES:
+        show(_table(found, workloads, policies, bounds, measure=measure))
+    if asked.wrong:
+        show(_lost(found, workloads, policies, asked.wrong))
     figures = _figures(base, found, bounds, round(time.monotonic() - started, 1))
     print(json.dumps(figures))
 
@@ -158,7 +135,7 @@ def _figures(base: "Base", found: dict[Cell, Edges], bounds: Bounds, wall_s: flo
         "seeds": base.seeds, "held_out": base.held_out, "wall_s": wall_s,
         "cells": [{**asdict(cell), "rate_scale": round(edges["both"].rate_scale, 4),
                    "by": {each: round(edge.rate_scale, 4) for each, edge in edges.items()},
-                   "fluid_bound": {k: round(v, 4) for k, v in bounds[cell.workload, cell.interference].items()},
+                   "fluid_bound": {k: round(v, 4) for k, v in bounds[cell.workload].items()},
                    "roles": edges["both"].reports[0].roles if edges["both"].reports else "",
                    "aborted": sum(each.score.aborted for each in edges["both"].reports),
                    "role_moves": edges["both"].reports[0].role_moves if edges["both"].reports else 0}
@@ -193,7 +170,6 @@ class Base:
             slo,
             seed=seed,
             overtime_s=OVERTIME_S + pace_s,
-            interference=cell.interference,
             warm_up_s=WARM_UP * seconds,
             tail_s=TAIL * seconds,
             wrong=parse_wrong(cell.wrong.split("+") if cell.wrong else ()),
@@ -224,41 +200,34 @@ def _edge(found: dict[Cell, Edges], cell: Cell, measure: Measure) -> float:
     return edges[measure].rate_scale if measure in edges else 0.0
 
 
-def _lost(
-    found: dict[Cell, Edges], workloads: dict[str, str], policies: Sequence[str], interference: float | None,
-    wrongs: Sequence[str],
-) -> Table:  # fmt: skip
+def _lost(found: dict[Cell, Edges], workloads: dict[str, str], policies: Sequence[str], wrongs: Sequence[str]) -> Table:
     """Return the share of the highest rate that is left where the cluster is wrong about itself."""
     title = "Highest rate, relative to that of a cluster that is wrong about nothing"
     shown = titled_table(title, "policy", "wrong", *workloads, "geomean", left=("wrong",))
     for policy in policies:
         for wrong in wrongs:
-            right = [_edge(found, Cell(w, policy, interference), "both") for w in workloads]
-            there = [_edge(found, Cell(w, policy, interference, wrong), "both") for w in workloads]
+            right = [_edge(found, Cell(w, policy), "both") for w in workloads]
+            there = [_edge(found, Cell(w, policy, wrong), "both") for w in workloads]
             shown.add_row(policy, wrong, *_cells([a / b if b else None for a, b in zip(there, right, strict=True)]))
     return shown
 
 
 def _table(
-    found: dict[Cell, Edges], workloads: dict[str, str], policies: Sequence[str], interference: float | None,
-    bounds: Bounds, *, measure: Measure,
-) -> Table:  # fmt: skip
-    words = "as the profile has it" if interference is None else f"{interference:g}"
+    found: dict[Cell, Edges], workloads: dict[str, str], policies: Sequence[str], bounds: Bounds, *, measure: Measure
+) -> Table:
     good = "requests and work" if measure == "both" else measure
-    title = f"Highest rate by {good}, relative to the best static split; interference {words}"
+    title = f"Highest rate by {good}, relative to the best static split"
     shown = titled_table(title, "policy", *workloads, "geomean")
 
     def relative(workload: str, rate: float) -> float | None:
-        knee = _edge(found, Cell(workload, "static", interference), measure)
+        knee = _edge(found, Cell(workload, "static"), measure)
         return rate / knee if knee else None
 
     for policy in policies:
-        row = [relative(w, _edge(found, Cell(w, policy, interference), measure)) for w in workloads]
+        row = [relative(w, _edge(found, Cell(w, policy), measure)) for w in workloads]
         shown.add_row(policy, *_cells(row))
-    shown.add_row(
-        "fluid bound", *_cells([relative(w, bounds[w, interference][measure]) for w in workloads]), style="dim"
-    )
-    rates = [f"{_edge(found, Cell(w, 'static', interference), measure):.2f}x" for w in workloads]
+    shown.add_row("fluid bound", *_cells([relative(w, bounds[w][measure]) for w in workloads]), style="dim")
+    rates = [f"{_edge(found, Cell(w, 'static'), measure):.2f}x" for w in workloads]
     shown.add_row("(knee, times the trace's rate)", *rates, "", style="dim")
     return shown
 
@@ -271,7 +240,6 @@ def _cells(row: list[float | None]) -> list[str]:
 
 def _arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="all workloads and interferences, three seeds: hours")
     parser.add_argument("--eight", action="store_true", help="all eight workloads, as short as the quick ones")
     parser.add_argument("--held-out", action="store_true", help="seeds and stretches that nothing was tuned on")
     parser.add_argument(
@@ -279,8 +247,8 @@ def _arguments() -> Any:
     )
     parser.add_argument("--policies", help="names with commas between; static has to be one of them")
     parser.add_argument("--workloads", help="names with commas between")
-    parser.add_argument("--seeds", type=int, default=0, help="superpositions a rate; 0: 1, or 3 with --full")
-    parser.add_argument("--workers", type=int, default=0, help="0: 8, or 16 with --full")
+    parser.add_argument("--seeds", type=int, default=1, help="superpositions a rate")
+    parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--model", default="llama-3.1-70b")
     parser.add_argument("--device", default="h100")
     parser.add_argument("--slo", default="ttft=max(2s,3x),tpot=50ms")

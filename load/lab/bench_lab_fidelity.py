@@ -3,16 +3,15 @@
 `sim` compares with gateway, workers and engine as they are, in virtual time on a network without faults. With equal
 delays of all messages the lab must decide and time alike; with drawn delays it is held against the difference
 between two simulations. `live` compares with `fulcrum up` with simulated GPUs, over HTTP in real time; `torch` with
-an engine that computes, on this machine's CPU. Each run of those two is kept in a file, and `judge` compares them.
-Unknown constants (the hop, step times, the workers' CPU time) are calibrated on the first run and judged on the
-others, beside the difference between runs of one trace. The last line is JSON.
+an engine that computes, on this machine's CPU. Those two run several times: unknown constants (the hop, step times,
+the workers' CPU time) are calibrated on the first run and judged on the others, beside the difference between runs of
+one trace. The last line is JSON.
 """
 
 import argparse
 import asyncio
 import json
 import os
-import pickle
 import sys
 import tempfile
 import time
@@ -32,7 +31,6 @@ from libs.lab.traces.request import Trace
 from libs.model.info import SIM_EOS, SIM_VOCAB_SIZE, sim_tokenizer
 from libs.policy.roles import Role
 from libs.testing.engines.real_model import real_model_folder
-from libs.testing.suites.suite import running_suite
 from load.chaos.clients import ClientCall, send
 from load.chaos.cluster import Cluster, Stores
 from load.chaos.loop import Node, SimLoop, replayable
@@ -62,6 +60,7 @@ from load.lab.fidelity import (
     verdict,
 )
 from load.lab.fidelity_live import LiveRun, learned_steps, live_replay, settings, sim_settings
+from load.setup import bench_suite
 
 # After the last answer, for events to be published.
 TELL_S: Final = 2.0
@@ -194,12 +193,9 @@ def _served(event: RequestEvent) -> Served:
 
 
 EXAMPLES: Final = """examples:
-  python -m load.lab.bench_lab_fidelity sim                            # all cases, some minutes
-  python -m load.lab.bench_lab_fidelity sim --only 1p1d mixed          # two of them
-  python -m load.lab.bench_lab_fidelity live --seconds 110 --out a1    # a suite with simulated GPUs; seed 1
-  python -m load.lab.bench_lab_fidelity live --seconds 110 --out a2    # again, for the spread
-  python -m load.lab.bench_lab_fidelity live --seconds 110 --seed 2 --out b1
-  python -m load.lab.bench_lab_fidelity judge a1 a2 b1                 # calibrated on a1
+  python -m load.lab.bench_lab_fidelity sim                               # all cases, some minutes
+  python -m load.lab.bench_lab_fidelity sim --only 1p1d mixed             # two of them
+  python -m load.lab.bench_lab_fidelity live --seconds 105 --seeds 1 2 2  # calibrated on the first run
 """
 # Where calibration begins.
 FIRST: Final = Constants(1.0, LOOKUP_MS)
@@ -244,15 +240,13 @@ def run_live(link: str, seconds: float, seed: int) -> LiveRun:
     """Run a trace on a fresh suite, after a warm-up only."""
     live = LIVE[link]
     place, trace, before = live.case.place(), live_trace(live, seconds, seed), os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="lab-fidelity-") as folder:
-        cache = Path(folder) / "cache"
-        env = {**settings(place, trace), **sim_settings(place), "FULCRUM_CACHE": str(cache)}
-        model_words = ("--model", str(real_model_folder())) if live.real else ()
-        with running_suite(Path(folder), *live.arguments, *model_words, env=env) as suite:
-            model = suite.ready["model"] or "sim"
-            for prompts, each in enumerate((short(generate(WARM_UP, seed=1)), trace), 2):
-                replay = live_replay(suite.gateway, model, place, each, prompt_ids(each, seed=prompts))
-        replay = replace(replay, learned=learned_steps(cache, place.profile.step_time))
+    model_words = ("--model", str(real_model_folder())) if live.real else ()
+    with bench_suite(*live.arguments, *model_words, env=settings(place, trace) | sim_settings(place)) as suite:
+        model = suite.ready["model"] or "sim"
+        for prompts, each in enumerate((short(generate(WARM_UP, seed=1)), trace), 2):
+            replay = live_replay(suite.gateway, model, place, each, prompt_ids(each, seed=prompts))
+        learned = learned_steps(Path(suite.env["FULCRUM_CACHE"]), place.profile.step_time)
+    replay = replace(replay, learned=learned)
     kept = LiveRun(link, seconds, seed, replay, before, os.getloadavg()[0])
     print(
         f"{link}, seed {seed}: {len(replay.served)} of {len(trace.requests)} requests, sent at most"
@@ -264,8 +258,6 @@ def run_live(link: str, seconds: float, seed: int) -> LiveRun:
 def judged(runs: Sequence[LiveRun]) -> dict[str, Any]:
     """Compare the lab with each run, calibrated on the first, and runs of one trace with each other."""
     first, live = runs[0], LIVE[runs[0].link]
-    if {run.link for run in runs} != {first.link}:
-        raise SystemExit(f"runs of different links: {sorted({run.link for run in runs})}")
     place = _learned(live, first)
     constants = calibrate(place, first.trace, first.replay, FIRST)
     names = [f"run {number}, seed {run.seed}" for number, run in enumerate(runs, 1)]
@@ -323,43 +315,29 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    links = made.add_subparsers(dest="link", required=True)
-    sim = links.add_parser("sim", help="against the real code in virtual time")
-    sim.add_argument("--only", choices=SIM_CASES, nargs="*", default=[], metavar="CASE", help=", ".join(SIM_CASES))
-    sim.add_argument("--seeds", type=int, default=2, help="of the network's delays")
-    for name in LIVE:
-        live = links.add_parser(name, help="one run of a suite of processes in real time")
-        live.add_argument("--seconds", type=float, default=110.0, help="of load")
-        live.add_argument("--seed", type=int, default=1, help="of the trace")
-        live.add_argument("--out", type=Path, required=True, help="what the run brought")
-    judge = links.add_parser("judge", help="calibrate on the first of these runs, and judge by the others")
-    judge.add_argument("runs", type=Path, nargs="+")
-    every = links.add_parser("all", help="all three links, with short live runs")
-    every.add_argument("--seconds", type=float, default=60.0, help="of load in each live run")
+    made.add_argument(
+        "links", nargs="+", choices=["sim", *LIVE, "all"], metavar="LINK", help=f"sim, {', '.join(LIVE)}, or all"
+    )
+    made.add_argument(
+        "--only", choices=SIM_CASES, nargs="*", default=[], metavar="CASE", help=f"of sim: {', '.join(SIM_CASES)}"
+    )
+    made.add_argument("--drawn", type=int, default=2, help="runs of sim with drawn delays")
+    made.add_argument("--seconds", type=float, default=60.0, help="of load in each live run")
+    made.add_argument(
+        "--seeds", type=int, nargs="+", default=[1, 1, 2], help="of the traces of live runs, the first calibrates"
+    )
     return made
-
-
-def everything(seconds: float) -> dict[str, Any]:
-    found: dict[str, Any] = {"sim": against_sim([], seeds=2)}
-    for link in ("live", "torch"):
-        found[link] = judged([run_live(link, seconds, seed) for seed in (1, 1, 2)])
-    return found
 
 
 def main() -> None:
     asked = parser().parse_args()
-    found: dict[str, Any]
-    if asked.link == "sim":
-        found = against_sim(asked.only, seeds=asked.seeds)
-    elif asked.link == "judge":
-        found = judged([pickle.loads(path.read_bytes()) for path in asked.runs])
-    elif asked.link == "all":
-        found = everything(asked.seconds)
-    else:
-        kept = run_live(asked.link, asked.seconds, asked.seed)
-        asked.out.write_bytes(pickle.dumps(kept))
-        found = {"requests": len(kept.replay.served), "kept": str(asked.out)}
-    print(json.dumps({"bench": "lab-fidelity", "link": asked.link} | found))
+    found: dict[str, Any] = {}
+    for link in ("sim", "live", "torch") if "all" in asked.links else asked.links:
+        if link == "sim":
+            found[link] = against_sim(asked.only, seeds=asked.drawn)
+        else:
+            found[link] = judged([run_live(link, asked.seconds, seed) for seed in asked.seeds])
+    print(json.dumps({"bench": "lab-fidelity"} | found))
 
 
 if __name__ == "__main__":

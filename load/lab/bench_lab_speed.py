@@ -2,7 +2,7 @@
 
 An hour of mooncake_conversation on 16 workers, in chunks of 8,192 prompt tokens. Times are CPU seconds of one
 pinned process, with the reading of the trace and without the start of Python; the best of the rounds counts. Then
-follow both simulators with equal step times, and the lab's time by requests and by workers. The last line is JSON.
+follow both simulators with equal step times. The last line is JSON.
 Needs FULCRUM_DATA. `make peer-dynamo` adds DynoSim, and a C compiler the compiled rows.
 """
 
@@ -25,7 +25,7 @@ from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import Hardware, resolve
 from libs.lab.policies import policy_named
 from libs.lab.slo import parse_slo
-from libs.lab.study import quiet, scaled
+from libs.lab.study import quiet
 from libs.lab.traces.read import read_trace
 from libs.policy.step_time import StepTimeModel
 from load.lab.compile_lab import ROOT, build, missing
@@ -46,8 +46,6 @@ EQUAL: Final = StepTimeModel(
     decode_fixed_ns=6e6, decode_sequence_ns=0.0, decode_kv_token_ns=50.0, interference=1.0,
 )  # fmt: skip
 AIM_PLAIN, AIM_COMPILED = 0.3, 1.5
-WORKERS: Final = (16, 32, 64, 128, 256)
-SECONDS: Final = (450, 900, 1800, 3600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,6 @@ class Job:
     decode: int = 7
     policy: str = "fulcrum"
     seconds: float = 3600.0
-    rate: float = 1.0
     equal: bool = False
     """Whether step times are `EQUAL`, with neither hops nor KV transfer time, as in DynoSim."""
     chunk_tokens: int = CHUNK_TOKENS
@@ -84,11 +81,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         speed = _speed(folders, asked.rounds) if "speed" in asked.parts else []
         equal = _equal(folders, Path(scratch)) if "equal" in asked.parts else []
-        slopes = _slopes(folders) if "slopes" in asked.parts else []
         shown = [_speed_table(speed)] if speed else []
         shown += [_equal_table(equal)] if equal else []
-        show(*shown, *_slope_tables(slopes))
-    print(json.dumps({"bench": "lab-speed", "cores": os.cpu_count(), "speed": speed, "equal": equal, "slopes": slopes}))
+        show(*shown)
+    print(json.dumps({"bench": "lab-speed", "cores": os.cpu_count(), "speed": speed, "equal": equal}))
 
 
 # ---------------------------------------------------------------- one run
@@ -105,7 +101,6 @@ def _run(job: Job) -> dict[str, Any]:
     )  # fmt: skip
     if job.equal:
         experiment = replace(experiment, hop_ms=0.0, link_gbps=1e9)
-    experiment = scaled(experiment, job.rate, "superpose")
     report, result = run(experiment, policy_named(f"{job.policy}:{job.prefill}:{job.decode}", job.workers))
     cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - wall
     inputs = sum(answer.request.input_tokens for answer in result.answers)
@@ -172,7 +167,7 @@ def _last_line(command: Sequence[str], folder: Path, environment: dict[str, str]
     return found
 
 
-# ---------------------------------------------------------------- the three parts
+# ---------------------------------------------------------------- the two parts
 
 
 def _speed(folders: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
@@ -244,27 +239,6 @@ def _write_profile(path: Path) -> None:
     )  # fmt: skip
 
 
-def _slopes(folders: dict[str, Path]) -> list[dict[str, Any]]:
-    """Measure CPU time by requests, and by workers with as many requests: the same load on each worker, for a shorter
-    time.
-    """
-    jobs = [("requests", Job(seconds=seconds)) for seconds in SECONDS]
-    for workers in WORKERS:
-        times, prefill = workers // 16, round(workers * 9 / 16)
-        jobs.append(("workers", Job(prefill, workers - prefill, seconds=1600 / times, rate=float(times))))
-    found = []
-    for what, job in jobs:
-        for name, folder in folders.items():
-            each = _lab(folder, job)
-            row = {"by": what, "who": name, "workers": job.workers, "requests": each["requests"],
-                   "cpu_s": each["cpu_s"], "us_per_request": 1e6 * each["cpu_s"] / each["requests"],
-                   "events_per_request": each["events"] / each["requests"]}  # fmt: skip
-            found.append(row)
-            done = f"{job.workers} workers, {row['requests']:,} requests, {row['us_per_request']:.0f} us each"
-            print(f"{what}: {name}, {done}", file=sys.stderr)
-    return found
-
-
 # ---------------------------------------------------------------- shown
 
 
@@ -294,24 +268,13 @@ def _equal_table(rows: list[dict[str, Any]]) -> Table:
     return shown
 
 
-def _slope_tables(rows: list[dict[str, Any]]) -> list[Table]:
-    tables = []
-    for what in dict.fromkeys(row["by"] for row in rows):
-        shown = titled_table(f"By {what}", "lab", "workers", "requests", "CPU s", "µs a request", "events a request")
-        for row in (row for row in rows if row["by"] == what):
-            shown.add_row(row["who"], str(row["workers"]), f"{row['requests']:,}", f"{row['cpu_s']:.2f}",
-                          f"{row['us_per_request']:.0f}", f"{row['events_per_request']:.1f}")  # fmt: skip
-        tables.append(shown)
-    return tables
-
-
 def _arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="of which the fastest counts")
     parser.add_argument(
         "--compiled", type=Path, default=ROOT / "build" / "lab", help="where the compiled lab is, or will be"
     )
-    parser.add_argument("--parts", default="speed,equal,slopes", help="some of them, with commas between")
+    parser.add_argument("--parts", default="speed,equal", help="some of them, with commas between")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 

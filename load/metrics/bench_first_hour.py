@@ -15,12 +15,10 @@ import re
 import secrets
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -30,7 +28,7 @@ import psutil
 import uvloop
 
 from libs.testing.suites.processes import name_of
-from libs.testing.suites.suite import RunningSuite, running_suite
+from libs.testing.suites.suite import RunningSuite
 from load.gateway.http_load import PacedLoad, Requests, Shape
 from load.measure import Reading, cpu_points, listener_on, machine_busy_s, read_named, show
 from load.metrics.first_hour_figures import (
@@ -45,6 +43,7 @@ from load.metrics.first_hour_figures import (
     verdicts,
 )
 from load.metrics.freshness import Ages, messages
+from load.setup import bench_suite
 
 EXAMPLES = """examples:
   python -m load.metrics.bench_first_hour --idle-minutes 3 --load-minutes 3 --shapes 1+1     a quick look
@@ -290,11 +289,9 @@ def run(shape: str, beside: Beside, options: argparse.Namespace) -> list[Phase]:
     prefill, decode = shape.split("+")
     arguments = ["--engine", "sim", "--prefill", prefill, "--decode", decode]
     arguments += ["--kafka", options.kafka] if options.kafka else []
-    with tempfile.TemporaryDirectory(prefix="fulcrum-bench-") as folder:
-        # A cluster name of its own keeps records of earlier suites on a real Kafka out.
-        env = {"FULCRUM_CLUSTER": f"first-hour-{secrets.token_hex(4)}", "FULCRUM_CACHE": str(Path(folder) / "cache")}
-        with running_suite(Path(folder), *arguments, env=env) as suite:
-            return uvloop.run(observe(shape, suite, beside, options))
+    # A cluster name of its own keeps records of earlier suites on a real Kafka out.
+    with bench_suite(*arguments, env={"FULCRUM_CLUSTER": f"first-hour-{secrets.token_hex(4)}"}) as suite:
+        return uvloop.run(observe(shape, suite, beside, options))
 
 
 def shapes(text: str) -> list[str]:

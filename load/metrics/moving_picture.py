@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import httpx
@@ -24,9 +23,10 @@ from PIL import Image
 from playwright.async_api import Page, ViewportSize
 
 from libs.testing.suites.browser import PROGRAMS, browser, listen_for_errors
-from libs.testing.suites.suite import RunningSuite, running_suite
+from libs.testing.suites.suite import RunningSuite
 from load.gateway.http_load import running_clients
 from load.lab.fidelity import BYTES
+from load.setup import bench_suite
 
 # A large model on slow GPUs has long steps and few requests a second, so that suite and browser get by with two cores.
 SPEEDUP: Final = "0.4"
@@ -145,10 +145,8 @@ def main() -> None:
     parser.add_argument("--file", type=Path, default=Path("docs/images/page-flood.gif"))
     parser.add_argument("--frames", type=Path, help="a folder that gets each frame as a PNG too")
     options = parser.parse_args()
-    with TemporaryDirectory() as folder:
-        env = {"FULCRUM_CACHE": folder, "FULCRUM_WORKER_NAMES": "gpu", "FULCRUM_WORKER_SIM_SPEEDUP": SPEEDUP}
-        with running_suite(Path(folder), *WORKERS, env=env) as suite:
-            taken = asyncio.run(film(suite))
+    with bench_suite(*WORKERS, env={"FULCRUM_WORKER_NAMES": "gpu", "FULCRUM_WORKER_SIM_SPEEDUP": SPEEDUP}) as suite:
+        taken = asyncio.run(film(suite))
     if options.frames:
         options.frames.mkdir(parents=True, exist_ok=True)
         for at, each in enumerate(taken):

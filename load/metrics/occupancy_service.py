@@ -31,9 +31,10 @@ from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.service import collect_seldom
 from libs.runtime.tasks import TaskOwner
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.fleet import MAX_FLEET_STEPS
 from libs.telemetry.rollups import StoredWindow, Written
-from libs.telemetry.steps import PhaseTime, prefill_shares
+from libs.telemetry.steps import PhaseTime
 from libs.telemetry.timeline import MAX_STEPS
 from libs.telemetry.workers import Member
 from libs.testing.wait import until

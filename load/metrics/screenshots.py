@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal
 
 import httpx
@@ -26,9 +25,10 @@ from libs.cli.top.feed import Feed
 from libs.cli.top.screen import Top
 from libs.runtime.net.ports import held_port
 from libs.testing.suites.browser import PHONE, WIDE, browser, listen_for_errors
-from libs.testing.suites.suite import RunningSuite, running_suite
+from libs.testing.suites.suite import RunningSuite
 from load.gateway.http_load import running_clients
 from load.metrics.bench_occupancy import service
+from load.setup import bench_suite
 
 WORKERS: Final = ("--engine", "sim", "--prefill", "3", "--decode", "4", "--mixed", "1")
 LAPTOP: Final[ViewportSize] = {"width": 1280, "height": 800}
@@ -163,7 +163,7 @@ def main() -> None:
     if options.views:
         views(folder)
         return
-    with TemporaryDirectory() as place, running_suite(Path(place), *WORKERS, env={"FULCRUM_CACHE": place}) as suite:
+    with bench_suite(*WORKERS) as suite:
         httpx.get(suite.ready["metrics"]).raise_for_status()
         asyncio.run(run(suite, folder))
     views(folder)
@@ -171,10 +171,11 @@ def main() -> None:
 
 def views(folder: Path) -> None:
     """Take pictures of the views beside the live one."""
-    with TemporaryDirectory() as place, held_port() as port:  # the page needs a planner whose port is known
-        env = {"FULCRUM_CACHE": place, "FULCRUM_PLANNER_MODE": "auto"}
-        with running_suite(Path(place), *POOL, "--gateway-port", str(port), env=env) as suite:
-            asyncio.run(run_views(suite, folder))
+    with (
+        held_port() as port,  # the page needs a planner whose port is known
+        bench_suite(*POOL, "--gateway-port", str(port), env={"FULCRUM_PLANNER_MODE": "auto"}) as suite,
+    ):
+        asyncio.run(run_views(suite, folder))
 
 
 if __name__ == "__main__":

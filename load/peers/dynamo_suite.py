@@ -8,9 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -19,6 +18,7 @@ import httpx
 
 from libs.runtime.net.ports import held_port
 from libs.runtime.paths import cache_dir
+from load.setup import answers_within, stop
 
 HERE = Path(__file__).parent
 WHEELS, NEEDS = HERE / "dynamo_wheels.txt", HERE / "dynamo_needs.txt"
@@ -46,7 +46,7 @@ def install() -> None:
 LOOPBACK = "127.0.0.1"
 _HOSTS = ("DYN_SYSTEM_HOST", "DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST")
 _MOCKER = ("--speedup-ratio", "1000000", "--kv-transfer-bandwidth", "0")
-START_S, STOP_S = 120.0, 5.0
+START_S: Final = 120.0
 
 
 STEP_LOG: Final = "dynamo.common.recv_forward_pass_metrics"
@@ -90,10 +90,10 @@ def running_dynamo(
         env = {**os.environ, **own, **dict.fromkeys(_HOSTS, LOOPBACK), "HF_HUB_OFFLINE": "1"}
         log = stack.enter_context((folder / "log").open("wb"))
 
-        def start(*command: str, to: IO[bytes] = log, **more: str) -> int:
+        def start(*command: str, to: IO[bytes] = log, **more: str) -> "subprocess.Popen[bytes]":
             process = subprocess.Popen([str(python()), "-m", *command], env={**env, **more}, stdout=to, stderr=to)
-            stack.callback(_stop, process)
-            return process.pid
+            stack.callback(stop, process)
+            return process
 
         own_port = ("--http-host", LOOPBACK, "--http-port", str(port))
         frontend = start("dynamo.frontend", *own_port, "--router-mode", "round-robin")
@@ -105,28 +105,12 @@ def running_dynamo(
         for component, file in zip(COMPONENTS, step_logs, strict=False):
             how = ("--component", component, "--request-plane", "tcp", "--output", str(file), "--flush-interval", "0.2")
             start(STEP_LOG, *how)
-        _until_it_answers(port, name)
-        yield RunningDynamo(port, folder / "kv", frontend, prefilling, decoding, step_logs, decode_logs)
-
-
-def _until_it_answers(port: int, model: str) -> None:
-    body = {"model": model, "messages": [{"role": "user", "content": "first"}], "max_tokens": 1, "ignore_eos": True}
-    end_s = time.monotonic() + START_S
-    while time.monotonic() < end_s:
-        with suppress(httpx.HTTPError):
-            if httpx.post(f"http://{LOOPBACK}:{port}/v1/chat/completions", json=body, timeout=10).is_success:
-                return
-        time.sleep(0.2)
-    raise TimeoutError(f"Dynamo did not answer within {START_S:g} s")
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        url = f"http://{LOOPBACK}:{port}/v1/chat/completions"
+        body = {"model": name, "messages": [{"role": "user", "content": "first"}], "max_tokens": 1, "ignore_eos": True}
+        if not answers_within(lambda: httpx.post(url, json=body, timeout=10), start_s=START_S, process=frontend):
+            raise TimeoutError(f"Dynamo did not answer within {START_S:g} s")
+        prefill_pids, decode_pids = ([each.pid for each in workers] for workers in (prefilling, decoding))
+        yield RunningDynamo(port, folder / "kv", frontend.pid, prefill_pids, decode_pids, step_logs, decode_logs)
 
 
 if __name__ == "__main__":

@@ -7,20 +7,17 @@ not. The gain is ours over before, and the lab's gain stands beside it.
 
 With `--near` the lab runs all rates first, and each policy runs live only at the two between which the lab has its
 edge. The lab is calibrated on one live run, of the policy of before at the lowest rate of the first load: each step
-takes as much longer as TPOT did at p50. `--torch` runs on one prefill, one decode and one mixed worker that
-compute; the lab begins with the step times that they measured in that run. The last line is JSON.
+takes as much longer as TPOT did at p50. The last line is JSON.
 """
 
 import argparse
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import nan
-from pathlib import Path
 from typing import Any, Final
 
 from libs.lab.experiment import run as run_lab
@@ -28,8 +25,7 @@ from libs.lab.policies import Policy as LabPolicy
 from libs.lab.policies import policy_named
 from libs.lab.study import quiet
 from libs.policy.roles import Role
-from load.lab.fidelity_live import learned_steps
-from load.planner.bench_spike import SIM, TORCH_SMOLLM2, TTFT_MS, LiveKind, Policy, run
+from load.planner.bench_spike import SIM, TTFT_MS, LiveKind, Policy, run
 from load.planner.stories import Story, flipflop, flood, made
 
 # A TTFT that no request misses: with it no request is ever late, and all are served first come, first served.
@@ -47,11 +43,6 @@ def mix(rate: float, seconds: int) -> Story:
     return Story(spec, [])
 
 
-def torch_flipflop(rate: float, seconds: int) -> Story:
-    """Return a story for three workers of SmolLM2 on a CPU."""
-    return Story(f"flipflop:rate={rate},isl=240,osl=24,spread=0.3,seconds={seconds},period=10,swing=4", [])
-
-
 @dataclass(frozen=True, slots=True)
 class Ladder:
     """A load, and the rates at which it is run."""
@@ -65,9 +56,6 @@ LOADS: Final[Mapping[str, Ladder]] = {
     "flood": Ladder(flood, (5, 7, 9, 11, 13)),
     "mix": Ladder(mix, (7, 9, 11, 13, 15, 17)),
 }
-TORCH_LOADS: Final[Mapping[str, Ladder]] = {
-    "flipflop": Ladder(torch_flipflop, (1.4, 1.7, 2, 2.4, 2.9, 3.5, 4.2, 5, 6, 7.2, 8.6, 10.3, 12.4)),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +67,17 @@ class Side:
     ttft_ms: int
     lab: str
 
-    def lab_policy(self, kind: LiveKind) -> LabPolicy:
+    def lab_policy(self) -> LabPolicy:
         """Return the lab's policy with the roles that the live suite begins with."""
         live = self.live
         roles = [(Role.PREFILL, 0)] * live.prefill + [(Role.MIXED, 0)] * live.decode
-        roles += [(Role.MIXED, kind.place.chunk_tokens)] * live.mixed
         return replace(policy_named(self.lab, live.workers), first_roles=lambda _: roles)
 
 
-def sides(workers: int, mixed: int = 0) -> tuple[Side, Side]:
-    """Return (before, ours), both from half and half, and `mixed` workers beside them."""
-    half = (workers - mixed) // 2
-    before = Policy("before", half, workers - half - mixed, mixed, "advisory")
+def sides(workers: int) -> tuple[Side, Side]:
+    """Return (before, ours), both from half and half."""
+    half = workers // 2
+    before = Policy("before", half, workers - half, 0, "advisory")
     return (
         Side("before", before, NEVER_MS, "fulcrum-fcfs"),
         Side("ours", replace(before, name="ours", mode="auto"), TTFT_MS, "fulcrum-auto"),
@@ -100,7 +87,7 @@ def sides(workers: int, mixed: int = 0) -> tuple[Side, Side]:
 def run_in_lab(side: Side, story: Story, kind: LiveKind, seed: int) -> tuple[float, float]:
     """Return (share of good requests, TPOT at p50 in ms) on the lab's cluster of the same GPUs."""
     experiment = kind.experiment(made(story, seed), side.live.workers, seed=seed)
-    report, result = run_lab(experiment, side.lab_policy(kind))
+    report, result = run_lab(experiment, side.lab_policy())
     return report.score.slo_attainment, statistics.median(each.tpot_ns / 1e6 for each in result.answers if each.tpot_ns)
 
 
@@ -145,14 +132,11 @@ class PolicyComparison:
     seconds: int
     seed: int
     near: bool
-    cache: Path
-    """Folder in which workers that compute keep their measurements."""
     calibration: Mapping[str, Any] | None = None
     """The run that the lab was calibrated on."""
 
     def live(self, side: Side, story: Story) -> dict[str, Any]:
-        cache = None if self.kind.simulated else self.cache
-        return run(side.live, story, seed=self.seed, ttft_ms=side.ttft_ms, kind=self.kind, cache=cache)
+        return run(side.live, story, seed=self.seed, ttft_ms=side.ttft_ms, kind=self.kind)
 
     def calibrated(self, ladder: Ladder, rate: float) -> "PolicyComparison":
         """Return a comparison whose lab has the step times of one live run."""
@@ -160,8 +144,6 @@ class PolicyComparison:
         print(f"steps are measured at {rate:g} ...", file=sys.stderr, flush=True)
         found = self.live(before, story)
         steps = self.lab_kind.step_time
-        if not self.kind.simulated:
-            steps = learned_steps(self.cache, steps)
         lab_ms = run_in_lab(before, story, self.lab_kind.with_steps(steps), self.seed)[1]
         more_ms = found["tpot_ms"]["p50"] - lab_ms
         print(f"a step takes {more_ms:+.2f} ms more than the lab had it", flush=True)
@@ -209,34 +191,25 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", choices=LOADS, help="all by default")
     parser.add_argument("--rates", nargs="+", type=float, help="requests a second; a ladder of its own for each load")
     parser.add_argument("--workers", type=int, default=WORKERS)
-    parser.add_argument("--torch", action="store_true", help="1 prefill, 1 decode and 1 mixed worker that compute")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--near", action="store_true", help="live only at the two rates about the lab's edge")
     asked = parser.parse_args()
     quiet()
-    loads = TORCH_LOADS if asked.torch else LOADS
-    names = [each for each in loads if each in (asked.loads or loads)]
-    if not names:
-        parser.error(f"--torch has {', '.join(TORCH_LOADS)} alone")
-    kind = TORCH_SMOLLM2 if asked.torch else SIM
-    both = sides(3, mixed=1) if asked.torch else sides(asked.workers)
-    workers = both[0].live.workers
-    with tempfile.TemporaryDirectory() as folder:
-        bench = PolicyComparison(
-            both, kind, kind.with_steps(kind.step_time), asked.seconds, asked.seed, asked.near,
-            Path(folder),
-        )  # fmt: skip
-        print(f"{workers} workers of {kind.place.profile.name}, SLO {kind.slo.text}, {asked.seconds} s; good requests")
-        first = loads[names[0]]
-        bench = bench.calibrated(first, min(asked.rates or first.rates))
-        print(f"{'':<17} {'live':^17} {'lab':^17}\n{'load':<10} {'rate':>6} " + " ".join(["  before     ours"] * 2))
-        found = {name: compare(name, loads[name], asked.rates or loads[name].rates, bench) for name in names}
+    names = [each for each in LOADS if each in (asked.loads or LOADS)]
+    both, kind = sides(asked.workers), SIM
+    bench = PolicyComparison(both, kind, kind.with_steps(kind.step_time), asked.seconds, asked.seed, asked.near)
+    what = f"{asked.workers} workers of {kind.place.profile.name}, SLO {kind.slo.text}"
+    print(f"{what}, {asked.seconds} s; good requests")
+    first = LOADS[names[0]]
+    bench = bench.calibrated(first, min(asked.rates or first.rates))
+    print(f"{'':<17} {'live':^17} {'lab':^17}\n{'load':<10} {'rate':>6} " + " ".join(["  before     ours"] * 2))
+    found = {name: compare(name, LOADS[name], asked.rates or LOADS[name].rates, bench) for name in names}
     steps = asdict(bench.lab_kind.step_time)
     print(
         json.dumps({
-            "bench": "policy-live", "workers": workers, "seconds": asked.seconds, "calibration": bench.calibration,
-            "step_time": steps, "loads": found,
+            "bench": "policy-live", "workers": asked.workers, "seconds": asked.seconds,
+            "calibration": bench.calibration, "step_time": steps, "loads": found,
         })
     )  # fmt: skip
 

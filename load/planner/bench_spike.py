@@ -10,14 +10,11 @@ time from a decision until the worker's own time of its change.
 import argparse
 import asyncio
 import json
-import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -36,20 +33,16 @@ from libs.perfmodel.profiles import profile
 from libs.policy.roles import Role
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
-from libs.testing.engines.real_model import random_model_folder
-from libs.testing.suites.suite import RunningSuite, running_suite
-from load.gpu.shapes import SHAPES, SMOLLM2_135M
-from load.lab.fidelity import MIB, ClusterShape, prompt_ids
+from libs.testing.suites.suite import RunningSuite
+from load.lab.fidelity import ClusterShape, prompt_ids
 from load.lab.fidelity_live import Answer, play, settings, sim_settings
 from load.measure import percentiles
-from load.planner.bench_role import tiny_model
 from load.planner.dynamo_live import DynamoLive
-from load.planner.stories import SIZED_FOR, STORIES, Story, made, torch_bursts
+from load.planner.stories import SIZED_FOR, STORIES, Story, made
+from load.setup import bench_suite
 
 # Simulated workers in a process.
-PER_PROCESS: Final = 8
-# Cores for gateway, client, stores, planner and metrics, where the machine has more.
-CORES_BESIDE: Final = 4
+PER_PROCESS: Final = "8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +50,10 @@ class LiveKind:
     """Workers of one kind, and the SLO of their clients."""
 
     place: ClusterShape
-    """One worker of the kind; its step times are a guess where an engine computes."""
+    """One worker of the kind."""
     slo: SloSpec
     speedup: float = 1.0
     """Speed of a simulated GPU over its profile's."""
-    write_model: Callable[[Path], Path] | None = None
-    """Writes a model for the engine `torch` into a folder that it makes; None for simulated GPUs."""
-    threads: int = 1
-
-    @property
-    def simulated(self) -> bool:
-        """Return whether its step times are the profile's, by construction."""
-        return self.write_model is None
 
     @property
     def step_time(self) -> StepTimeModel:
@@ -97,49 +82,21 @@ class LiveKind:
             max_sequences=place.max_sequences,
         )
 
-    def arguments(self, folder: Path) -> list[str]:
-        """Return the arguments of `fulcrum up`; files that they name are written into `folder`."""
-        if self.write_model is None:
-            return ["--engine", "sim", "--workers-per-process", str(PER_PROCESS)]
-        return ["--engine", "torch", "--model", str(self.write_model(folder / "model"))]
-
     def env(self, trace: Trace) -> dict[str, str]:
-        env = settings(self.place, trace)
-        if self.simulated:
-            return env | sim_settings(self.place) | {"FULCRUM_WORKER_SIM_SPEEDUP": str(self.speedup)}
-        return env | {"FULCRUM_WORKER_THREADS": str(self.threads)}
+        own = settings(self.place, trace) | sim_settings(self.place)
+        return own | {"FULCRUM_WORKER_SIM_SPEEDUP": str(self.speedup)}
 
 
-def _place(name: str, *, chunk_tokens: int, max_sequences: int, link_gbps: float, kv_mib: int = 0) -> ClusterShape:
-    found = profile(name)
-    if kv_mib:
-        found = replace(found, kv_memory_bytes=kv_mib * MIB)
-    return ClusterShape(found, [(Role.PREFILL, 0)], chunk_tokens, max_sequences, link_gbps)
-
-
-# Limits of all kinds.
 TTFT_MS: Final = 5_000
 TPOT_MS: Final = 120
 # Slow GPUs: fewer requests a second fill sixteen of them, so that two cores carry all processes.
 SIM: Final = LiveKind(
-    _place("llama-70b-tp4-h100", chunk_tokens=2048, max_sequences=16, link_gbps=400.0),
+    ClusterShape(
+        profile("llama-70b-tp4-h100"), [(Role.PREFILL, 0)], chunk_tokens=2048, max_sequences=16, link_gbps=400.0
+    ),
     parse_slo(f"ttft=max({TTFT_MS}ms,3x),tpot={TPOT_MS}ms"),
     speedup=0.4,
 )
-TORCH_TINY: Final = LiveKind(
-    _place("smollm2-135m-cpu", chunk_tokens=256, max_sequences=8, link_gbps=50.0, kv_mib=96),
-    parse_slo(f"ttft={TTFT_MS}ms,tpot={TPOT_MS}ms"),
-    write_model=tiny_model,
-)
-# Random weights in the shape of SmolLM2-135M take as long to compute as its own. Each worker gets a third of the
-# cores.
-TORCH_SMOLLM2: Final = LiveKind(
-    _place("smollm2-135m-cpu", chunk_tokens=256, max_sequences=16, link_gbps=50.0, kv_mib=512),
-    parse_slo(f"ttft={TTFT_MS}ms,tpot={TPOT_MS}ms"),
-    write_model=lambda folder: random_model_folder(folder, **SHAPES[SMOLLM2_135M]),
-    threads=max((os.cpu_count() or 1) - CORES_BESIDE, 3) // 3,
-)
-
 # The first decisions of a run are judged: each takes two runs of the lab.
 MOST_JUDGED: Final = 64
 # Reasons of decisions that are to improve something; one that gives budgets back after a calm is not.
@@ -180,7 +137,6 @@ def _standing(change: Mapping[str, Any]) -> RoleAndBudget:
 
 # Between looks at workers: short enough to see each change before the next one.
 POLL_S: Final = 0.05
-TORCH_WORKERS: Final = 4
 # Until a worker that Dynamo's policy restarts serves again: a third of the lab's time, which favours Dynamo.
 DYNAMO_START_S: Final = 10.0
 # A move later than this after a turn answers something else.
@@ -323,30 +279,26 @@ def run(
     seed: int,
     ttft_ms: int = TTFT_MS,
     kind: LiveKind = SIM,
-    cache: Path | None = None,
     most_judged: int = MOST_JUDGED,
 ) -> dict[str, Any]:
-    """Run one policy on one story. `ttft_ms` is the gateway's deadline; requests are scored by the kind's SLO. `cache`
-    is a folder for what workers learn; with None they begin without step times.
-    """
+    """Run one policy on one story. `ttft_ms` is the gateway's deadline; requests are scored by the kind's SLO."""
     trace = made(story, seed)
     prompts = prompt_ids(trace, seed=seed)
     cluster = RivalSetting(
         policy.workers, kind.speed, kind.place.max_sequences, 1_000, 64,
         Slo(kind.slo.ttft_limit_ns(0), kind.slo.tpot_ns),
     )  # fmt: skip
-    asked = ["--prefill", str(policy.prefill), "--decode", str(policy.decode), "--mixed", str(policy.mixed)]
+    roles = ("--prefill", str(policy.prefill), "--decode", str(policy.decode), "--mixed", str(policy.mixed))
     env = {"FULCRUM_PLANNER_MODE": policy.mode, "FULCRUM_GATEWAY_TTFT_DEADLINE_MS": str(ttft_ms)}
     env |= {"FULCRUM_GATEWAY_TPOT_TARGET_MS": str(TPOT_MS), "FULCRUM_PLANNER_TPOT_TARGET_MS": str(TPOT_MS)}
-    with tempfile.TemporaryDirectory() as folder:
-        env |= kind.env(trace) | {"FULCRUM_CACHE": str(cache or f"{folder}/cache")}
-        asked += kind.arguments(Path(folder))
-        with running_suite(Path(folder), *asked, env=env) as suite:
-            start_s = policy.dynamo_start_s
-            dynamo = None if start_s is None else DynamoLive(suite, cluster, start_s)
-            answers, failed, seen = asyncio.run(serve(suite, trace, prompts, dynamo))
+    with bench_suite(
+        "--engine", "sim", "--workers-per-process", PER_PROCESS, *roles, env=env | kind.env(trace)
+    ) as suite:
+        start_s = policy.dynamo_start_s
+        dynamo = None if start_s is None else DynamoLive(suite, cluster, start_s)
+        answers, failed, seen = asyncio.run(serve(suite, trace, prompts, dynamo))
     useful = None
-    if policy.mode == "auto" and kind.simulated:
+    if policy.mode == "auto":
         useful = judged(
             changing(seen), seen.workers, trace=trace, kind=kind, start_unix_ns=seen.start_unix_ns, most=most_judged
         )
@@ -401,7 +353,6 @@ def main() -> None:
         "--policies", nargs="+", help="of auto, static, aggregated, dynamo-load, dynamo-load+moves; all by default"
     )
     parser.add_argument("--workers", type=int, default=SIZED_FOR)
-    parser.add_argument("--torch", action="store_true", help="four workers of a tiny model on torch, bursts alone")
     parser.add_argument("--size", type=float, help="of the stories; as many as the workers are to 16 by default")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
@@ -410,13 +361,12 @@ def main() -> None:
     quiet()
     found: dict[str, list[dict[str, Any]]] = {}
     began = datetime.now()
-    workers, kind = (TORCH_WORKERS, TORCH_TINY) if asked.torch else (asked.workers, SIM)
-    size = asked.size or asked.workers / SIZED_FOR
-    for name in ["torch-bursts"] if asked.torch else asked.stories:
-        story = torch_bursts(asked.seconds) if asked.torch else STORIES[name](asked.seconds, size)
-        what = "torch" if asked.torch else kind.place.profile.name
-        print(f"\n{name}: {story.spec}, {workers} workers of {what}, SLO {kind.slo.text}\n{HEAD}")
-        for policy in policies(workers)[: 3 if asked.torch else None]:
+    workers, kind = asked.workers, SIM
+    size = asked.size or workers / SIZED_FOR
+    for name in asked.stories:
+        story = STORIES[name](asked.seconds, size)
+        print(f"\n{name}: {story.spec}, {workers} workers of {kind.place.profile.name}, SLO {kind.slo.text}\n{HEAD}")
+        for policy in policies(workers):
             if asked.policies and policy.name.split()[0] not in asked.policies:
                 continue
             print(f"{policy.name} serves {name} ...", file=sys.stderr, flush=True)

@@ -13,11 +13,9 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -26,8 +24,9 @@ import psutil
 from libs.policy.planner.role_planning import LEAST_PAY_BACK_NS
 from libs.runtime.tasks import TaskOwner
 from libs.testing.suites.processes import kill, pid_of
-from libs.testing.suites.suite import RunningSuite, running_suite
+from libs.testing.suites.suite import RunningSuite
 from load.measure import resident_mib
+from load.setup import bench_suite
 
 PREFILL, DECODE, SPARE, GATEWAYS = 2, 2, 1, 2
 VICTIMS: Final = ("planner", "planner", "gateway-2", "redis", "kafka", "metrics", "prefill-2", "decode-2")
@@ -235,12 +234,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     arguments = ("--engine", "sim", "--prefill", str(PREFILL), "--decode", str(DECODE), "--spare", str(SPARE))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running_suite(
-            Path(folder), *arguments, "--gateways", str(GATEWAYS), env={**ENV, "FULCRUM_CACHE": f"{folder}/cache"}
-        ) as suite,
-    ):
+    with bench_suite(*arguments, "--gateways", str(GATEWAYS), env=ENV) as suite:
         found = asyncio.run(Soak(suite, asked.seed).run(asked.seconds))
     moves = sum(len(each["workers"]) for each in found.decisions.values() if each["action"] == "set_role")
     hasty, grew = restless(found), growth(found)

@@ -48,16 +48,6 @@ def steady(rate: float, seconds: int) -> Story:
     return Story(f"poisson:rate={rate},isl=2000,osl=150,spread=0.4,seconds={seconds}", [])
 
 
-def torch_bursts(seconds: int) -> Story:
-    """Return bursts of prompts of a few steps each, for four workers of a tiny model on two cores."""
-    at_s = [float(each) for each in range(5, seconds - 2, 10)]
-    return Story(
-        f"poisson:rate=3,isl=120,osl=24,spread=0.25,seconds={seconds}",
-        [(each, "prefill") for each in at_s],
-        burst=(24, 1_500),
-    )
-
-
 # Workers that a story of size 1 suits.
 SIZED_FOR: Final = 16
 # Each takes its seconds and its size: 1 suits `SIZED_FOR` workers, 2 suits twice as many.

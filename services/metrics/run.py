@@ -24,8 +24,8 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
 from libs.runtime.web import MakeClient
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.fleet_loads import LoadMessageBuilder
-from libs.telemetry.steps import prefill_shares
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
 from services.metrics.demand.keeping import DemandFile

@@ -13,7 +13,7 @@ from libs.contracts.topics import REQUESTS, STEPS
 from libs.policy.reading import Fate, Gaps
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
-from libs.telemetry.steps import prefill_shares
+from libs.telemetry.columns import prefill_shares
 from libs.testing.contract.brokers import Broker
 from libs.testing.wait import until
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, step, step_batch

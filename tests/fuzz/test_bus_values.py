@@ -21,8 +21,8 @@ from libs.contracts.topics import ALL, CAPACITY, DECISIONS, LOADS, QUEUES, REQUE
 from libs.keys.gate import ChangeGuard
 from libs.policy.capacity import wishes
 from libs.policy.reading import Shares
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.fleet_loads import COLUMNS
-from libs.telemetry.steps import prefill_shares
 from libs.testing.messages import messages, spoiled
 from libs.testing.suites.suite import RunningSuite
 from libs.testing.wait import ManualClock, at_once

@@ -32,23 +32,21 @@ height:.8em;margin:0 .3em 0 .9em}.wide,.wide+td,.wide+th{text-align:left}</style
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that the output shows."""
-
     experiment: Experiment
     answer: Answer
     needs: Sequence[Need]
-    """The best policy first."""
+    """The needs of all policies, the best policy first."""
     reasons: Sequence[str]
     measure: Measure
 
     @property
     def gpus(self) -> int:
-        """The GPUs of one worker."""
+        """Return the number of GPUs that one worker takes."""
         return self.experiment.hardware.profile.gpus
 
     @property
     def standard(self) -> str:
-        """The SLO in words."""
+        """Return the share of requests that must meet the SLO, and the SLO, in words."""
         return f"{WANTED:.0%} {MEASURE_WORDS[self.measure]} in time: {self.experiment.slo.text}"
 
 

@@ -44,7 +44,7 @@ class Feed:
         self._others = False
         """True if the set of workers has changed since it was drawn."""
         self.on_news: Callable[[], None] = lambda: None
-        """Called after an event, an alert, the begin or end of an outage, or a change in the set of workers."""
+        """The callback after an event, an alert, the begin or end of an outage, or a change in the set of workers."""
 
     async def follow(self) -> None:
         """Read the stream until cancelled, and open it again whenever it ends."""

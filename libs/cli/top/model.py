@@ -163,7 +163,6 @@ class TopModel:
         self._settled_ms = 400
 
     def members(self, message: dict[str, Any]) -> None:
-        """Take the list of workers from a message."""
         self._roles = ("", *message["roles"])
         self._settled_ms = message["settled_ms"]
         known, self._listed = self.workers, []
@@ -227,7 +226,6 @@ class TopModel:
             view.tokens = depths["waiting_prefill_tokens"][place]
 
     def alert(self, alert: dict[str, Any]) -> None:
-        """Take an alert that fires or is over."""
         over = alert["state"] != "firing"
         if over:
             self.firing.pop(alert["id"], None)

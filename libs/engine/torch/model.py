@@ -20,7 +20,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
-from libs.contracts.errors import StartupError
+from libs.contracts.errors import StartupError, one_line
 from libs.engine.runner import Chunk
 from libs.engine.torch.attention import ATTENTION_NAME, BlockShape, paged_attention
 
@@ -110,7 +110,7 @@ class Adapters:
             except StartupError as error:
                 raise AdapterBroken(error.message) from error
             except Exception as error:  # safetensors raises an exception class of its own beside OSError
-                raise AdapterBroken(f"adapter {name!r} cannot be read: {' '.join(str(error).split())[:200]}") from error
+                raise AdapterBroken(f"adapter {name!r} cannot be read: {one_line(error, 200)}") from error
             self._kept[name] = found
         self._kept.move_to_end(name)
         if not self._hooked:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor
 
-from libs.contracts.errors import StartupError
+from libs.contracts.errors import StartupError, one_line
 from libs.contracts.hashing import image_hash
 from libs.engine.port import PromptImage
 from libs.engine.runner import Chunk, ImageCounts
@@ -117,7 +117,7 @@ class ImageEncoder:
         except BrokenImage:
             raise
         except Exception as error:  # Pillow raises SyntaxError, struct.error and others beside OSError
-            raise BrokenImage(f"an image cannot be encoded: {' '.join(str(error).split())[:200]}") from error
+            raise BrokenImage(f"an image cannot be encoded: {one_line(error, 200)}") from error
         self._encoded += 1
         return found
 

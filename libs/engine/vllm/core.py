@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from libs.contracts.errors import StartupError
+from libs.contracts.errors import StartupError, one_line
 from libs.engine.config import EngineConfig
 from libs.engine.port import DeviceMemory, EngineIdentity, Progress
 from libs.engine.vllm.connectors import connector_of
@@ -262,14 +262,10 @@ def as_startup_error(error: BaseException, what: str = "start") -> StartupError:
     """Return any error of vLLM as a one-line StartupError. `what` is the verb for what it failed to do."""
     if isinstance(error, StartupError):
         return error
-    return StartupError(f"the vllm engine did not {what}: {in_one_line(error)}")
+    return StartupError(f"the vllm engine did not {what}: {one_line(error, MAX_REASON_CHARS)}")
 
 
-def in_one_line(error: BaseException) -> str:
-    """Return the error's message in one line of at most 400 characters."""
-    return (" ".join(str(error).split()) or type(error).__name__)[:400]
-
-
+MAX_REASON_CHARS = 400
 LEADER_DEAD = "node 0 has ended: start its worker and this one again"
 DEAD = "the processes that compute here have ended, and their log says why: start node 0's worker and this one again"
 # Interval between attempts to connect to node 0.

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from libs.contracts.errors import InvalidRequest, KvLost, QueueFull, SleepFailed
+from libs.contracts.errors import InvalidRequest, KvLost, QueueFull, SleepFailed, one_line
 from libs.engine.config import EngineConfig
 from libs.engine.kv_port import KvExport, KvFetcher
 from libs.engine.port import Capabilities, DeviceMemory, EngineIdentity, EnginePhase, EngineRequest, Progress
 from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, EventQueue, FinishReason, SequenceOutput
 from libs.engine.sequence import Sequence, check_request
-from libs.engine.vllm.core import CoreProcess, in_one_line
+from libs.engine.vllm.core import MAX_REASON_CHARS, CoreProcess
 from libs.engine.vllm.pacing import trial_tokens
 from libs.engine.vllm.sequences import OutputReader, Sequences, announcement
 from libs.engine.vllm.starting import StartedCore
@@ -198,7 +198,7 @@ class VllmEngine:
                 await self._settle()
             await self._core.sleep(keep_weights=keep_weights)
         except Exception as error:  # whatever vLLM raises; EngineCore is ended then
-            raise SleepFailed(f"the vllm engine does not sleep: {in_one_line(error)}") from error
+            raise SleepFailed(f"the vllm engine does not sleep: {one_line(error, MAX_REASON_CHARS)}") from error
         await self._tasks.close()
         self._busy_since_ns = 0  # so that `load` does not read the board
         self._events.end()

@@ -1,5 +1,5 @@
-"""A worker's assignment, which changes by compare-and-set on its epoch, the sequences that it takes under it, and what
-it keeps of a model that it leaves.
+"""A worker's assignment, which changes by compare-and-set on its epoch, the sequences that it takes under it, those
+that it hands over when it leaves a role, and what it keeps of a model that it leaves.
 """
 
 from collections.abc import Collection, Sequence
@@ -140,6 +140,121 @@ def refusal(phase: int, kv_layout: str | None, worker: WorkerReadiness) -> Refus
     if kv_layout is not None and kv_layout != worker.kv_layout:
         return Refusal.KV_MISMATCH
     return None if worker.has_credit else Refusal.NO_CAPACITY
+
+
+REMEMBERED = 0.95
+"""The factor by which each new hand-over scales the weight of earlier ones."""
+WEIGHT = 0.2
+"""Weight of the newest observation in a running mean."""
+PRIOR_WEIGHT = 0.25
+MAX_WAIT_S: Final = 5.0
+"""The longest that a worker that left decode waits for a sequence that could be computed again elsewhere."""
+PRIOR = ((0.0, 0.005), (1e9, 1.0))
+"""Assumed (bytes, seconds): binding takes two turns of a stream and a step; the link carries 1 GB/s."""
+
+
+class HandOverTime:
+    """The duration of a hand-over as a linear function of its bytes.
+
+    The line is fitted to observations on top of a prior. Its intercept is the time to bind, its slope the link.
+    """
+
+    def __init__(self) -> None:
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+    def observe(self, kv_bytes: int, seconds: float) -> None:
+        """Record the time from sealing the blocks to their arrival."""
+        self._sums = _add(_scaled(self._sums, REMEMBERED), kv_bytes, seconds)
+
+    def seconds(self, kv_bytes: int) -> float:
+        """Return the expected time to hand over `kv_bytes`; never negative, and never less for more bytes."""
+        sums = self._sums
+        for prior_bytes, prior_s in PRIOR:
+            sums = _add(sums, prior_bytes, prior_s, PRIOR_WEIGHT)
+        count, x, y, xx, xy = sums
+        slope = (count * xy - x * y) / (count * xx - x * x)
+        if slope < 0:
+            return y / count
+        binding_s = (y - slope * x) / count
+        if binding_s < 0:  # refit the line through the origin instead of clipping it at 0
+            return xy / xx * kv_bytes
+        return binding_s + slope * kv_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Staying:
+    """Running means that predict when a sequence ends on its present worker."""
+
+    tpot_s: float = 0.0
+    """Duration of a decode step there; 0 before the first one."""
+    mean_output_tokens: float = 0.0
+    """Mean output length of answers that ended there; 0 before the first one."""
+
+    def stepped(self, step_s: float) -> "Staying":
+        """Return the state after one more decode step."""
+        return Staying(_mean(self.tpot_s, step_s), self.mean_output_tokens)
+
+    def ended(self, output_tokens: int) -> "Staying":
+        """Return the state after one more answer that ended by itself."""
+        return Staying(self.tpot_s, _mean(self.mean_output_tokens, output_tokens))
+
+    def seconds(self, most_tokens_left: int) -> float:
+        """Return the expected time until a sequence with at most this many tokens left ends.
+
+        It is infinite before the first step.
+        """
+        tokens = expected_tokens_left(most_tokens_left, self.mean_output_tokens)
+        return tokens * self.tpot_s if self.tpot_s else float("inf")
+
+
+def expected_tokens_left(most: int, mean_output_tokens: float) -> float:
+    """Return the expected number of output tokens to come, at most `most`.
+
+    The tokens so far do not lower it: lengths are taken to be memoryless, so a full mean always remains.
+    """
+    return min(most, mean_output_tokens) if mean_output_tokens else most
+
+
+def sooner_handed_over(most_tokens_left: int, kv_bytes: int, staying: Staying, time: HandOverTime) -> bool:
+    """Return whether a hand-over frees the worker of a sequence before the sequence's end would."""
+    return time.seconds(kv_bytes) < staying.seconds(most_tokens_left)
+
+
+def sooner_recomputed(most_tokens_left: int, recompute_s: float, waited_s: float, staying: Staying) -> bool:
+    """Return whether to compute a sequence again elsewhere, in `recompute_s`, because its KV cannot move.
+
+    A sequence that is expected to take longer than that goes at once. One that lasts longer than expected is given
+    `recompute_s`, at most MAX_WAIT_S, so nobody waits more than twice as long as necessary. One that is sure to end
+    before that stays.
+    """
+    longest_s = most_tokens_left * staying.tpot_s
+    if staying.tpot_s and longest_s <= min(recompute_s, MAX_WAIT_S):
+        return False
+    return staying.seconds(most_tokens_left) > recompute_s or waited_s >= min(recompute_s, MAX_WAIT_S)
+
+
+_Sums = tuple[float, float, float, float, float]
+"""Weighted sums of (1, x, y, x², x·y)."""
+
+
+def _add(sums: _Sums, x: float, y: float, weight: float = 1.0) -> _Sums:
+    count, of_x, of_y, of_xx, of_xy = sums
+    return (
+        count + weight,
+        of_x + weight * x,
+        of_y + weight * y,
+        of_xx + weight * x * x,
+        of_xy + weight * x * y,
+    )
+
+
+def _scaled(sums: _Sums, factor: float) -> _Sums:
+    count, of_x, of_y, of_xx, of_xy = sums
+    return count * factor, of_x * factor, of_y * factor, of_xx * factor, of_xy * factor
+
+
+def _mean(mean: float, value: float) -> float:
+    return mean + WEIGHT * (value - mean) if mean else value
 
 
 class Leaving(Enum):

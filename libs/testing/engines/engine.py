@@ -24,8 +24,9 @@ from libs.perfmodel.profiles import prior_step_time
 from libs.perfmodel.wire import step_time_message
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.steps import PhaseTime, prefill_shares
+from libs.telemetry.steps import PhaseTime
 from libs.worker.telemetry import StepBatchBuilder, TelemetrySource, work_of
 
 WAIT_S = 300.0

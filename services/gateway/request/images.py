@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
-from libs.contracts.errors import InvalidRequest, UnsupportedField
+from libs.contracts.errors import InvalidRequest, UnsupportedField, one_line
 from libs.contracts.hashing import image_hash
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.engine.port import PromptImage
@@ -112,7 +112,7 @@ def _check(data: bytes, field: str, limits: ImageLimits) -> None:
         text = f"{field}: the file is not an image in a known format: send {', '.join(FORMATS)}"
         raise InvalidRequest(text, param=field) from None
     except Exception as error:  # Pillow raises SyntaxError, struct.error and others beside OSError
-        reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
+        reason = one_line(error, _MAX_REASON_CHARS)
         raise InvalidRequest(f"{field}: the image is broken: {reason}", param=field) from None
 
 

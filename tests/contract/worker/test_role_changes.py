@@ -15,7 +15,7 @@ from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.roles import role_from_name
 from libs.engine.local import LocalEngine
-from libs.policy.worker.handing_over import HandOverTime
+from libs.policy.worker.assignment import HandOverTime
 from libs.runtime.net.rpc import make_channel
 from libs.stores.registry import RedisRegistry
 from libs.testing.servers.stores import embedded_redis

@@ -19,7 +19,7 @@ from libs.contracts.roles import role_from_name
 from libs.contracts.step_row import StepRow, step_columns
 from libs.contracts.topics import DECISIONS, STEPS
 from libs.runtime.clock import SystemClock
-from libs.telemetry.steps import prefill_shares
+from libs.telemetry.columns import prefill_shares
 from libs.testing.suites.browser import browser, listen_for_errors
 from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings

@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import DummySteps, Interval, StepBatch
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.fleet import FleetTelemetry, History
 from libs.telemetry.rollups import RollUps
-from libs.telemetry.steps import prefill_shares
 from libs.telemetry.workers import Members
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.accounting.answer import ClusterOccupancy

@@ -21,8 +21,8 @@ from libs.policy.reading import (
     Gaps,
     Stretch,
 )
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.rollups import TIERS
-from libs.telemetry.steps import prefill_shares
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import at, step, step_batch
 from services.metrics.refill import fill

@@ -12,8 +12,8 @@ from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, SharedWindows, SharedWorker, StepBatch
 from libs.contracts.topics import STEPS, WINDOWS
 from libs.policy.reading import ALIVE_NS, Shares
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.fleet import BEHIND_NS
-from libs.telemetry.steps import prefill_shares
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.accounting.occupancy import cluster_occupancy

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import STEPS
-from libs.telemetry.steps import prefill_shares
+from libs.telemetry.columns import prefill_shares
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.requests import RequestMetrics

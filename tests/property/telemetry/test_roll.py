@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.steps import prefill_shares
 from libs.telemetry.timeline import MAX_NEW, Timeline
 from libs.telemetry.workers import LOAD_NS, MOST_COUNTED, RELIST_NS, listed_of
 from libs.testing.workers.telemetry import MS, at, step, step_batch

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.fleet import FleetTelemetry, History
 from libs.telemetry.rollups import RollUps, Tier, Written
-from libs.telemetry.steps import PhaseTime, prefill_shares
+from libs.telemetry.steps import PhaseTime
 from libs.telemetry.workers import Members
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch

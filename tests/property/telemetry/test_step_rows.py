@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
 from libs.contracts.step_row import COLUMN_NAMES, StepRow, step_columns, step_count, step_rows
-from libs.telemetry.steps import COUNTS, StepCounts, prefill_shares
+from libs.telemetry.columns import prefill_shares
+from libs.telemetry.steps import COUNTS, StepCounts
 from libs.telemetry.timeline import BatchOutcome, Timeline
 from libs.testing.workers.telemetry import at, step_batch
 

@@ -5,10 +5,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.step_row import step_count, whole_columns
-from libs.telemetry.columns import MAX_AHEAD, WINDOW_NS, WINDOWS, StepBatchColumns, WindowAccumulator, lay
+from libs.telemetry.columns import (
+    MAX_AHEAD,
+    WINDOW_NS,
+    WINDOWS,
+    StepBatchColumns,
+    WindowAccumulator,
+    lay,
+    prefill_shares,
+)
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.rollups import PROVISIONAL, ROLE_NUMBERS
-from libs.telemetry.steps import FULL_SHARE, prefill_shares
+from libs.telemetry.steps import FULL_SHARE
 from libs.telemetry.timeline import Timeline
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import MS, at, step, step_batch

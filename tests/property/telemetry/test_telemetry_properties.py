@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.step_row import step_rows
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.intervals import Intervals
-from libs.telemetry.steps import prefill_shares
 from libs.telemetry.timeline import Timeline
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import MS, at, step, step_batch

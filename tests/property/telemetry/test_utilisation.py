@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from libs.perfmodel.utilisation import PEAKS, Compute, Effort, effort_of, gpu_peaks, utilisation
 from libs.perfmodel.wire import compute_message, compute_of
 from libs.policy.step_time import StepWork, chunks_work
-from libs.telemetry.steps import FULL_SHARE, StepCounts, StepLog, effort_within, prefill_shares
+from libs.telemetry.columns import prefill_shares
+from libs.telemetry.steps import FULL_SHARE, StepCounts, StepLog, effort_within
 from libs.telemetry.timeline import Timeline
 from libs.testing.workers.telemetry import at, step, step_batch
 

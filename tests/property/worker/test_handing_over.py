@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.engine.port import SamplingParams
-from libs.policy.worker.handing_over import (
+from libs.policy.worker.assignment import (
     MAX_WAIT_S,
     PRIOR,
     HandOverTime,

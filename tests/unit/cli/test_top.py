@@ -34,8 +34,8 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 from libs.contracts.topics import DECISIONS, QUEUES, REQUESTS, STEPS
 from libs.runtime.clock import SystemClock
 from libs.runtime.net.ports import held_port
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.steps import prefill_shares
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, step, step_batch
 from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings

@@ -16,7 +16,7 @@ from libs.demand.wire import plan_of, totals_message
 from libs.keys.gate import ChangeGuard
 from libs.policy.forecast.history import DemandHistory
 from libs.runtime.web import make_web_app
-from libs.telemetry.steps import prefill_shares
+from libs.telemetry.columns import prefill_shares
 from libs.testing.wait import ManualClock
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.demand.keeping import DemandKeeper

@@ -21,7 +21,8 @@ from libs.engine.reports import FinishReason, SequenceOutput
 from libs.engine.runner import Sampled
 from libs.policy.gateway.placement import Attempt
 from libs.policy.roles import Phase
-from libs.telemetry.steps import FULL_SHARE, prefill_shares
+from libs.telemetry.columns import prefill_shares
+from libs.telemetry.steps import FULL_SHARE
 from libs.worker.wire import engine_request
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -9,6 +9,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, 
 from libs.contracts.protocol import FRESH_NS
 from libs.policy.gateway.queues import Queue, first_token_waits, model_queues
 from libs.policy.gateway.view import WorkerView
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.gateways import (
     GONE_NS,
@@ -20,7 +21,6 @@ from libs.telemetry.gateways import (
     GatewayReports,
     ModelBacklog,
 )
-from libs.telemetry.steps import prefill_shares
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.telemetry import MS, at, step_batch

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.errors import StartupError
 from libs.contracts.topics import STEPS
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.rollups import TIERS, StoredWindow, Tier
-from libs.telemetry.steps import prefill_shares
 from libs.telemetry.workers import Member
 from libs.testing.wait import until
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch

@@ -22,7 +22,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, 
 from libs.contracts.protocol import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.contracts.step_row import step_count
 from libs.contracts.topics import QUEUES, STEPS
-from libs.telemetry.steps import prefill_shares
+from libs.telemetry.columns import prefill_shares
 from libs.testing.workers.hosts import RecordingBus
 from load.chaos.clients import ClientCall, check, send
 from load.chaos.cluster import PROFILE, Cluster, SimClock, Stores

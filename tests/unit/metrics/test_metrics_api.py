@@ -21,8 +21,8 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 )
 from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
 from libs.policy.alerts.store import AlertStore
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.rollups import PROVISIONAL
-from libs.telemetry.steps import prefill_shares
 from libs.testing.wait import ManualClock
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.http.routes import make_api

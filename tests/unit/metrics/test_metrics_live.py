@@ -13,7 +13,7 @@ from libs.bus.port import Record
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, ACTION_ROLE_MOVED, Decision
 from libs.contracts.topics import DECISIONS, STEPS
-from libs.telemetry.steps import prefill_shares
+from libs.telemetry.columns import prefill_shares
 from libs.testing.wait import at_once
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.accounting.series import TIER_NAMES, history, parse_scope, parse_span_ns, parse_tier, sums

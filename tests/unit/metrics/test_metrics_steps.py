@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from libs.contracts.errors import NoLongerStored, StoredElsewhere, UnknownWorker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.fleet import FleetTelemetry
-from libs.telemetry.steps import prefill_shares
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import MS, at, step, step_batch
 from services.metrics.accounting.steps import StepsReport, steps_of

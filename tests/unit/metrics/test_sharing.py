@@ -19,10 +19,11 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 )
 from libs.contracts.topics import STEPS, WINDOWS
 from libs.policy.reading import Shares
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.fleet import WrittenWindow
 from libs.telemetry.rollups import StoredWindow, Written, cells
-from libs.telemetry.steps import PhaseTime, prefill_shares
+from libs.telemetry.steps import PhaseTime
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.accounting.series import history, parse_scope, sums

@@ -13,7 +13,7 @@ from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import STEPS
-from libs.telemetry.steps import prefill_shares
+from libs.telemetry.columns import prefill_shares
 from libs.testing.wait import at_once
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.alerts.evaluator import AlertEvaluator

@@ -22,7 +22,7 @@ from libs.perfmodel.wire import step_time_message
 from libs.policy.alerts.rules import Name
 from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.state import VerdictLimits
-from libs.telemetry.steps import prefill_shares
+from libs.telemetry.columns import prefill_shares
 from libs.testing.wait import ManualClock
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.alerts.evaluator import AlertEvaluator

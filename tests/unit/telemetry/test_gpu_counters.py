@@ -15,10 +15,10 @@ import pytest
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GpuReading as GpuReadingMessage
 from libs.counters import GpuReading, GpuSampler, NvmlCounters, open_nvml
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.nodes import FRESH_NS
 from libs.telemetry.rollups import RollUps
-from libs.telemetry.steps import prefill_shares
 from libs.telemetry.workers import Members
 from libs.testing.wait import until
 from libs.testing.workers.telemetry import MS, at, step_batch

@@ -3,9 +3,9 @@
 import pytest
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, SharedWorker, StepBatch
+from libs.telemetry.columns import prefill_shares
 from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.fleet import MAX_AHEAD_NS, FleetTelemetry
-from libs.telemetry.steps import prefill_shares
 from libs.testing.workers.telemetry import MS, at, step, step_batch
 
 

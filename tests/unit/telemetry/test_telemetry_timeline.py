@@ -1,5 +1,6 @@
 from libs.telemetry import timeline as timelines
-from libs.telemetry.steps import FewBusyTime, PhaseTime, prefill_shares
+from libs.telemetry.columns import prefill_shares
+from libs.telemetry.steps import FewBusyTime, PhaseTime
 from libs.telemetry.timeline import MAX_STEPS, BatchOutcome, Timeline
 from libs.testing.workers.telemetry import MS, at, step, step_batch
 

@@ -13,7 +13,7 @@ from libs.lab.cluster.host.shape import RunCounts, WorkerShape
 from libs.lab.cluster.sequence import ANY_TOKEN, CountedSequence
 from libs.lab.cluster.time import PS_PER_NS, Coast, StepDurations, VirtualTime
 from libs.policy.step_time import StepTimeModel, StepWork, split_step_ns
-from libs.policy.worker.handing_over import Staying
+from libs.policy.worker.assignment import Staying
 
 # Each step has 0.8 of the weight of the next, so older steps would not change the mean by one bit.
 WEIGHED_STEPS: Final = 256

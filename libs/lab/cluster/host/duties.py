@@ -26,6 +26,7 @@ from libs.policy.gateway.placement import Blocks
 from libs.policy.roles import Assignment, Refusal, Role
 from libs.policy.step_time import StepTimeModel
 from libs.policy.worker import assignment as assignments
+from libs.policy.worker.assignment import HandOverTime, Staying, sooner_handed_over
 from libs.policy.worker.credits import (
     CreditPool,
     Credits,
@@ -36,7 +37,6 @@ from libs.policy.worker.credits import (
     role_budget,
     slots,
 )
-from libs.policy.worker.handing_over import HandOverTime, Staying, sooner_handed_over
 from libs.policy.worker.saturation import trial_work
 
 

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.topics import QUEUES, STEPS
-from libs.telemetry.steps import prefill_shares
+from libs.telemetry.columns import prefill_shares
 from libs.testing.wait import at_once
 from libs.testing.workers.telemetry import at, step, step_batch
 from services.metrics.alerts.evaluator import AlertEvaluator

@@ -24,7 +24,7 @@ from libs.policy.alerts.store import (
     fault_of,
 )
 from libs.runtime.web import make_web_app
-from libs.telemetry.steps import prefill_shares
+from libs.telemetry.columns import prefill_shares
 from libs.testing.memory.broker import MemoryBroker
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.wait import ManualClock, until

@@ -11,7 +11,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import Topic
 from libs.observe.fleet import ObservedTarget
 from libs.policy.verdict.state import VerdictLimits
-from libs.telemetry.steps import prefill_shares
+from libs.telemetry.columns import prefill_shares
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.observed.run import ObservedFleet, PodServers
 from services.metrics.observed.server import ServerState

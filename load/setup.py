@@ -1,0 +1,55 @@
+"""Set-up that benches share: suites in folders of their own, engines, and servers of peers."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import httpx
+
+from libs.engine.port import Engine, EngineIdentity
+from libs.testing.engines.engine import DirectFetcher
+from libs.testing.suites.suite import START_TIMEOUT_S, RunningSuite, running_suite
+
+STOP_S: Final = 5.0
+
+
+@contextmanager
+def bench_suite(
+    *arguments: str, env: Mapping[str, str] | None = None, start_s: float = START_TIMEOUT_S
+) -> Iterator[RunningSuite]:
+    """Run a suite whose files and cache are its own, so that it has learned nothing before."""
+    with TemporaryDirectory(prefix="fulcrum-bench-") as name:
+        own = {"FULCRUM_CACHE": f"{name}/cache", **(env or {})}
+        with running_suite(Path(name), *arguments, env=own, start_s=start_s) as suite:
+            yield suite
+
+
+async def start_engine(engine: Engine) -> Engine:
+    """Start an engine that hands KV to nobody, and return it."""
+    await engine.start(EngineIdentity("bench", 1, "127.0.0.1:1"), DirectFetcher(), lambda _stage, _share: None)
+    return engine
+
+
+def answers_within(ask: Callable[[], httpx.Response], *, start_s: float, process: subprocess.Popen[bytes]) -> bool:
+    """Ask a server until it answers with success; return False if it ends before or takes longer than `start_s`."""
+    end_s = time.monotonic() + start_s
+    while process.poll() is None and time.monotonic() < end_s:
+        with suppress(httpx.HTTPError):
+            if ask().is_success:
+                return True
+        time.sleep(0.2)
+    return False
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process with SIGTERM, and with SIGKILL if it takes longer than `STOP_S`."""
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
