@@ -19,11 +19,9 @@ Not modelled:
 """
 
 import asyncio
-import itertools
 import json
-import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
@@ -33,9 +31,9 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import KvMismatch, StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.port import Capabilities, EngineIdentity, Pooling, Progress, PromptImage, SamplingParams
-from libs.engine.reports import Logprob
-from libs.engine.runner import Batch, Chunk, ImageCounts, Sampled, without_ends
+from libs.engine.port import Capabilities, EngineIdentity, Pooling, Progress, PromptImage
+from libs.engine.runner import Batch, ImageCounts, Sampled, without_ends
+from libs.engine.sim_tokens import TokenSource
 from libs.model.files import read_json
 from libs.model.info import BUILTIN_SIM, SIM_VECTOR_SIZE, ModelInfo, load_model_info
 from libs.perfmodel.profiles import profile
@@ -55,97 +53,6 @@ class SimGpu:
         """Held for the duration of a step."""
         self.link = asyncio.Lock()
         """Held while weights are copied to the GPU or from it."""
-
-
-VOWELS = b"aeiou"
-CONSONANTS = b"bcdfghklmnprstvwy"
-LETTERS = frozenset(VOWELS + CONSONANTS)
-SPACE = 0x20
-CLOSING = b'"}]'
-CLOSE_EVERY = 4
-# Tokens at each end of the prompt that its answer depends on, so that long prompts cost no more than short ones.
-PROMPT_EDGE_TOKENS = 32
-
-
-class TokenSource:
-    """A source of readable words for the built-in byte vocabulary, and of any ordinary token for others."""
-
-    def __init__(self, token_ids: Iterable[int], *, words: bool = False) -> None:
-        self._token_ids: NDArray[np.int32] = np.fromiter(token_ids, dtype=np.int32)
-        self._words = words
-
-    @classmethod
-    def builtin(cls) -> "TokenSource":
-        """Return a source of lowercase words in the built-in model's bytes."""
-        return cls(sorted({*LETTERS, SPACE}), words=True)
-
-    @classmethod
-    def ordinary(cls, vocab_size: int, special_token_ids: frozenset[int]) -> "TokenSource":
-        """Return a source of all tokens that are not special."""
-        return cls(token for token in range(vocab_size) if token not in special_token_ids)
-
-    def sample(self, chunk: Chunk, allowed: NDArray[np.bool_] | None = None) -> Sampled:
-        """Return the token after a chunk's last position. Greedy requests ignore the seed.
-
-        `allowed` is [vocab] 1D bool if some tokens are excluded.
-        """
-        seed = chunk.sampling.seed if chunk.sampling.temperature > 0 else 0
-        if chunk.adapter:
-            seed ^= crc32(chunk.adapter.encode())
-        position, previous = len(chunk.history), int(chunk.history[-1])
-        noise = crc32(struct.pack("<QQQQ", seed, position, previous, _prompt_digest(chunk)))
-        token = _next_letter(previous, noise) if self._words else self._pick(noise)
-        if allowed is not None:
-            token = self._among(allowed, token, noise, closes=bool(chunk.sampling.guide))
-        return Sampled(token, self._logprob(token, noise, chunk.sampling) if chunk.sampling.logprobs else None)
-
-    def score(self, chunk: Chunk, tokens: NDArray[np.int32]) -> tuple[Logprob, ...]:
-        """Return made-up logprobs of `tokens`, each a function of the token, its position and the one before."""
-        found = []
-        most = min(chunk.sampling.prompt_top_logprobs, len(self._token_ids))
-        for position, token in enumerate(tokens.tolist(), chunk.start + 1):
-            noise = crc32(struct.pack("<QQQ", position, int(chunk.history[position - 1]), token))
-            best = -(noise % 1000) / 1000
-            others = (self._pick(noise + rank) for rank in range(len(self._token_ids)))
-            rest = [other for other in itertools.islice(others, most) if other != token]
-            top = [(token, best), *((other, best - rank) for rank, other in enumerate(rest, 1))]
-            found.append(Logprob(best, tuple(top[:most])))
-        return tuple(found)
-
-    def _pick(self, noise: int) -> int:
-        return int(self._token_ids[noise % len(self._token_ids)])
-
-    def _among(self, allowed: NDArray[np.bool_], token: int, noise: int, *, closes: bool) -> int:
-        """Return the token if it is allowed, else another one. Now and then close an open bracket, to end answers."""
-        if closes and self._words and noise % CLOSE_EVERY == 0:
-            token = next((closing for closing in CLOSING if allowed[closing]), token)
-        if allowed[token]:
-            return token
-        choice = np.flatnonzero(allowed)
-        return int(choice[noise // CLOSE_EVERY % len(choice)])
-
-    def _logprob(self, token: int, noise: int, sampling: SamplingParams) -> Logprob:
-        best = -(noise % 1000) / 1000
-        top = {token: best}
-        for rank in range(1, min(sampling.top_logprobs, len(self._token_ids))):
-            other = next(place for place in range(noise + rank, noise + 2 * rank + 2) if self._pick(place) not in top)
-            top[self._pick(other)] = best - rank
-        return Logprob(best, tuple(top.items())[: sampling.top_logprobs])
-
-
-def _prompt_digest(chunk: Chunk) -> int:
-    prompt = chunk.history.data[: chunk.prompt_tokens]
-    return crc32(prompt[-PROMPT_EDGE_TOKENS:], crc32(prompt[:PROMPT_EDGE_TOKENS], chunk.prompt_tokens))
-
-
-def _next_letter(previous: int, noise: int) -> int:
-    """Return the next letter of words in which vowels and consonants alternate, a space after three or four."""
-    choice, rest = noise % 100, noise // 100
-    if previous not in LETTERS:
-        return CONSONANTS[rest % len(CONSONANTS)] if choice < 75 else VOWELS[rest % len(VOWELS)]
-    if previous in VOWELS:
-        return SPACE if choice < 35 else CONSONANTS[rest % len(CONSONANTS)]
-    return SPACE if choice < 20 else VOWELS[rest % len(VOWELS)]
 
 
 class SimRunner:

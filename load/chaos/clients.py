@@ -13,7 +13,7 @@ import numpy as np
 
 from libs.engine.port import SamplingParams
 from libs.engine.runner import Chunk
-from libs.engine.sim import TokenSource
+from libs.engine.sim_tokens import TokenSource
 from load.chaos.loop import Node
 from load.chaos.net import CUT, EOF, KEEPALIVE, REFUSED, RESET, Net, Pipe
 

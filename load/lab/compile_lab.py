@@ -163,7 +163,7 @@ SERVICES: Final = (
     *(f"libs/policy/worker/{name}.py" for name in ("assignment", "credits", "handing_over", "pace")),
     *(f"libs/dispatch/{name}.py" for name in ("dispatcher", "generation", "ports", "rounds", "suspects", "waiting")),
     *(f"libs/contracts/{name}.py" for name in ("hashing", "packing")),
-    "libs/engine/reports.py",
+    *(f"libs/engine/{name}.py" for name in ("reports", "sim_tokens")),
     "libs/model/tokenizer.py",
     *(f"libs/worker/{name}.py" for name in ("host", "kv_wire", "roles", "wire")),
     "services/gateway/answers/parts.py",

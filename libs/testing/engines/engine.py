@@ -18,7 +18,7 @@ from libs.engine.kv_shared_pool import PoolMap, PoolMaps
 from libs.engine.port import Engine, EngineIdentity, EngineRequest
 from libs.engine.reports import EngineEvent, EngineIntegrity, FinishReason, Logprob, SequenceOutput
 from libs.engine.runner import Batch, Chunk, Sampled
-from libs.engine.sim import TokenSource
+from libs.engine.sim_tokens import TokenSource
 from libs.perfmodel.learner import FittedModel, StepTimeLearner
 from libs.perfmodel.profiles import prior_step_time
 from libs.perfmodel.wire import step_time_message

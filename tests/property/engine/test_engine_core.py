@@ -20,7 +20,7 @@ from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRe
 from libs.engine.reports import FinishReason
 from libs.engine.runner import Batch
 from libs.engine.sequence import Sequence, Stage
-from libs.engine.sim import SPACE
+from libs.engine.sim_tokens import SPACE
 from libs.testing.engines.engine import CheckingDevice, reference
 from libs.testing.examples import examples
 

@@ -15,7 +15,8 @@ from libs.contracts.errors import KvMismatch, StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity, SamplingParams
 from libs.engine.runner import Batch, Chunk
-from libs.engine.sim import Pacer, SimGpu, SimRunner, TokenSource
+from libs.engine.sim import Pacer, SimGpu, SimRunner
+from libs.engine.sim_tokens import TokenSource
 from libs.model.info import sim_tokenizer
 from load.chaos.loop import SimLoop
 
