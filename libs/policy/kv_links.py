@@ -51,6 +51,8 @@ class MovedKv(NamedTuple):
 
     def beside(self, others: "Iterable[MovedKv]") -> "MovedKv":
         """Return the transfer with what the link carried of others; each is taken to have gone evenly."""
+        if self.size_bytes < LEAST_BYTES:
+            return self  # its speed is not measured
         carried = 0.0
         for other in others:
             both_ns = min(self.end_unix_ns, other.end_unix_ns) - max(self.start_unix_ns, other.start_unix_ns)
