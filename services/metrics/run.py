@@ -29,7 +29,7 @@ from libs.telemetry.steps import prefill_shares
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
 from services.metrics.demand.keeping import DemandFile
-from services.metrics.demand.run import open_demand
+from services.metrics.demand.run import DemandService, open_demand
 from services.metrics.history import HistoryFile, HistoryKeeper
 from services.metrics.http.audit import open_audit
 from services.metrics.http.login import AccessControl
@@ -155,7 +155,8 @@ async def open_metrics(
         tasks.spawn("live", live)
         await bus.start()
         own = (alerts.router, *demand.routers(), _planner_routes(settings, ports), *access.routers(), audit.router())
-        more = (*own, *await _start_observing(ports, settings, access, tasks, verdicts=verdicts, clock=clock))
+        observing = _start_observing(ports, settings, access, tasks, verdicts=verdicts, clock=clock, demand=demand)
+        more = (*own, *await observing)
         make_app = partial(make_api, lag_ns=lag_ns, live_lag_ns=live_lag_ns, verdicts=verdicts, recorder=recorder)
         served = access.before(make_app(state, hub, desk.book, clock, registry, more=more), audit.publish, registry)
         async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url:
@@ -177,16 +178,20 @@ async def _start_observing(
     *,
     verdicts: VerdictEvaluator,
     clock: Clock,
+    demand: DemandService,
 ) -> Iterable[APIRouter]:
     """Observe servers if there are any to observe, and return the routes by which they report themselves.
 
     Raise StartupError if their roles are to be changed and cannot be read.
     """
-    if ports.observed is None:
+    observed = ports.observed
+    if observed is None:
         return ()
+    observed.demand.begin(demand.keeper.bin_ns)
+    demand.count_also(lambda: observed.demand.take_deltas(observed.models()), tasks)
     await _start_acting(ports, settings, verdicts, clock, tasks)  # first: a router reports which roles servers have
-    ports.observed.start(tasks, settings.observed_file(), settings.dynamo_folder())
-    return (reports_router(ports.observed, access.admit_report),)
+    observed.start(tasks, settings.observed_file(), settings.dynamo_folder())
+    return (reports_router(observed, access.admit_report),)
 
 
 async def _start_acting(
