@@ -17,7 +17,7 @@ from libs.bus.port import Bus, BusCollector, LiveBus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import CAPACITY, LOADS, WINDOWS
 from libs.keys.table import KeyTable
-from libs.observe.roles import FleetRoles
+from libs.observe.roles import ActingLease, FleetRoles
 from libs.policy.reading import Gaps, Shares
 from libs.policy.verdict.state import VerdictLimits
 from libs.runtime.clock import Clock
@@ -83,6 +83,8 @@ class MetricsPorts:
     """Observed servers, which take the place of a suite."""
     roles: FleetRoles | None = None
     """The port that changes their roles; None if they are only observed."""
+    lease: ActingLease | None = None
+    """The lease of the process that may change them; there with `roles`."""
     thread_s: Callable[[], float] = time.thread_time
     """CPU time of the event loop's thread, which paces the filling of gaps. In virtual time it stands still."""
 
@@ -198,13 +200,14 @@ async def _start_acting(
     ports: MetricsPorts, settings: MetricsSettings, verdicts: VerdictEvaluator, clock: Clock, tasks: TaskOwner
 ) -> None:
     """Start to move observed servers between roles if that is set. Raise StartupError if roles cannot be read."""
-    if ports.roles is None or ports.observed is None:
+    if ports.roles is None or ports.lease is None or ports.observed is None:
         return
     actor = RoleActor(
         ports.roles,
         lambda: verdicts.seen,
         ports.bus.publish,
         clock,
+        lease=ports.lease,
         limits=settings.observed_limits(),
         rest_ns=round(settings.observe_rest_s * 1e9),
         on_read=ports.observed.take_roles if settings.observe_router else lambda _: None,
