@@ -90,4 +90,4 @@ async def test_demand_of_a_pair_is_counted_kept_over_a_restart_and_planned_for(t
                 "prefill": 1,
                 "decode": 1,
             }
-            assert all(each >= 1 for each in plan["pools"]["prefill"]["asked"])
+            assert all(each >= 1 for each in plan["pools"]["prefill"]["gpus"])

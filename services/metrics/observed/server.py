@@ -21,7 +21,8 @@ from libs.observe.demand import ServerCounter, Stretch
 from libs.observe.fleet import ObservedTarget
 from libs.observe.server import EstimatedTime, ObservedServer
 from libs.observe.vllm import ServerSample, VllmParser
-from libs.policy.observe import LONGEST_INTERVAL_S, StepCost
+from libs.policy.observe import StepCost
+from libs.policy.observed_work import LONGEST_INTERVAL_S
 from libs.telemetry.columns import LONGEST_NS, WINDOW_NS
 
 ENGINE: Final = "vllm (observed)"
