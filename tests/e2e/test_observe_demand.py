@@ -48,16 +48,20 @@ def known(demand: Any) -> int:
     return sum(demand["heard"])
 
 
-async def test_demand_of_a_pair_is_counted_kept_over_a_restart_and_planned_for(tmp_path: Path) -> None:
+def fleet_file(stack: ExitStack, folder: Path) -> Path:
+    """The file of a prefill and a decode server under a steady load."""
+    urls = {
+        name: stack.enter_context(serving(FakeVllm(load))) for name, load in (("prefill", PREFILL), ("decode", DECODE))
+    }
+    file = folder / "fleet.toml"
+    tables = (f'[[server]]\nurl = "{url}"\nname = "{name}"\nrole = "{name}"\n' for name, url in urls.items())
+    file.write_text("".join(tables))
+    return file
+
+
+async def test_demand_of_a_pair_is_counted_kept_over_a_restart_and_predicted(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        prefill, decode = FakeVllm(PREFILL), FakeVllm(DECODE)
-        urls = [stack.enter_context(serving(each)) for each in (prefill, decode)]
-        tables = [
-            f'[[server]]\nurl = "{url}"\nname = "{name}"\nrole = "{name}"\n'
-            for url, name in zip(urls, ("prefill", "decode"), strict=True)
-        ]
-        (tmp_path / "fleet.toml").write_text("".join(tables))
-        kept = ("--file", str(tmp_path / "fleet.toml"), "--history", str(tmp_path / "history"))
+        kept = ("--file", str(fleet_file(stack, tmp_path)), "--history", str(tmp_path / "history"))
         with observe_page(tmp_path, *kept, FULCRUM_METRICS_DAY_S=DAY_S) as first:
             page = first.answer["page"]
             before = await where(f"{page}/v1/demand?span=120s", lambda found: known(found) >= 40)
@@ -66,28 +70,32 @@ async def test_demand_of_a_pair_is_counted_kept_over_a_restart_and_planned_for(t
         with observe_page(tmp_path, *kept, FULCRUM_METRICS_DAY_S=DAY_S) as again:
             page, ready = again.answer["page"], again.answer["ready"]
             after = await where(f"{page}/v1/demand?span=240s", lambda found: known(found) >= known(before) + 40)
-            rows = [row for row in after["series"] if row["model"] == "m"]
-            assert len(rows) == 1 and {row["model"] for row in after["series"]} == {"m"}
+            (row,) = after["series"]
             heard = after["heard"]
             first_at, last_at = heard.index(True), len(heard) - 1 - heard[::-1].index(True)
             assert not all(heard[first_at:last_at]), "the time without observe is unknown"
             seconds = known(after) * after["bin_s"]
-            counts = {name: sum(rows[0][name]) for name in ("requests", "prompt_tokens", "output_tokens")}
             # Requests and prompts of a pair count once; answers are 24 sequences at 10 ms a step, less prompts' time.
-            assert counts["requests"] / seconds == pytest.approx(8, rel=0.1)
-            assert counts["prompt_tokens"] / seconds == pytest.approx(16_000, rel=0.1)
-            assert counts["output_tokens"] / seconds == pytest.approx(24 * 60, rel=0.25)
+            assert sum(row["requests"]) / seconds == pytest.approx(8, rel=0.1)
+            assert sum(row["prompt_tokens"]) / seconds == pytest.approx(16_000, rel=0.1)
+            assert sum(row["output_tokens"]) / seconds == pytest.approx(24 * 60, rel=0.25)
             forecast = await asyncio.to_thread(command, "forecast", "--ready", ready, "--horizon", "60s")
             assert forecast["model"] == "m"
             assert forecast["series"]["requests"]["p50"][0] == pytest.approx(8, rel=0.2)
             assert forecast["series"]["prefill"]["gpus"]["p50"][0] > 0
+
+
+async def test_a_capacity_plan_is_made_for_servers_of_others(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        file = str(fleet_file(stack, tmp_path))
+        with observe_page(tmp_path, "--file", file, FULCRUM_METRICS_DAY_S=DAY_S) as observing:
+            page, ready = observing.answer["page"], observing.answer["ready"]
+            await where(f"{page}/v1/demand?span=120s", lambda found: known(found) >= 40)
             plan = await asyncio.to_thread(
                 command, "capacity", "plan", "--ready", ready, "--horizon", "60s", "--no-check",
                 "--slo", "ttft=2s,tpot=100ms",
             )  # fmt: skip
             assert plan["model"] == "m"
-            assert {phase: plan["pools"][phase]["there"] for phase in ("prefill", "decode")} == {
-                "prefill": 1,
-                "decode": 1,
-            }
-            assert all(each >= 1 for each in plan["pools"]["prefill"]["gpus"])
+            for phase in ("prefill", "decode"):
+                assert plan["pools"][phase]["there"] == 1
+                assert all(each >= 1 for each in plan["pools"][phase]["gpus"])
