@@ -227,6 +227,11 @@ class ObservedFleet(Collector):
         )
 
     @property
+    def look_every_ns(self) -> int:
+        """The time within which many servers bring nothing new; 0 for few."""
+        return MANY_EVERY_MS * 1_000_000 if len(self._servers) > FEW_SERVERS else 0
+
+    @property
     def pod_label(self) -> PodLabel | None:
         return None if self._pods is None else self._pods.label
 
