@@ -143,13 +143,14 @@ class ObservedFleet(Collector):
         *,
         every_ms: int,
         pods: PodServers | None = None,
+        budget: "FitBudget | None" = None,
     ) -> None:
         self.traffic = traffic
         self.demand = ObservedDemand(clock)
         self._bus = bus
         self._clock = clock
         self._every_s = every_ms / 1000
-        self._budget = FitBudget()
+        self._budget = budget or FitBudget()
         self.reports = StepReports(self._budget.may_fit)
         self._servers: dict[str, ServerTelemetry] = {}
         self._scraping: dict[str, asyncio.Task[None]] = {}
