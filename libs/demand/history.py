@@ -1,7 +1,7 @@
 """Recorded bins as the rates, lengths and bursts that forecasts are fitted on, and recent changes with their cause."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 from typing import Final, Literal
 
@@ -34,9 +34,16 @@ class DemandBins:
     """[n] Whether the arrivals of a bin are known."""
     rows: Mapping[DemandKey, Ints]
     """[n, fields] The counts of each model, class and tenant."""
+    unknown: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """[n] By model, whether its arrivals are unknown in a bin in which others' are known."""
 
     def __len__(self) -> int:
         return len(self.heard)
+
+    def heard_of(self, model: str) -> NDArray[np.bool_]:
+        """Return whether a model's arrivals are known, of shape [n]."""
+        unknown = self.unknown.get(model)
+        return self.heard if unknown is None else self.heard & ~unknown
 
     def sums(self, wanted: Callable[[DemandKey], bool] = lambda key: True) -> Ints:
         """Return the counts summed over the wanted rows, of shape [n, fields]."""
@@ -67,7 +74,9 @@ class DemandBins:
 
     def last(self, bins: int) -> "DemandBins":
         at = max(len(self) - bins, 0)
-        return DemandBins(self.bin_ns, self.first + at, self.heard[at:], {k: row[at:] for k, row in self.rows.items()})
+        rows = {key: row[at:] for key, row in self.rows.items()}
+        unknown = {model: each[at:] for model, each in self.unknown.items()}
+        return DemandBins(self.bin_ns, self.first + at, self.heard[at:], rows, unknown)
 
 
 def demand_history(

@@ -129,9 +129,10 @@ def model_demand(bins: DemandBins, model: str, speed: float = 1.0) -> ModelDeman
     Batch lines are left out: they wait for room, so they follow the capacity.
     """
     own = {key: row for key, row in bins.rows.items() if key.model == model and key.service_class != BATCH_CLASS}
-    known = np.flatnonzero(bins.heard)
+    heard = bins.heard_of(model)
+    known = np.flatnonzero(heard)
     first = int(known[0]) if len(known) else len(bins)
-    kept = DemandBins(bins.bin_ns, bins.first, bins.heard, own).last(len(bins) - first)
+    kept = DemandBins(bins.bin_ns, bins.first, heard, own).last(len(bins) - first)
     counts = kept.sums()
     bin_s = bins.bin_ns / 1e9
     seen_s = bin_s * speed

@@ -42,6 +42,8 @@ class BinDelta:
     rows: dict[DemandKey, Counts] = field(default_factory=dict)
     heard_ns: int = 0
     """Time for which arrivals in the bin are known, summed over gateways."""
+    unknown: frozenset[str] = frozenset()
+    """The models of which too little is known in the bin."""
 
     def add(self, rows: Mapping[DemandKey, Counts], heard_ns: int, sign: int = 1) -> None:
         """Add counts and time, or subtract them with sign -1."""
@@ -101,10 +103,12 @@ class DemandFold:
         deltas, self._deltas = self._deltas, {}
         return deltas
 
-    def give_back(self, deltas: Deltas) -> None:
-        """Return deltas that could not be written, so that they are taken again."""
+    def add(self, deltas: Deltas) -> None:
+        """Add changes that come from elsewhere, or that could not be written, so that they are taken again."""
         for number, delta in deltas.items():
-            self._at(number).add(delta.rows, delta.heard_ns)
+            found = self._at(number)
+            found.add(delta.rows, delta.heard_ns)
+            found.unknown |= delta.unknown
 
     def newest(self) -> dict[GatewayKey, Mark]:
         """Return the last record counted for each gateway."""

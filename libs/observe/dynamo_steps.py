@@ -7,6 +7,7 @@ from typing import Final
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, Assignment, Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.step_row import StepRow, step_columns
+from libs.observe.demand import StepCounter, Stretch
 from libs.observe.dynamo import Card, Envelope, PassRecord
 from libs.telemetry.columns import LONGEST_NS
 
@@ -16,6 +17,7 @@ MAX_STEPS: Final = 16_384
 MAX_SLIP_NS: Final = 50_000_000
 """The most by which a step may be placed later than it was published, which says whole milliseconds alone."""
 COVERED_AT_ONCE: Final = 64
+MOST_STRETCHES: Final = 64
 
 
 @dataclass(slots=True)
@@ -45,6 +47,14 @@ class DynamoEngine:
         self._sequence = 0
         self._steps: list[StepRow] = []
         self._load = Load()
+        self._counter_of_work = StepCounter()
+        self._waiting_prompts = 0
+        self.stretches: list[Stretch] = []
+        """The demand of the batches, until somebody takes it."""
+
+    @property
+    def name(self) -> str:
+        return self._name
 
     def take(self, envelope: Envelope, record: PassRecord) -> list[StepBatch]:
         """Enter a record, and return the batches that end where records are missing."""
@@ -69,6 +79,9 @@ class DynamoEngine:
             self._leave_gap(end_ns - length_ns)
         if length_ns:
             self._append(record, end_ns - length_ns, end_ns)
+            budget = self.card.card_json.runtime_config.max_num_batched_tokens or 0
+            self._counter_of_work.add(_work_row(record), self.card.role, budget)
+        self._waiting_prompts = record.queued_requests.num_prefill_requests
         self._covered_to_ns = max(self._covered_to_ns, end_ns)
         self._load = _load(record)
         return found
@@ -86,6 +99,8 @@ class DynamoEngine:
             found.append(self._batch(low_ns, high_ns, [each for each in steps if begin_ns <= each[0] < high_ns]))
             begin_ns = high_ns
         self._covered_from_ns = to_ns
+        work = self._counter_of_work.take(from_ns, to_ns, running=self._load.running, waiting=self._waiting_prompts)
+        self.stretches = [*self.stretches[-MOST_STRETCHES:], work]
         return found
 
     def farewell(self, now_ns: int) -> StepBatch:
@@ -143,6 +158,18 @@ def _names(card: Card, rank: int) -> tuple[str, str]:
     """Return the names of an engine and of its data-parallel group."""
     ranks = card.card_json.runtime_config.data_parallel_size
     return (f"{card.name}-dp{rank}", card.name) if ranks > 1 else (card.name, "")
+
+
+def _work_row(record: PassRecord) -> StepRow:
+    """Return the requests of a step as they are recorded, without times."""
+    work = record.scheduled_requests
+    return StepRow(
+        0,
+        prefill_tokens=work.sum_prefill_tokens,
+        prefill_sequences=work.num_prefill_requests,
+        prefill_context_tokens=work.sum_prefill_tokens + work.sum_prefill_kv_tokens,
+        decode_sequences=work.num_decode_requests,
+    )
 
 
 def _row(record: PassRecord, role: str, start_ns: int, end_ns: int) -> StepRow:

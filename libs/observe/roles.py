@@ -55,6 +55,21 @@ class FleetRoles(Protocol):
         ...
 
 
+class ActingLease(Protocol):
+    """The right to change roles in one fleet, which at most one process has."""
+
+    async def hold(self) -> str:
+        """Acquire or renew the lease; return its holder's name if that is another process, else "".
+
+        A process that holds it may make one change within the next seconds. Raise FleetAway if nobody can tell.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give the lease up. Idempotent."""
+        ...
+
+
 def check_move(worker: FleetWorker, role: str) -> None:
     """Raise MoveRefused for a change that no fleet can make."""
     if worker.fixed_because:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from libs.observe.vllm import MOST_ENGINES, VllmParser
-from libs.policy.observe import PhaseEstimator, Reading, StepCost, interval
+from libs.policy.observe import PhaseEstimator, StepCost
+from libs.policy.observed_work import Reading, interval
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from math import inf
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
-from libs.policy.observe import Reading
+from libs.policy.observed_work import Reading
 
 PREFIX: Final = b"vllm:"
 ENGINE: Final = "engine"

@@ -1,5 +1,8 @@
 """The composition root of the metrics service, the only module that chooses adapters for its ports."""
 
+import os
+import secrets
+import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +17,13 @@ from libs.bus.port import LiveBus
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.keys.gate import follow_keys, start_keys
 from libs.keys.store import IN_REDIS, open_keys
+from libs.observe.leases import FileLease
 from libs.observe.pods import NO_EXTRA
-from libs.observe.roles import FleetRoles
+from libs.observe.roles import ActingLease, FleetRoles
 from libs.observe.router_roles import RouterRoles
 from libs.runtime import status
 from libs.runtime.http import bind
+from libs.runtime.paths import cache_dir
 from libs.runtime.redis import refuse_cluster
 from libs.runtime.service import Service
 from libs.telemetry.rollups import TIERS
@@ -51,9 +56,11 @@ async def main(service: Service[MetricsSettings]) -> None:
             stack.push_async_callback(pods.close)
         observed = observe(settings, bus, service.clock, pods) if settings.observes else None
         roles = None if observed is None else _open_roles(settings, observed)
-        if roles is not None:
-            stack.push_async_callback(roles.close)
-        ports = MetricsPorts(bus, history, demand, httpx.AsyncClient, table, observed, roles)
+        lease = None if roles is None else _open_lease(settings)
+        for each in (roles, lease):
+            if each is not None:
+                stack.push_async_callback(each.close)
+        ports = MetricsPorts(bus, history, demand, httpx.AsyncClient, table, observed, roles, lease)
         opening = open_metrics(settings=settings, ports=ports, sock=sock, clock=service.clock, tasks=tasks)
         metrics = await stack.enter_async_context(opening)
         status.emit("ready", http=metrics.url)
@@ -88,6 +95,17 @@ def _open_roles(settings: MetricsSettings, observed: ObservedFleet) -> FleetRole
     from libs.observe.pod_roles import PodRoles  # noqa: PLC0415 (needs the extra)
 
     return PodRoles(query, settings.observe_kubeconfig)
+
+
+def _open_lease(settings: MetricsSettings) -> ActingLease:
+    """Return the lease of the process that acts: an object of the cluster, or a file for servers behind a router."""
+    identity = f"observe-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+    query = settings.observed_pods()
+    if query is None:
+        return FileLease(cache_dir() / "observe", settings.observe_router.rstrip("/"), identity)
+    from libs.observe.pod_lease import PodLease  # noqa: PLC0415 (needs the extra)
+
+    return PodLease(query, settings.observe_kubeconfig, identity)
 
 
 def _open_bus(service: Service[MetricsSettings]) -> LiveBus:

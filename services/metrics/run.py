@@ -17,7 +17,7 @@ from libs.bus.port import Bus, BusCollector, LiveBus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import CAPACITY, LOADS, WINDOWS
 from libs.keys.table import KeyTable
-from libs.observe.roles import FleetRoles
+from libs.observe.roles import ActingLease, FleetRoles
 from libs.policy.reading import Gaps, Shares
 from libs.policy.verdict.state import VerdictLimits
 from libs.runtime.clock import Clock
@@ -29,7 +29,7 @@ from libs.telemetry.fleet_loads import LoadMessageBuilder
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.run import open_alerts
 from services.metrics.demand.keeping import DemandFile
-from services.metrics.demand.run import open_demand
+from services.metrics.demand.run import DemandService, open_demand
 from services.metrics.history import HistoryFile, HistoryKeeper
 from services.metrics.http.audit import open_audit
 from services.metrics.http.login import AccessControl
@@ -83,6 +83,8 @@ class MetricsPorts:
     """Observed servers, which take the place of a suite."""
     roles: FleetRoles | None = None
     """The port that changes their roles; None if they are only observed."""
+    lease: ActingLease | None = None
+    """The lease of the process that may change them; there with `roles`."""
     thread_s: Callable[[], float] = time.thread_time
     """CPU time of the event loop's thread, which paces the filling of gaps. In virtual time it stands still."""
 
@@ -155,7 +157,8 @@ async def open_metrics(
         tasks.spawn("live", live)
         await bus.start()
         own = (alerts.router, *demand.routers(), _planner_routes(settings, ports), *access.routers(), audit.router())
-        more = (*own, *await _start_observing(ports, settings, access, tasks, verdicts=verdicts, clock=clock))
+        observing = _start_observing(ports, settings, access, tasks, verdicts=verdicts, clock=clock, demand=demand)
+        more = (*own, *await observing)
         make_app = partial(make_api, lag_ns=lag_ns, live_lag_ns=live_lag_ns, verdicts=verdicts, recorder=recorder)
         served = access.before(make_app(state, hub, desk.book, clock, registry, more=more), audit.publish, registry)
         async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url:
@@ -177,29 +180,34 @@ async def _start_observing(
     *,
     verdicts: VerdictEvaluator,
     clock: Clock,
+    demand: DemandService,
 ) -> Iterable[APIRouter]:
     """Observe servers if there are any to observe, and return the routes by which they report themselves.
 
     Raise StartupError if their roles are to be changed and cannot be read.
     """
-    if ports.observed is None:
+    observed = ports.observed
+    if observed is None:
         return ()
+    observed.demand.begin(demand.keeper.bin_ns)
+    demand.count_also(lambda: observed.demand.take_deltas(observed.models()), tasks)
     await _start_acting(ports, settings, verdicts, clock, tasks)  # first: a router reports which roles servers have
-    ports.observed.start(tasks, settings.observed_file(), settings.dynamo_folder())
-    return (reports_router(ports.observed, access.admit_report),)
+    observed.start(tasks, settings.observed_file(), settings.dynamo_folder())
+    return (reports_router(observed, access.admit_report),)
 
 
 async def _start_acting(
     ports: MetricsPorts, settings: MetricsSettings, verdicts: VerdictEvaluator, clock: Clock, tasks: TaskOwner
 ) -> None:
     """Start to move observed servers between roles if that is set. Raise StartupError if roles cannot be read."""
-    if ports.roles is None or ports.observed is None:
+    if ports.roles is None or ports.lease is None or ports.observed is None:
         return
     actor = RoleActor(
         ports.roles,
         lambda: verdicts.seen,
         ports.bus.publish,
         clock,
+        lease=ports.lease,
         limits=settings.observed_limits(),
         rest_ns=round(settings.observe_rest_s * 1e9),
         on_read=ports.observed.take_roles if settings.observe_router else lambda _: None,

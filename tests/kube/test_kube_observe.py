@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -327,3 +327,31 @@ async def test_the_page_follows_the_pods(own: Namespace, tmp_path: Path) -> None
             assert (await observed())["servers"][0]["restarts"] == 0
             await own.kubectl("delete", "pod", "here", "--grace-period=0", "--force")
             await own.until("the server has left", is_gone)
+
+
+async def test_of_two_that_act_one_does_and_the_other_names_it_and_takes_over(own: Namespace, tmp_path: Path) -> None:
+    await may_act(own)
+    address = own_address()
+    acts = ("--page", "--port", "0", "--act", "--rest-s", "5")
+    async with AsyncExitStack() as stack:
+        url = stack.enter_context(serving(FakeVllm(Load(decoding=8)), host=address))
+        await add_pod(own, "here", "decode", ip=address, port=int(url.rpartition(":")[2]))
+        http = await stack.enter_async_context(httpx.AsyncClient(timeout=PATIENCE_S))
+
+        async def where(page: str, what: str, holds: Callable[[dict[str, Any]], bool]) -> None:
+            async def does() -> bool:
+                return holds((await http.get(f"{page}/v1/status")).json()["planner"])
+
+            await own.until(what, does, timeout_s=2 * PATIENCE_S)
+
+        async with command(own, tmp_path / "first", *acts) as lines:
+            first = json.loads(await lines.readline())["page"]
+            await where(first, "the first one acts", lambda planner: planner["acts"])
+            (lease,) = (await own.get("leases"))["items"]
+            holder = lease["spec"]["holderIdentity"]
+            others = await stack.enter_async_context(command(own, tmp_path / "second", *acts))
+            second = json.loads(await others.readline())["page"]
+            named = f"{holder} acts on this fleet"
+            await where(second, "the second one names the first", lambda planner: named in planner["idle_because"])
+            await where(first, "the first one still acts", lambda planner: planner["acts"])
+        await where(second, "the second one acts", lambda planner: planner["acts"])

@@ -268,6 +268,17 @@ LeastDecode = Annotated[
 RestS = Annotated[float, typer.Option(min=5, max=3600, metavar="S", help="With --act: least time between two moves.")]
 
 
+KeptIn = Annotated[
+    Path | None,
+    typer.Option(
+        "--history",
+        metavar="FILE",
+        help="With --page: where history and demand are kept. Default: a file for this fleet and port.",
+        show_default=False,
+    ),
+]
+
+
 def observe(
     vllm: Annotated[
         list[str] | None,
@@ -303,6 +314,7 @@ def observe(
     ] = False,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="With --page: where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="With --page; 0 picks one.")] = 8002,
+    history: KeptIn = None,
     ready: Annotated[
         Path | None,
         typer.Option("--json-ready", metavar="FILE", help="With --page: ready file for other commands' --ready."),
@@ -330,7 +342,18 @@ def observe(
 
         acting = Acting(min_prefill, min_decode, rest_s, router) if act else None
         raise typer.Exit(
-            show_page(vllm or [], file, dynamo, pods, acting, host=host, port=port, ready_file=ready, as_json=json)
+            show_page(
+                vllm or [],
+                file,
+                dynamo,
+                pods,
+                acting,
+                history=history,
+                host=host,
+                port=port,
+                ready_file=ready,
+                as_json=json,
+            )
         )
     if replay is not None:
         replay_file(replay, as_json=json)

@@ -1,5 +1,6 @@
 """`fulcrum observe --page`: the metrics service alone, over servers that are not ours."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -19,9 +20,13 @@ from libs.observe.dynamo_folder import check_folder, read_members
 from libs.observe.fleet import read_fleet, targets_of
 from libs.observe.pods import PodQuery
 from libs.runtime.http import bind
+from libs.runtime.paths import cache_dir
 
 STOP_S: Final = 10.0
 MAX_LINE_CHARS: Final = 65_536
+FLEET: Final = tuple(f"FULCRUM_METRICS_OBSERVE{each}" for each in ("", "_FILE", "_DYNAMO", "_KUBERNETES", "_NAMESPACE"))
+"""The settings that name the servers."""
+DIGEST_CHARS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +47,16 @@ def show_page(
     pods: PodQuery | None = None,
     acting: Acting | None = None,
     *,
+    history: Path | None = None,
     host: str,
     port: int,
     ready_file: Path | None,
     as_json: bool,
 ) -> int:
-    """Serve until a signal, and return the exit code. Raise InvalidRequest and StartupError."""
+    """Serve until a signal, and return the exit code. Raise InvalidRequest and StartupError.
+
+    History and demand are kept in a file for this fleet and port unless `history` names one; with port 0 in memory.
+    """
     # A mistake in the list ends the command before anything starts.
     servers = targets_of(urls) if file is None else read_fleet(file)
     bind(host, port, "--port").close()
@@ -66,6 +75,9 @@ def show_page(
         "FULCRUM_HOST": host,
         "FULCRUM_TOKEN": token,
     }
+    kept = history or _history_file(own, port)
+    if kept is not None:
+        own["FULCRUM_METRICS_HISTORY_FILE"] = str(kept)
     defaults = {"FULCRUM_LOG_LEVEL": "warning", "FULCRUM_LOG_FORMAT": "console"}
     leashed = (sys.executable, "-I", "-S", str(Path(leash.__file__)), str(os.getpid()))
     child = subprocess.Popen(
@@ -93,6 +105,15 @@ def show_page(
             child.wait(STOP_S)
         if written is not None:
             written.unlink(missing_ok=True)
+
+
+def _history_file(own: dict[str, str], port: int) -> Path | None:
+    """Return the file that the same command finds again; None for a port that changes each time."""
+    if not port or os.environ.get("FULCRUM_METRICS_HISTORY_FILE"):
+        return None
+    fleet = [own.get(name, "") for name in FLEET]
+    digest = hashlib.sha256(json.dumps(fleet).encode()).hexdigest()[:DIGEST_CHARS]
+    return cache_dir() / "observe" / f"{port}-{digest}"
 
 
 def _pod_settings(pods: PodQuery | None) -> dict[str, str]:

@@ -43,3 +43,32 @@ class MemoryFleetRoles:
         self.moves.append((worker.name, role, why))
 
     async def close(self) -> None: ...
+
+
+class MemoryLeases:
+    """The leases of all processes that could act on one fleet."""
+
+    def __init__(self) -> None:
+        self.holder = ""
+        self.away = ""
+
+    def of(self, identity: str) -> "MemoryLease":
+        return MemoryLease(self, identity)
+
+
+class MemoryLease:
+    """One process's view of the lease."""
+
+    def __init__(self, leases: MemoryLeases, identity: str) -> None:
+        self._leases = leases
+        self._identity = identity
+
+    async def hold(self) -> str:
+        if self._leases.away:
+            raise FleetAway(self._leases.away)
+        self._leases.holder = self._leases.holder or self._identity
+        return "" if self._leases.holder == self._identity else self._leases.holder
+
+    async def close(self) -> None:
+        if self._leases.holder == self._identity:
+            self._leases.holder = ""

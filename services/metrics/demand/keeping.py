@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
@@ -54,6 +55,9 @@ CREATE TABLE IF NOT EXISTS series (
 );
 CREATE TABLE IF NOT EXISTS bins (
   tier INTEGER, number INTEGER, heard INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (tier, number)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS unknown (
+  tier INTEGER, number INTEGER, model TEXT, PRIMARY KEY (tier, number, model)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS marks (gateway TEXT, incarnation INTEGER, at_ns INTEGER, data BLOB NOT NULL,
   PRIMARY KEY (gateway, incarnation)) WITHOUT ROWID;
@@ -139,6 +143,7 @@ class DemandFile:
         count = max(last - first, 0)
         heard = np.zeros(count, np.bool_)
         found: dict[DemandKey, Ints] = {}
+        unknown: dict[str, NDArray[np.bool_]] = {}
         query = "SELECT number, heard, data FROM bins WHERE tier = ? AND number >= ? AND number < ?"
         for number, known, data in self._database.execute(query, (tier, first, last)):
             heard[number - first] = known > 0
@@ -149,7 +154,10 @@ class DemandFile:
                 if key not in found:
                     found[key] = np.zeros((count, FIELDS), np.int64)
                 found[key][number - first] = counts
-        return DemandBins(bin_ns, first, heard, found)
+        query = "SELECT number, model FROM unknown WHERE tier = ? AND number >= ? AND number < ?"
+        for number, model in self._database.execute(query, (tier, first, last)):
+            unknown.setdefault(model, np.zeros(count, np.bool_))[number - first] = True
+        return DemandBins(bin_ns, first, heard, found, unknown)
 
     def span(self, tier: int) -> tuple[int, int] | None:
         """Return the first bin and one past the last; None if there is none."""
@@ -166,16 +174,40 @@ class DemandFile:
             series = self._id(key)
             rows[series] = rows.get(series, NOTHING).plus(counts)
         self._put(tier, number, heard + delta.heard_ns, rows)
+        self._database.executemany(
+            "INSERT OR IGNORE INTO unknown VALUES (?, ?, ?)", [(tier, number, model) for model in delta.unknown]
+        )
 
     def _make_coarse(self, numbers: Iterable[int]) -> None:
+        """Sum fine bins. If half of them are known, these stand for the rest as well."""
         for number in numbers:
-            heard, rows = 0, dict[int, Counts]()
+            heard, rows, others = 0, dict[int, Counts](), dict[int, Counts]()
+            unknown = self._unknown(number)
             for fine in range(number * TIMES, (number + 1) * TIMES):
                 known, parts = self._get(FINE, fine)
                 heard += known > 0
+                into = rows if known > 0 else others
                 for series, counts in parts.items():
-                    rows[series] = rows.get(series, NOTHING).plus(counts)
-            self._put(COARSE, number, int(2 * heard >= TIMES), rows)
+                    into[series] = into.get(series, NOTHING).plus(counts)
+            is_heard = 2 * heard >= TIMES
+            if is_heard:
+                rows = {series: self._whole(series, counts, heard, unknown) for series, counts in rows.items()}
+            else:
+                rows |= {series: rows.get(series, NOTHING).plus(counts) for series, counts in others.items()}
+            self._put(COARSE, number, int(is_heard), rows)
+            masked = [(COARSE, number, model) for model, missing in unknown.items() if 2 * (heard - missing) < TIMES]
+            self._database.execute("DELETE FROM unknown WHERE tier = ? AND number = ?", (COARSE, number))
+            self._database.executemany("INSERT INTO unknown VALUES (?, ?, ?)", masked)
+
+    def _whole(self, series: int, counts: Counts, heard: int, unknown: Mapping[str, int]) -> Counts:
+        """Scale counts of the fine bins of a coarse one that are known to all of it."""
+        known = max(heard - unknown.get(self._keys[series].model, 0), 1)
+        return Counts(*(each * TIMES // known for each in counts))
+
+    def _unknown(self, number: int) -> dict[str, int]:
+        """Return in how many fine bins of a coarse one each model is unknown."""
+        query = "SELECT model, count(*) FROM unknown WHERE tier = ? AND number >= ? AND number < ? GROUP BY model"
+        return dict(self._database.execute(query, (FINE, number * TIMES, (number + 1) * TIMES)).fetchall())
 
     def _get(self, tier: int, number: int) -> tuple[int, dict[int, Counts]]:
         query = "SELECT heard, data FROM bins WHERE tier = ? AND number = ?"
@@ -214,6 +246,10 @@ class DemandFile:
             self._database.execute(
                 "DELETE FROM bins WHERE tier = ? AND number < (SELECT max(number) FROM bins WHERE tier = ?) - ?",
                 (tier, tier, kept - 1),
+            )
+            self._database.execute(
+                "DELETE FROM unknown WHERE tier = ? AND number < (SELECT min(number) FROM bins WHERE tier = ?)",
+                (tier, tier),
             )
 
 
@@ -259,6 +295,10 @@ class DemandKeeper(Collector):
                 self._ahead += 1
             else:
                 self._fold.take(gateway, mark)
+
+    def add(self, deltas: Deltas) -> None:
+        """Enter counts of bins that no record of a gateway brings."""
+        self._fold.add(deltas)
 
     async def run(self) -> None:
         """Save what has changed every few seconds, until cancelled."""
@@ -308,7 +348,7 @@ class DemandKeeper(Collector):
             deltas, marks = self._fold.take_deltas(), self._fold.newest()
             error = await asyncio.to_thread(self._written, deltas, marks)
             if error is not None:
-                self._fold.give_back(deltas)
+                self._fold.add(deltas)
                 self._failures += 1
                 if not self._failing:
                     log.warning("demand cannot be written, trying again", problem=str(error))

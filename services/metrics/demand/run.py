@@ -1,8 +1,8 @@
 """The routes of past and predicted demand and of capacity plans, and the assembly of the demand part."""
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Header, Query
@@ -11,13 +11,14 @@ from pydantic import BaseModel, Field
 
 from libs.contracts.errors import InvalidRequest
 from libs.demand.counts import Counts, DemandKey
+from libs.demand.wire import Deltas
 from libs.keys.gate import ChangeGuard
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.demand.capacity import Capacity, PlanWatch, PublishPlan
 from services.metrics.demand.forecasts import Forecasts, WorkerKinds
-from services.metrics.demand.keeping import DemandFile, DemandKeeper
+from services.metrics.demand.keeping import EVERY_S, DemandFile, DemandKeeper
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState, Take
 
@@ -140,11 +141,10 @@ class DemandRoutes:
         if not 1 <= span_ns // bin_ns <= MOST_ROWS:
             raise InvalidRequest(f"span={span[:40]!r} is not 1 to {MOST_ROWS} bins of {bin_ns / 1e9:g} s", param="span")
         bins = await self._keeper.read(span_ns, coarse=coarse)
-        heard = bins.heard.tolist()
         return {
             "bin_s": bins.bin_ns / 1e9,
             "starts_unix_s": [(bins.first + at) * bins.bin_ns / 1e9 for at in range(len(bins))],
-            "heard": heard,
+            "heard": (bins.heard_of(model) if model else bins.heard).tolist(),
             "series": [
                 {**key._asdict(), **{name: row[:, place].tolist() for place, name in enumerate(Counts._fields)}}
                 for key, row in sorted(bins.rows.items())
@@ -185,6 +185,8 @@ class DemandService:
     """True if capacity plans are made for alerts."""
     guard: ChangeGuard
     """The guard that admits callers who import history."""
+    sources: list[Callable[[], Deltas]] = field(default_factory=list)
+    """Counts of arrivals that no gateway records."""
 
     @property
     def takers(self) -> tuple[Take, ...]:
@@ -200,9 +202,21 @@ class DemandService:
             tasks.spawn("capacity", self.capacity.run())
             tasks.spawn("capacity plans", self.capacity.repeat())
 
+    def count_also(self, source: Callable[[], Deltas], tasks: TaskOwner) -> None:
+        """Take the bins of a source every few seconds, and the last of them at the end."""
+        self.sources.append(source)
+        tasks.spawn("demand of others", self._take_forever(source))
+
+    async def _take_forever(self, source: Callable[[], Deltas]) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            self.keeper.add(source())
+
     async def close(self) -> None:
         """End the planning process and close the file, once no task uses them."""
         self.capacity.close()
+        for source in self.sources:
+            self.keeper.add(source())
         await self.keeper.close()
 
     def routers(self) -> Iterable[APIRouter]:

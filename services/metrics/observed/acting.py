@@ -2,6 +2,7 @@
 
 It decides by the rules of libs/policy/planner and publishes decisions as a planner does, so that status, page and
 events show them. After an error it pauses: it publishes the reason, and reads the fleet again at growing intervals.
+While another process has the fleet's lease it only advises, and names that process.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
 )
 from libs.contracts.roles import role_from_name
 from libs.contracts.topics import AUDIT, DECISIONS, Topic
-from libs.observe.roles import FleetAway, FleetRoles, FleetWorker, MoveRefused
+from libs.observe.roles import ActingLease, FleetAway, FleetRoles, FleetWorker, MoveRefused
 from libs.policy.foreign_moves import (
     UNMEASURED_FOREIGN,
     ForeignMove,
@@ -87,6 +88,7 @@ class RoleActor:
         publish: Publish,
         clock: Clock,
         *,
+        lease: ActingLease,
         limits: ModelLimits,
         rest_ns: int,
         on_read: Callable[[Mapping[str, str]], None] = lambda roles: None,
@@ -99,6 +101,9 @@ class RoleActor:
         self._seen = seen
         self._publish = publish
         self._clock = clock
+        self._lease = lease
+        self._holder = ""
+        """The name of the process that acts instead of this one; empty if none does."""
         self._limits = limits
         self._rest_ns = rest_ns
         self._on_read = on_read
@@ -115,12 +120,15 @@ class RoleActor:
         """The reason why nothing moves; empty if moves are made when they are due."""
 
     async def begin(self) -> None:
-        """Read the fleet once. Raise StartupError if its roles cannot be read."""
+        """Read the fleet once. Raise StartupError if its roles, or who acts on it, cannot be read."""
         try:
             await self._read()
+            holder = await self._lease.hold()
         except FleetAway as error:
             raise StartupError(f"--act: {plain(str(error))}") from None
         self.still_because = ""
+        if holder:
+            self._stand_by(holder, self._clock.now_ns())
 
     async def run(self) -> None:
         """Step until cancelled."""
@@ -140,7 +148,7 @@ class RoleActor:
             return
         states = self._states(now_ns)
         self._measure(states, now_ns)
-        if now_ns < self._until_ns:
+        if now_ns < self._until_ns or not await self._leads(now_ns):
             self._keep(self.still_because, now_ns)
             return
         reasons, move = [], None
@@ -185,13 +193,38 @@ class RoleActor:
         """Read the fleet if that is due. Return False while paused, or if this read fails."""
         if now_ns < self._until_ns:
             return False
-        if self.still_because or now_ns - self._read_ns >= READ_NS:
+        if (self.still_because and not self._holder) or now_ns - self._read_ns >= READ_NS:
             try:
                 await self._read()
             except FleetAway as error:
                 self._stand_still(str(error), now_ns)
                 return False
         return True
+
+    async def _leads(self, now_ns: int) -> bool:
+        """Return whether this process may act; if another one may, name it."""
+        try:
+            holder = await self._lease.hold()
+        except FleetAway as error:
+            self._holder = ""
+            self._stand_still(str(error), now_ns)
+            return False
+        if holder:
+            if holder != self._holder:
+                self._stand_by(holder, now_ns)
+            return False
+        if self._holder:
+            self._holder = ""
+            self._moved_ns = now_ns  # the other one may just have made a move
+            self._memories.clear()
+            self._go_on(now_ns)
+        return True
+
+    def _stand_by(self, holder: str, now_ns: int) -> None:
+        self._holder, self._made = holder, None
+        self.still_because = f"{plain(holder)} acts on this fleet, and this process advises"[:MAX_WHY]
+        log.warning("another process changes the roles of this fleet", holder=holder)
+        self._tell(Decision(action=ACTION_SET_MODE, actor=PLANNER, reason=self.still_because), now_ns)
 
     def _go_on(self, now_ns: int) -> None:
         """End the pause, once a move was made or none is due."""
@@ -225,6 +258,8 @@ class RoleActor:
             if why := withheld(move, roles, self._limits):
                 self._withheld_until_ns = now_ns + FIRST_PAUSE_NS
                 self._keep(f"{state.model}: no move, since {why}", now_ns)
+                return
+            if not await self._leads(now_ns):
                 return
             await self._roles.set_role(self._fleet[move.worker], move.role, move.why)
         except MoveRefused as error:

@@ -15,6 +15,7 @@ from libs.contracts import metric_names as names
 from libs.contracts.errors import FulcrumError, InvalidRequest
 from libs.contracts.foreign_text import plain
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.observe.demand import Stretch
 from libs.observe.dynamo import TOPIC, Card, Envelope, PassRecord, parse_message
 from libs.observe.dynamo_folder import DynamoMembers, read_members
 from libs.observe.dynamo_steps import DynamoEngine, RecordCounts
@@ -54,9 +55,17 @@ class _Worker:
 class DynamoFleet:
     """The workers whose discovery folder (DYN_FILE_KV) lies on this machine."""
 
-    def __init__(self, folder: Path, report: Callable[[bytes], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        report: Callable[[bytes], None],
+        clock: Clock,
+        enter: Callable[[str, str, str, Stretch], None] = lambda *_: None,
+    ) -> None:
+        """`report` receives steps, `enter` the demand of a worker, its model and its role."""
         self._folder = folder
         self._report = report
+        self._enter_demand = enter
         self._clock = clock
         self._members = DynamoMembers({}, {})
         self._workers: dict[str, _Worker] = {}
@@ -98,6 +107,7 @@ class DynamoFleet:
             self._engines[record.worker_id, record.dp_rank] = engine
         restarts = self.counts.restarts
         self._send(engine.take(envelope, record))
+        self._pass_demand(engine)
         worker.restarts += self.counts.restarts - restarts
         worker.heard_ns, worker.endpoint = now_ns, channel.endpoint
         worker.enter(ServerState.EXACT, now_ns)
@@ -106,6 +116,16 @@ class DynamoFleet:
         """Report all steps that have been received."""
         for engine in self._engines.values():
             self._send(engine.cut())
+            self._pass_demand(engine)
+
+    def models(self) -> dict[str, str]:
+        """Return the engines that have published records, with their models."""
+        return {each.name: each.card.card_json.display_name for each in self._engines.values()}
+
+    def _pass_demand(self, engine: DynamoEngine) -> None:
+        stretches, engine.stretches = engine.stretches, []
+        for each in stretches:
+            self._enter_demand(engine.name, engine.card.card_json.display_name, engine.card.role, each)
 
     def _send(self, batches: list[StepBatch]) -> None:
         for batch in batches:

@@ -22,14 +22,16 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREF
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 from libs.contracts.topics import QUEUES, STEPS
 from libs.observe.dynamo_folder import check_folder
+from libs.observe.dynamo_steps import ENGINE as DYNAMO
 from libs.observe.fleet import ObservedTarget, read_fleet, targets_of, token_of
 from libs.observe.scrape import ScrapeFailed, Scraper
 from libs.policy.verdict.state import PodLabel
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
+from services.metrics.observed.demand import ObservedDemand
 from services.metrics.observed.dynamo import HEARTBEAT_MS, DynamoFleet
 from services.metrics.observed.reports import StepReports
-from services.metrics.observed.server import ServerState, ServerTelemetry
+from services.metrics.observed.server import UNKNOWN_MODEL, ServerState, ServerTelemetry
 from services.metrics.observed.traffic import ObservedTraffic
 from services.metrics.settings import MetricsSettings
 from services.metrics.status.observed import ObservedFleetStatus, ObservedServerStatus
@@ -141,12 +143,14 @@ class ObservedFleet(Collector):
         *,
         every_ms: int,
         pods: PodServers | None = None,
+        budget: "FitBudget | None" = None,
     ) -> None:
         self.traffic = traffic
+        self.demand = ObservedDemand(clock)
         self._bus = bus
         self._clock = clock
         self._every_s = every_ms / 1000
-        self._budget = FitBudget()
+        self._budget = budget or FitBudget()
         self.reports = StepReports(self._budget.may_fit)
         self._servers: dict[str, ServerTelemetry] = {}
         self._scraping: dict[str, asyncio.Task[None]] = {}
@@ -173,7 +177,7 @@ class ObservedFleet(Collector):
         """Observe the list, which `file` may change, and the workers of a Dynamo fleet's discovery folder."""
         self._tasks = tasks
         if dynamo is not None:
-            self._dynamo = DynamoFleet(dynamo, self.report, self._clock)
+            self._dynamo = DynamoFleet(dynamo, self.report, self._clock, self.demand.enter)
             self._dynamo.start(tasks)
         self._follow(self._targets)
         tasks.spawn("observed queues", self._publish_queues())
@@ -196,6 +200,11 @@ class ObservedFleet(Collector):
         workers = [] if self._dynamo is None else self._dynamo.status()
         return ObservedFleetStatus([*servers, *workers], plain(self.trouble))
 
+    def models(self) -> dict[str, str]:
+        """Return the models of all servers by name; empty where none is known yet."""
+        listed = {name: "" if each.model == UNKNOWN_MODEL else each.model for name, each in self._servers.items()}
+        return listed if self._dynamo is None else {**listed, **self._dynamo.models()}
+
     def names(self) -> dict[str, str]:
         """Return the names of the listed servers by address."""
         return {each.url: each.name for each in self._targets}
@@ -217,6 +226,11 @@ class ObservedFleet(Collector):
         return frozenset(
             each.model for each in self._servers.values() if each.target.role != "mixed" and each.model in models
         )
+
+    @property
+    def look_every_ns(self) -> int:
+        """The time within which many servers bring nothing new; 0 for few."""
+        return MANY_EVERY_MS * 1_000_000 if len(self._servers) > FEW_SERVERS else 0
 
     @property
     def pod_label(self) -> PodLabel | None:
@@ -349,12 +363,15 @@ class ObservedFleet(Collector):
         if scraped.before is not None:
             self.traffic.enter(server.model, scraped.before, scraped.after, now_ns)
             self._computed[server.model] += scraped.prompt_tokens
+        self.demand.enter(server.target.name, server.model, server.target.role, scraped.demand)
 
     def report(self, body: bytes) -> None:
         """Publish the steps that an engine reports itself. Raises a FulcrumError for a report that is refused."""
         with self._budget.charging():
             batch = self.reports.take(body, self._clock.now_ns())
         server = self._servers.get(batch.group or batch.worker_id)
+        if server is None and batch.engine != DYNAMO:
+            self.demand.report(batch)
         if server is not None and server.target.role != "mixed":  # the list says what the router does
             batch.assignment.role = ROLE_PREFILL if server.target.role == "prefill" else ROLE_MIXED
             batch.assignment.budget_tokens = 0

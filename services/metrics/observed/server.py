@@ -17,13 +17,17 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 )
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import PhaseEstimate, StepBatch
 from libs.contracts.step_row import StepRow, step_columns
+from libs.observe.demand import ServerCounter, Stretch
 from libs.observe.fleet import ObservedTarget
 from libs.observe.server import EstimatedTime, ObservedServer
 from libs.observe.vllm import ServerSample, VllmParser
-from libs.policy.observe import LONGEST_INTERVAL_S, StepCost
+from libs.policy.observe import StepCost
+from libs.policy.observed_work import LONGEST_INTERVAL_S
 from libs.telemetry.columns import LONGEST_NS, WINDOW_NS
 
 ENGINE: Final = "vllm (observed)"
+UNKNOWN_MODEL: Final = "unknown"
+"""The name of a model whose server exports none."""
 SECOND_NS: Final = 1_000_000_000
 FULL: Final = 0.999
 """The busy share from which a stretch is drawn as one piece."""
@@ -54,6 +58,8 @@ class Scraped:
     before: ServerSample | None
     """The sample that counters are compared with; None if there is none, as after a restart."""
     after: ServerSample
+    demand: Stretch | None
+    """The demand since the last sample; None if it is not known."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -79,6 +85,7 @@ class ServerTelemetry:
         self.model = target.model
         self._server = ObservedServer(may_fit)
         self._parser = VllmParser()
+        self._counter = ServerCounter()
         self._last: ServerSample | None = None
         self._covered_to_ns = 0
         self._incarnation = self._sequence = 0
@@ -109,6 +116,7 @@ class ServerTelemetry:
             self.failed(ServerState.FOREIGN, error.message, now_ns)
             raise
         before, self._last = self._last, sample
+        demand = self._counter.take(sample)
         time = self._server.take(sample.readings)
         from_ns, self._covered_to_ns = self._covered_to_ns, now_ns
         if before is None or time.restarted:
@@ -121,10 +129,11 @@ class ServerTelemetry:
         estimated = ServerState.OBSERVED if self._server.cost is not None else ServerState.LEARNING
         self._enter(ServerState.EXACT if exact else estimated, now_ns)
         self.trouble = ""
-        self.model = self.target.model or sample.model or "unknown"
+        self.model = self.target.model or sample.model or UNKNOWN_MODEL
         if before is not None:
             self._learn_prompts(before, sample)
-        return Scraped([] if exact else self._batches(time, from_ns, now_ns, sample), before, sample)
+        batches = [] if exact else self._batches(time, from_ns, now_ns, sample)
+        return Scraped(batches, before, sample, demand)
 
     def farewell(self, now_ns: int) -> StepBatch | None:
         """Return the final batch of a server that is no longer observed; None if it never answered."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.observe.vllm import QUEUE_TIME, TPOT, TTFT, Buckets, EngineSample, ServerSample
@@ -183,32 +183,33 @@ def _add(second: _Second, before: EngineSample, after: EngineSample) -> None:
         return max(after.scalars.get(name, 0.0) - before.scalars.get(name, 0.0), 0.0)
 
     computed = max(new.prompt_tokens - old.prompt_tokens, 0.0)
-    second.counts.update(
-        {
-            "ended": grown("request_success_total"),
-            "computed": computed,
-            "cached": max(grown("prompt_tokens_total") - computed, 0.0),
-            "generated": max(new.generated_tokens - old.generated_tokens, 0.0),
-            "first": max(new.first_tokens - old.first_tokens, 0.0),
-            "gaps": max(new.token_gaps - old.token_gaps, 0.0),
-            "gaps_s": max(new.token_gaps_s - old.token_gaps_s, 0.0),
-        }
-    )
+    # Plain additions: with many servers, Counter.update takes as long as all the rest. Its type has integers alone.
+    counts: Any = second.counts
+    counts["ended"] += grown("request_success_total")
+    counts["computed"] += computed
+    counts["cached"] += max(grown("prompt_tokens_total") - computed, 0.0)
+    counts["generated"] += max(new.generated_tokens - old.generated_tokens, 0.0)
+    counts["first"] += max(new.first_tokens - old.first_tokens, 0.0)
+    counts["gaps"] += max(new.token_gaps - old.token_gaps, 0.0)
+    counts["gaps_s"] += max(new.token_gaps_s - old.token_gaps_s, 0.0)
     for name in (TTFT, TPOT, QUEUE_TIME):
         known, found = before.histograms.get(name, ()), after.histograms.get(name, ())
         if found != known and len(found) == len(known):
-            second.histograms.setdefault(name, Counter()).update(_difference(known, found))
+            _add_difference(second.histograms.setdefault(name, Counter()), known, found)
 
 
-def _difference(before: Buckets, after: Buckets) -> dict[Span, float]:
-    """Return how many samples came into each bucket."""
-    found: dict[Span, float] = {}
+def _add_difference(counts: Any, before: Buckets, after: Buckets) -> None:
+    """Add how many samples came into each bucket."""
     low = below = 0.0
+    most = after[-1][1] - before[-1][1]
     for (_, known), (bound, count) in zip(before, after, strict=True):
-        if count - known > below:
-            found[low, bound] = count - known - below
-        low, below = bound, max(count - known, below)
-    return found
+        more = count - known
+        if more > below:
+            counts[low, bound] += more - below
+            below = more
+            if more >= most:  # the buckets above hold no further ones
+                break
+        low = bound
 
 
 def percentile(counts: Mapping[Span, float], percent: int) -> float | None:

@@ -253,7 +253,7 @@ class VerdictEvaluator:
     async def look(self, now_ns: int) -> None:
         """Evaluate if an evaluation is due, yielding to the event loop in between."""
         newest = self._newest()
-        every = every_ns(len(newest))
+        every = max(every_ns(len(newest)), 0 if self.observed is None else self.observed.look_every_ns)
         if now_ns // every == self._looked_ns // every:
             return
         offsets_ns = self._state.fleet.clocks.offsets_ns(now_ns)

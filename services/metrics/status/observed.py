@@ -92,6 +92,11 @@ class ObservedView(Protocol):
         """The label with the role of servers that are pods; None if they are none."""
         ...
 
+    @property
+    def look_every_ns(self) -> int:
+        """The least time between two evaluations."""
+        ...
+
     def status(self) -> ObservedFleetStatus: ...
 
     def roles_differ(self, models: Sequence[str]) -> frozenset[str]:

@@ -94,5 +94,5 @@ def test_a_write_that_failed_is_made_up_for_by_the_next(records: list[Mark]) -> 
     fold = DemandFold(BIN_NS)
     for each in records:
         fold.take(("g", BEGAN_NS), each)
-        fold.give_back(fold.take_deltas())
+        fold.add(fold.take_deltas())
     assert {n: d for n, d in fold.take_deltas().items() if d} == folded(records)

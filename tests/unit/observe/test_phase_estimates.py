@@ -13,7 +13,8 @@ import pytest
 from libs.contracts.errors import InvalidRequest
 from libs.observe.server import ObservedServer
 from libs.observe.vllm import VllmParser
-from libs.policy.observe import PhaseEstimator, Reading, StepCost, interval
+from libs.policy.observe import PhaseEstimator, StepCost
+from libs.policy.observed_work import Reading, interval
 
 BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, float("inf"))
 COSTS = {
@@ -168,6 +169,99 @@ def test_shares_of_a_recorded_vllm_are_near_those_of_cuda_events(
     assert max(off) < worst, off
     assert np.mean(off_busy) < busy, off_busy
     assert sum(covered) >= 6, covered
+
+
+@pytest.mark.slow
+def test_the_busy_share_of_a_recorded_prefill_server_is_near_that_of_cuda_events() -> None:
+    """One-token answers, so that nothing but prompts' times says how long steps took."""
+    if not (DATA / "prefill_role.truth.json").is_file():
+        pytest.skip("FULCRUM_DATA names no folder with vllm_h200/prefill_role.truth.json")
+    truth = json.loads((DATA / "prefill_role.truth.json").read_text())["phases"]
+    server, off = ObservedServer(), []
+    with gzip.open(DATA / "prefill_role.scrapes.jsonl.gz", "rt") as lines:
+        for scrape in map(json.loads, lines):
+            if "m" not in scrape:
+                continue
+            server.scraped("\n".join(scrape["m"]), scrape["t"])
+            if len(off) < len(truth) and scrape["t"] >= truth[len(off)]["to_s"]:
+                found = server.shares(scrape["t"])
+                assert found.busy is not None
+                assert found.prefill == 1.0
+                off.append(abs(found.busy - truth[len(off)]["busy_share"]))
+    assert len(off) == 4
+    assert np.mean(off) < 0.015, off
+    assert max(off) < 0.03, off
+
+
+class PrefillEngine:
+    """An engine of prompts alone that schedules a step ahead of the one that runs, as vLLM does."""
+
+    BASE_S, TOKEN_S, BUDGET = 0.008, 22e-6, 8192
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.now_s = self.next_s = self.busy_s = 0.0
+        self.waiting: list[int] = []
+        self.steps: list[tuple[float, float, list[int]]] = []
+        """When each step in flight was scheduled, its end, and its prompts."""
+        self.counts = dict.fromkeys(("samples", "prompt", "first", "prefills_s"), 0.0)
+
+    def run(self, until_s: float, rate: float, isl: int) -> None:
+        while True:
+            end_s = self.steps[0][1] if self.steps else float("inf")
+            self.now_s = min(until_s, self.next_s, end_s)
+            if self.now_s == until_s:
+                return
+            if self.now_s == end_s:
+                self._finish()
+            else:
+                self.waiting.append(max(1, min(int(self.random.gamma(4.0, isl / 4)), self.BUDGET)))
+                self.next_s += self.random.exponential(1 / rate)
+            while self.waiting and len(self.steps) < 2:
+                self._schedule()
+
+    def _schedule(self) -> None:
+        prompts = [self.waiting.pop(0)]
+        while self.waiting and sum(prompts) + self.waiting[0] <= self.BUDGET:
+            prompts.append(self.waiting.pop(0))
+        took_s = self.BASE_S + self.TOKEN_S * sum(prompts)
+        begin_s = self.steps[-1][1] if self.steps else self.now_s
+        self.busy_s += took_s
+        self.steps.append((self.now_s, begin_s + took_s, prompts))
+
+    def _finish(self) -> None:
+        scheduled_s, end_s, prompts = self.steps.pop(0)
+        self.counts["samples"] += 1
+        self.counts["prompt"] += sum(prompts)
+        self.counts["first"] += len(prompts)
+        self.counts["prefills_s"] += len(prompts) * (end_s - scheduled_s)
+
+    def reading(self) -> Reading:
+        counts, first = self.counts, self.counts["first"]
+        running = float(sum(len(each[2]) for each in self.steps))
+        return Reading(
+            self.now_s, counts["samples"], counts["prompt"], first, first, 0.0, 0.0, first, counts["prefills_s"],
+            running, float(len(self.waiting)), ((float("inf"), counts["samples"]),),
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_prefill_server_teaches_what_its_steps_cost_by_how_much_prompts_overlap(seed: int) -> None:
+    """Few long prompts to many short ones, from a tenth of the time to nearly all of it: within 8 points."""
+    engine, estimator = PrefillEngine(seed), PhaseEstimator()
+    before, off = engine.reading(), []
+    for load, (rate, isl) in enumerate(((3, 1_500), (10, 1_500), (40, 300), (70, 150), (12, 2_500)), 1):
+        busy_s, found_s, at_s = engine.busy_s, 0.0, engine.now_s
+        while engine.now_s < 30 * load:
+            engine.run(engine.now_s + 0.5, rate, isl)
+            after = engine.reading()
+            estimate = estimator.observe(interval(before, after))
+            before = after
+            found_s += estimate.busy_s if estimate else 0.0
+        off.append(abs(found_s - (engine.busy_s - busy_s)) / (engine.now_s - at_s))
+    assert max(off) < 0.08, off
+    assert np.mean(off) < 0.03, off
 
 
 def exposition(change: Callable[[str], str] = str) -> str:

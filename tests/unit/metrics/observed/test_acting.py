@@ -5,12 +5,13 @@ from collections.abc import Mapping
 import pytest
 from google.protobuf.message import Message
 
+from libs.contracts.errors import StartupError
 from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.topics import Topic
 from libs.observe.roles import FleetWorker
 from libs.policy.planner.limits import ModelLimits
-from libs.testing.memory.fleet_roles import MemoryFleetRoles
+from libs.testing.memory.fleet_roles import MemoryFleetRoles, MemoryLeases
 from services.metrics.cluster_events import Event
 from services.metrics.observed.acting import RoleActor
 from services.metrics.status.report import ClusterStatus
@@ -27,7 +28,7 @@ class Acting:
 
     def __init__(self, observed: Observed, limits: ModelLimits, fixed: Mapping[str, str]) -> None:
         self.observed = observed
-        self.roles = MemoryFleetRoles()
+        self.roles, self.leases = MemoryFleetRoles(), MemoryLeases()
         for target in observed.fleet.status().servers:
             self.roles.put(FleetWorker(target.name, target.role, fixed_because=fixed.get(target.name, "")))
         self.audits: list[AuditEvent] = []
@@ -35,8 +36,8 @@ class Acting:
         self.follows = True
         """False: the fleet's router ignores the roles."""
         self.actor = RoleActor(
-            self.roles, lambda: observed.verdicts.seen, self._publish, observed, limits=limits,
-            rest_ns=REST_S * SECOND_NS,
+            self.roles, lambda: observed.verdicts.seen, self._publish, observed, lease=self.leases.of("this"),
+            limits=limits, rest_ns=REST_S * SECOND_NS,
         )  # fmt: skip
 
     def _publish(self, topic: Topic, value: Message) -> None:
@@ -153,6 +154,44 @@ async def test_while_the_control_plane_is_away_it_stands_still_and_goes_on_after
     acting.roles.away = ""
     status = await acting.run(12)
     assert acting.moves and status.planner.acts
+
+
+async def test_while_another_process_has_the_lease_it_advises_and_names_it_then_takes_over() -> None:
+    acting = await flooded()
+    acting.leases.holder = "observe-other"
+    status = await acting.run(8)
+    assert acting.moves == []
+    assert not status.planner.acts
+    assert status.planner.idle_because == "observe-other acts on this fleet, and this process advises"
+    assert status.verdict.action is not None and status.verdict.action.instruction
+    assert [each.reason for each in acting.events("set_mode")] == [status.planner.idle_because]
+    acting.leases.holder = ""
+    await acting.run(REST_S - 1)
+    assert acting.moves == [], "the other one may just have made a move"
+    status = await acting.run(10)
+    assert acting.moves and status.planner.acts
+
+
+async def test_it_starts_beside_another_one_that_acts_and_refuses_where_nobody_can_tell() -> None:
+    observed = suite(dict.fromkeys(ROLES, BUSY), ROLES)
+    acting = Acting(observed, ModelLimits(), {})
+    acting.leases.holder = "observe-other"
+    await acting.actor.begin()
+    assert acting.actor.still_because.startswith("observe-other acts")
+    acting.leases.away = "leases is forbidden"
+    with pytest.raises(StartupError, match="--act: leases is forbidden"):
+        await acting.actor.begin()
+
+
+async def test_a_lease_that_nobody_can_read_pauses_moves() -> None:
+    acting = await flooded()
+    acting.leases.away = "the API server does not answer"
+    status = await acting.run(8)
+    assert acting.moves == []
+    assert status.planner.idle_because == "the API server does not answer"
+    acting.leases.away = ""
+    await acting.run(15)
+    assert acting.moves
 
 
 async def test_a_role_changed_by_somebody_else_is_not_changed_back_at_once() -> None:

@@ -1,0 +1,149 @@
+"""Every lease of the process that changes roles: in memory, a locked file, and a Lease of a Kubernetes cluster."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from libs.observe.leases import FileLease
+from libs.observe.pod_lease import DEADLINE_S, LEASE_S, RENEW_S, PodLease
+from libs.observe.pods import PodQuery
+from libs.observe.roles import ActingLease, FleetAway
+from libs.testing.kube.namespace import namespace
+from libs.testing.memory.fleet_roles import MemoryLeases
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy/observe"
+PODS = pytest.param("pods", marks=[pytest.mark.kube, pytest.mark.timeout(180)])
+
+
+@dataclass
+class Leases:
+    """Makes the lease of a process of this name. `wait` passes time for them all."""
+
+    of: Callable[[str], ActingLease]
+    wait: Callable[[float], None]
+    unreachable: ActingLease | None = None
+
+
+class Clock:
+    now_s = 100.0
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture(params=["memory", "file", PODS])
+async def leases(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Leases]:
+    clock, made = Clock(), list[ActingLease]()
+    if request.param == "memory":
+        yield Leases(MemoryLeases().of, clock.wait)
+        return
+    if request.param == "file":
+        (tmp_path / "file").write_text("")
+        yield Leases(
+            lambda name: FileLease(tmp_path, "http://10.0.0.1:30000", name), clock.wait,
+            FileLease(tmp_path / "file", "http://10.0.0.1:30000", "away"),
+        )  # fmt: skip
+        return
+    async with namespace(tmp_path) as own:
+        rights, _, _ = (DEPLOY / "kubernetes.yaml").read_text().partition("apiVersion: apps/v1")
+        await own.kubectl("apply", "--filename", "-", stdin=rights)
+        await own.kubectl("apply", "--filename", str(DEPLOY / "kubernetes-act.yaml"))
+        account = await own.account("fulcrum-observe")
+        nowhere = json.loads(Path(account).read_text())
+        nowhere["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+        (tmp_path / "nowhere.json").write_text(json.dumps(nowhere))
+        query = PodQuery("app=vllm", own.name)
+
+        def lease(name: str, kubeconfig: str = account) -> ActingLease:
+            made.append(PodLease(query, kubeconfig, name, lambda: clock.now_s))
+            return made[-1]
+
+        yield Leases(lease, clock.wait, lease("away", str(tmp_path / "nowhere.json")))
+        for each in made:
+            await each.close()
+
+
+async def test_one_holds_it_and_the_others_learn_its_name(leases: Leases) -> None:
+    first, second = leases.of("first"), leases.of("second")
+    assert await first.hold() == ""
+    assert await second.hold() == "first"
+    leases.wait(RENEW_S)
+    assert await first.hold() == ""
+    leases.wait(RENEW_S)
+    assert await second.hold() == "first"
+    await first.close()
+    await second.close()
+
+
+async def test_one_that_is_given_up_goes_to_the_next(leases: Leases) -> None:
+    first, second = leases.of("first"), leases.of("second")
+    assert (await first.hold(), await second.hold()) == ("", "first")
+    await first.close()
+    await first.close()
+    leases.wait(RENEW_S)
+    assert await second.hold() == ""
+    leases.wait(RENEW_S)
+    assert await first.hold() == "second"
+    await second.close()
+    await first.close()
+
+
+async def test_a_lease_that_cannot_be_read_is_away(leases: Leases) -> None:
+    if leases.unreachable is not None:
+        with pytest.raises(FleetAway):
+            await leases.unreachable.hold()
+
+
+@pytest.mark.system
+async def test_a_process_that_is_killed_holds_its_file_no_longer(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, sys, pathlib; from libs.observe.leases import FileLease\n"
+        "lease = FileLease(pathlib.Path(sys.argv[1]), 'r', 'the other one')\n"
+        "print(repr(asyncio.run(lease.hold())), flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ,
+    ) as other:  # fmt: skip
+        assert other.stdout is not None
+        assert other.stdout.readline().strip() == "''"
+        lease = FileLease(tmp_path, "r", "this")
+        assert await lease.hold() == "the other one"
+        assert await FileLease(tmp_path, "another router", "this").hold() == ""
+        other.kill()
+        other.wait()
+        assert await lease.hold() == ""
+        await lease.close()
+
+
+@pytest.mark.kube
+@pytest.mark.timeout(180)
+async def test_a_holder_that_vanished_is_followed_after_the_whole_lease_and_never_before(tmp_path: Path) -> None:
+    async with namespace(tmp_path) as own:
+        clock, query = Clock(), PodQuery("app=vllm", own.name)
+        first = PodLease(query, "", "first", lambda: clock.now_s)
+        second = PodLease(query, "", "second", lambda: clock.now_s)
+        try:
+            assert (await first.hold(), await second.hold()) == ("", "first")
+            clock.wait(LEASE_S - 1)
+            assert await second.hold() == "first"
+            clock.wait(RENEW_S)
+            assert await second.hold() == ""
+            assert await first.hold() == "second"
+            found = (await own.get("lease", first.name))["spec"]
+            assert (found["holderIdentity"], found["leaseTransitions"]) == ("second", 2)
+            # Other fleets of the namespace have leases of their own.
+            third = PodLease(PodQuery("app=other", own.name), "", "third", lambda: clock.now_s)
+            assert await third.hold() == ""
+            await third.close()
+        finally:
+            await first.close()
+            await second.close()
+        assert (await own.get("lease", first.name))["spec"]["holderIdentity"] == ""
+        assert DEADLINE_S < LEASE_S
