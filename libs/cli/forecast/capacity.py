@@ -104,7 +104,8 @@ def parse_horizon(text: str) -> float:
 def _input(wanted: PlanOptions, ready_file: Path | None) -> PlanInput:
     if not wanted.trace:
         suite = find_suite(ready_file)
-        return input_from_json(get_json(suite.metrics, "/v1/capacity/input", exact=True, model=wanted.model))
+        asked = {"model": wanted.model, "horizon": wanted.horizon}
+        return input_from_json(get_json(suite.metrics, "/v1/capacity/input", exact=True, **asked))
     model = wanted.model or MODEL
     found = (
         input_of_history(read_demand(Path(wanted.trace)), model)
