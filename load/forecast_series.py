@@ -56,7 +56,7 @@ def _binned(times_s: Floats, prefill: Floats | None, decode: Floats, step_s: flo
     return history_from_rates(np.arange(bins) * STEP_S, named, STEP_S)
 
 
-def _images(*models: str) -> Callable[[Path], DemandHistory]:
+def images(*models: str) -> Callable[[Path], DemandHistory]:
     """Return a reader of requests to these models of an image service (all if none are named), with seconds of work
     for each.
     """
@@ -223,8 +223,8 @@ def _drifting(_: Path) -> DemandHistory:
 
 SUITE: Final[tuple[SuiteSeries, ...]] = (
     SuiteSeries("m-large", "tuning", read_demand, "servegen_m-large_10min.csv"),
-    SuiteSeries("images-all", "tuning", _images(), "alibaba_genai_2024-11.csv"),
-    SuiteSeries("images-M0002", "tuning", _images("M0002"), "alibaba_genai_2024-11.csv"),
+    SuiteSeries("images-all", "tuning", images(), "alibaba_genai_2024-11.csv"),
+    SuiteSeries("images-M0002", "tuning", images("M0002"), "alibaba_genai_2024-11.csv"),
     SuiteSeries("azure-code", "tuning", _azure, "azure_code_2023.csv"),
     SuiteSeries("weekly", "tuning", _weekly),
     SuiteSeries("launch", "tuning", _launch),
@@ -233,8 +233,8 @@ SUITE: Final[tuple[SuiteSeries, ...]] = (
     SuiteSeries("drifting", "tuning", _drifting),
     SuiteSeries("m-small", "reporting", read_demand, "servegen_m-small_10min.csv"),
     SuiteSeries("deepseek-r1", "reporting", read_demand, "servegen_deepseek-r1_10min.csv"),
-    SuiteSeries("images-M0001", "reporting", _images("M0001"), "alibaba_genai_2024-11.csv"),
-    SuiteSeries("images-M0004", "reporting", _images("M0004"), "alibaba_genai_2024-11.csv"),
+    SuiteSeries("images-M0001", "reporting", images("M0001"), "alibaba_genai_2024-11.csv"),
+    SuiteSeries("images-M0004", "reporting", images("M0004"), "alibaba_genai_2024-11.csv"),
     SuiteSeries("mooncake", "reporting", _mooncake, "mooncake_conversation.jsonl"),
     SuiteSeries("trend", "reporting", _trend),
     SuiteSeries("migration", "reporting", _migration),

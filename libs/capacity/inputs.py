@@ -8,10 +8,10 @@ import numpy as np
 
 from libs.contracts.errors import InvalidRequest
 from libs.demand.history import Mix, dispersion_of, hour_peaks
-from libs.demand.report import ModelDemand
+from libs.demand.report import DemandOutlook, ModelDemand
 from libs.lab.traces.request import Trace
 from libs.policy.capacity import Phase, WorkerKind
-from libs.policy.forecast.history import SERIES, DemandHistory, Floats
+from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 
@@ -42,16 +42,21 @@ class PlanInput:
     """Prompt and output tokens of single requests; empty if only means are known."""
     known: bool = False
     """True if the history itself is planned for, as with a trace, rather than a forecast from it."""
+    outlook: DemandOutlook | None = None
+    """The forecast that agrees with those of other models; None if there are none, and it is made from the history."""
 
 
-def input_of(demand: ModelDemand, kind: WorkerKind | None, there: dict[Phase, int]) -> PlanInput:
+def input_of(
+    demand: ModelDemand, kind: WorkerKind | None, there: dict[Phase, int], outlook: DemandOutlook | None = None
+) -> PlanInput:
     """Return the input from recorded demand; raise InvalidRequest if no request is known."""
     if demand.mix is None:
         raise InvalidRequest(f"no request for {demand.model} is known yet: there is nothing to plan for")
     step_s = demand.history.step_s
     counts, heard = demand.bins.sums(), demand.bins.heard
     peaks = hour_peaks(counts, heard, max(round(HOUR_S / step_s), 1), max(round(PEAK_S / step_s), 1))
-    return PlanInput(demand.model, demand.history, demand.speed, demand.mix, peaks[-MOST_PEAKS:], kind, there)
+    recent = peaks[-MOST_PEAKS:]
+    return PlanInput(demand.model, demand.history, demand.speed, demand.mix, recent, kind, there, outlook=outlook)
 
 
 def input_of_history(history: DemandHistory, model: str) -> PlanInput:
@@ -132,7 +137,29 @@ def input_json(found: PlanInput) -> dict[str, Any]:
             "kv_tokens": kind.kv_tokens,
         },
         "there": dict(found.there),
+        "outlook": None if found.outlook is None else _outlook_json(found.outlook),
     }
+
+
+def _outlook_json(outlook: DemandOutlook) -> dict[str, Any]:
+    return {
+        "start_s": outlook.start_s,
+        "step_s": outlook.step_s,
+        "quantiles": {name: outlook.quantiles[name].tolist() for name in SERIES},
+        "little_history": outlook.little_history,
+        "notes": list(outlook.notes),
+        "hang": outlook.hang,
+        "together": outlook.together,
+    }
+
+
+def _outlook_from_json(row: dict[str, Any]) -> DemandOutlook:
+    quantiles: dict[SeriesName, Floats] = {name: np.array(row["quantiles"][name], np.float64) for name in SERIES}
+    notes = tuple(row["notes"])
+    return DemandOutlook(
+        row["start_s"], row["step_s"], quantiles, row["little_history"], notes, row["hang"], row["together"],
+        {name: [] for name in SERIES},
+    )  # fmt: skip
 
 
 def input_from_json(row: dict[str, Any]) -> PlanInput:
@@ -147,7 +174,9 @@ def input_from_json(row: dict[str, Any]) -> PlanInput:
         speed = Speed(StepTimeModel(**times), reported["chunk_tokens"], measured=True)
         kind = WorkerKind(speed, reported["gpus"], reported["max_sequences"], reported["kv_tokens"])
     peaks = np.array(row["peaks"], np.float64)
-    return PlanInput(row["model"], history, row["speed"], Mix(**row["mix"]), peaks, kind, row["there"])
+    outlook = None if row.get("outlook") is None else _outlook_from_json(row["outlook"])
+    mix = Mix(**row["mix"])
+    return PlanInput(row["model"], history, row["speed"], mix, peaks, kind, row["there"], outlook=outlook)
 
 
 def _plain(value: float) -> float | None:

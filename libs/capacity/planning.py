@@ -174,7 +174,7 @@ def plan_capacity(
         rates = np.repeat(rates, PATHS, axis=0) if len(found.peaks) > 1 else rates
     else:
         try:
-            outlook = make_outlook(found.history, asked.horizon_s * found.speed)
+            outlook = found.outlook or make_outlook(found.history, asked.horizon_s * found.speed)
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
         rates, rng = draw(outlook, asked.seed)

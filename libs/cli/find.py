@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from libs.runtime.net.access import CallSettings
 
 TIMEOUT_S: Final = 10.0
+FORECAST_TIMEOUT_S: Final = 60.0
+"""The timeout of forecasts, of which a suite of several models makes some before it answers."""
 CALL_VARIABLES: Final = ("FULCRUM_TLS_", "FULCRUM_TOKEN", "FULCRUM_ALLOW_PLAINTEXT_TOKEN")
 """The prefixes of the variables that secure calls to workers."""
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
@@ -126,7 +128,13 @@ def get_json(base_url: str, path: str, *, exact: bool = False, **params: str) ->
 
     `exact` leaves the text as it is, for programs and for values that are sent back.
     """
-    found = _answer(base_url, "GET", f"{path}?{urlencode(params)}" if params else path, {}, None)
+    return get_json_within(TIMEOUT_S, base_url, path, exact=exact, **params)
+
+
+def get_json_within(timeout_s: float, base_url: str, path: str, *, exact: bool = False, **params: str) -> Any:
+    """Do the same as `get_json` with another timeout."""
+    query = f"{path}?{urlencode(params)}" if params else path
+    found = _answer(base_url, "GET", query, {}, None, timeout_s=timeout_s)
     return found if exact else plain_values(found)
 
 
@@ -145,11 +153,13 @@ def ask_json(
     return found if exact else plain_values(found)
 
 
-def _answer(base_url: str, method: str, path: str, headers: dict[str, str], body: bytes | None) -> Any:
+def _answer(
+    base_url: str, method: str, path: str, headers: dict[str, str], body: bytes | None, *, timeout_s: float = TIMEOUT_S
+) -> Any:
     url = urlsplit(base_url)
     connect = HTTPSConnection if url.scheme == "https" else HTTPConnection
     try:
-        with closing(connect(url.hostname or "", url.port, timeout=TIMEOUT_S)) as connection:
+        with closing(connect(url.hostname or "", url.port, timeout=timeout_s)) as connection:
             sent = {**key_headers(base_url), **headers}
             connection.request(method, f"{url.path.rstrip('/')}{path}", body, sent)
             answer = connection.getresponse()

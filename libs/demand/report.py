@@ -129,10 +129,14 @@ def model_demand(bins: DemandBins, model: str, speed: float = 1.0) -> ModelDeman
     Batch lines are left out: they wait for room, so they follow the capacity.
     """
     own = {key: row for key, row in bins.rows.items() if key.model == model and key.service_class != BATCH_CLASS}
-    heard = bins.heard_of(model)
-    known = np.flatnonzero(heard)
+    return demand_of(DemandBins(bins.bin_ns, bins.first, bins.heard_of(model), own), model, speed)
+
+
+def demand_of(bins: DemandBins, model: str, speed: float = 1.0) -> ModelDemand:
+    """Return the demand of all rows together, from the first covered bin on."""
+    known = np.flatnonzero(bins.heard)
     first = int(known[0]) if len(known) else len(bins)
-    kept = DemandBins(bins.bin_ns, bins.first, heard, own).last(len(bins) - first)
+    kept = bins.last(len(bins) - first)
     counts = kept.sums()
     bin_s = bins.bin_ns / 1e9
     seen_s = bin_s * speed
@@ -200,6 +204,8 @@ def _carried(demand: ModelDemand, outlook: DemandOutlook) -> list[dict[str, Any]
 
 def _bands(quantiles: Floats, gpu_s: float | None) -> dict[str, Any]:
     found: dict[str, Any] = {name: [_plain(v) for v in quantiles[:, LEVELS.index(level)]] for name, level in BANDS}
+    # Medians of models add up to the last digit, so these are not rounded.
+    found["p50"] = quantiles[:, LEVELS.index(0.5)].tolist()
     if gpu_s is not None:
         found["gpus"] = {name: [_plain(v * gpu_s) for v in quantiles[:, LEVELS.index(level)]] for name, level in BANDS}
     return found

@@ -14,10 +14,14 @@ forecast = typer.Typer(help="Predict demand with calibrated bands, and compare f
 @forecast.callback(epilog="Example: fulcrum forecast --horizon 6h")
 def live(
     context: typer.Context,
+    *,
     model: Annotated[
         str, typer.Option(metavar="M", help="Model of the suite. Default: the one with most requests.")
     ] = "",
     horizon: Annotated[str, typer.Option(metavar="TIME", help="How far ahead, e.g. 90m, 24h, 7d.")] = "24h",
+    by: Annotated[
+        str, typer.Option(metavar="WHAT", help="Parts that add up to the total: model, or the model's tenant or class.")
+    ] = "",
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
@@ -25,7 +29,7 @@ def live(
     if context.invoked_subcommand is None:
         from libs.cli.forecast.live import show_forecast  # noqa: PLC0415 (what only this command needs)
 
-        show_forecast(ready, model, horizon, as_json=json)
+        show_forecast(ready, model, horizon, by, as_json=json)
 
 
 @forecast.command("import", epilog="Example: fulcrum forecast import demand.csv --model llama-8b")

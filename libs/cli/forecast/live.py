@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.table import Table
+from rich.text import Text
 
 from libs.cli.console import make_console
-from libs.cli.find import find_suite, get_json
+from libs.cli.find import FORECAST_TIMEOUT_S, find_suite, get_json_within
 
 MOST_ROWS: Final = 12
 WEEK_S: Final = 6 * 86_400.0
@@ -17,16 +18,20 @@ UNIX_S: Final = 1e9
 UNITS: Final = {"requests": "requests/s", "prefill": "prefill", "decode": "decode"}
 
 
-def show_forecast(ready_file: Path | None, model: str, horizon: str, *, as_json: bool) -> None:
+def show_forecast(ready_file: Path | None, model: str, horizon: str, by: str, *, as_json: bool) -> None:
     """Print the metrics service's forecast. Raise StartupError if there is no suite or it refuses."""
     suite = find_suite(ready_file)
-    found: dict[str, Any] = get_json(suite.metrics, "/v1/forecast", exact=as_json, model=model, horizon=horizon)
+    asked = {"model": model, "horizon": horizon, **({"by": by} if by else {})}
+    found: dict[str, Any] = get_json_within(FORECAST_TIMEOUT_S, suite.metrics, "/v1/forecast", exact=as_json, **asked)
     if as_json:
         print(json.dumps(found))
         return
     console = make_console()
     console.print(f"{found['model']}, from {clock_time(found['starts_unix_s'][0])}")
     console.print(_table(found))
+    if "parts" in found:
+        console.print(f"Medians over {horizon}, each second:")
+        console.print(_parts(found["parts"]))
     for note in found["notes"]:
         console.print(note, style="yellow" if "little history" in note else "dim")
     for line in map(trend_in_words, found["trend"]):
@@ -58,6 +63,17 @@ def _table(found: dict[str, Any]) -> Table:
                 f"{_short(bands['p50'][at])}   {near}   ({_short(bands['p5'][at])} – {_short(bands['p95'][at])})"
             )
         table.add_row(*cells)
+    return table
+
+
+def _parts(parts: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(parts["by"], no_wrap=True)
+    for title in ("requests", "prefill tokens", "decode tokens"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, series in (*parts["each"].items(), ("all", parts["total"])):
+        means = [sum(series[each]) / max(len(series[each]), 1) for each in UNITS]
+        table.add_row(Text(name), *map(_short, means), style="bold" if series is parts["total"] else "")
     return table
 
 

@@ -8,6 +8,7 @@ Bursts are among the errors, so the bands contain them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, isfinite
 from typing import Final
 
 import numpy as np
@@ -80,20 +81,20 @@ def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[
     Where there is no earlier season yet, today's level stands in for each.
     """
     log, smooth = targets.log, targets.smooth
-    indices = np.arange(start, len(smooth))
+    count = len(smooth)
     today, now_log = smooth[start:], log[start:]
     first = -(-horizon // season)
-    total, moved, weights, moved_weights = (np.zeros(len(indices)) for _ in range(4))
+    total, moved, weights, moved_weights = (np.zeros(count - start) for _ in range(4))
     for back in range(first, first + DAYS_BACK):
-        weight = FADE ** (back - first)
-        then, now = indices + horizon - back * season, indices - back * season
-        seen = then >= 0
-        total[seen] += weight * smooth[then[seen]]
-        weights[seen] += weight
-        both = now >= 0
-        moved[both] += weight * (smooth[then[both]] - smooth[now[both]])
-        moved_weights[both] += weight
-    last = indices + horizon - first * season
+        weight, ahead = FADE ** (back - first), horizon - back * season
+        lo = min(max(start, -ahead), count)  # the first origin whose bin of then is known
+        total[lo - start :] += weight * smooth[lo + ahead : count + ahead]
+        weights[lo - start :] += weight
+        lo = min(max(start, back * season), count)
+        then, now = smooth[lo + ahead : count + ahead], smooth[lo - back * season : count - back * season]
+        moved[lo - start :] += weight * (then - now)
+        moved_weights[lo - start :] += weight
+    last = np.arange(start, count) + horizon - first * season
     ago = np.where(last >= 0, smooth[np.maximum(last, 0)], today)
     profile = np.where(weights > 0, total / np.maximum(weights, 1e-9), today)
     moved /= np.maximum(moved_weights, 1e-9)
@@ -132,6 +133,8 @@ ADAPT: Final = 0.06
 ADAPT_BINS: Final = 9
 # A log width adapts by at most this much, a factor of 2.
 MOST_WIDTH: Final = 0.7
+LEAST_BLOCK: Final = 6
+"""The horizon in bins from which on widths adapt by blocks of origins."""
 # The variability of a series at a time of day is measured over this time before and after it.
 AROUND_S: Final = 5400.0
 _SMALL_ERROR: Final = 0.02
@@ -291,7 +294,6 @@ def _adapt(
     step_s: float, start: int, fitted: int,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """Return (bands of shape [n - start, horizons, levels], widths after the last bin)."""
-    count, lead = point.shape[1], len(state.pending)
     known = [
         _evidence(point[k], actual, scale[k], h, step_s=step_s, start=start, fitted=fitted)
         for k, h in enumerate(horizons)
@@ -302,27 +304,87 @@ def _adapt(
         for k, (each, size, few) in enumerate(zip(known, sizes, counts, strict=True))
     ]
     raw = np.stack(shapes, axis=1)  # [n - start, horizons, levels] offsets in logarithms
-    out = np.concatenate([state.pending, np.empty_like(raw)])
-    steps, rows, levels = np.array(horizons), np.arange(len(horizons)), np.array(LEVELS)
-    rate = (ADAPT * np.minimum(1.0, ADAPT_BINS / steps)[:, None]) * np.sign(levels - 0.5)
     # Calm and restless states adapt separately, or errors in opposite directions would cancel.
     restless = (scale > state.usual).astype(np.intp)  # [horizons, n]
-    width = state.width.copy()
-    for origin in range(start, count):
-        due = origin - steps - start + lead
-        ripe = due >= 0
+    out, width = np.empty_like(raw), np.empty_like(state.width)
+    for row, horizon in enumerate(horizons):
+        bands = state.pending[:, row], raw[:, row]
+        series = point[row, start:], actual[start:], restless[row]
+        adapt = adapt_singly if horizon < LEAST_BLOCK else adapt_in_blocks
+        out[:, row], width[row] = adapt(state.width[row], bands, series, horizon)
+    return out, width
+
+
+def adapt_in_blocks(
+    width: Floats, bands: tuple[Floats, Floats], series: tuple[Floats, Floats, NDArray[np.intp]], horizon: int
+) -> tuple[Floats, Floats]:
+    """Return one horizon's (bands of shape [n - start, levels], widths after the last bin).
+
+    `bands` has the pending ones and the offsets of the new ones. `series` has point forecasts and what came from the
+    first new origin on, and the state of all origins.
+    """
+    pending, offsets = bands
+    point, actual, restless = series
+    lead, count = len(pending), len(point)
+    start = len(restless) - count
+    said = np.concatenate([pending, np.empty_like(offsets)])
+    rate = ADAPT * min(1.0, ADAPT_BINS / horizon) * np.sign(np.array(LEVELS) - 0.5)
+    below, above = rate * (np.array(LEVELS) - 1), rate * np.array(LEVELS)
+    width = width.copy()
+    # The bands of a whole horizon of origins depend on bands that were made before it.
+    for first in range(0, count, horizon):
+        part = np.arange(first, min(first + horizon, count))
+        due = part - horizon + lead
+        seen = (due >= 0) & np.isfinite(actual[part])
+        if lead and not first:
+            seen[0] = False  # the outcome of a fit's last bin is already in the widths that it left
+        made = said[np.maximum(due, 0)]
+        seen &= np.isfinite(made[:, 0])
+        moves = np.where(actual[part, None] <= made + _SAME, below, above)
+        was = restless[np.maximum(part + start - horizon, 0)]
+        now = restless[part + start]
+        wide = np.empty_like(moves)
+        for state in range(len(width)):
+            mine = np.where((seen & (was == state))[:, None], moves, 0.0)
+            steps = _clipped_sums(width[state], mine)
+            wide[now == state] = steps[now == state]
+            width[state] = steps[-1]
+        said[part + lead] = point[part, None] + offsets[part] * np.exp(wide)
+    return said[lead:], width
+
+
+def adapt_singly(
+    width: Floats, bands: tuple[Floats, Floats], series: tuple[Floats, Floats, NDArray[np.intp]], horizon: int
+) -> tuple[Floats, Floats]:
+    """Return the same as `adapt_in_blocks`, in single floats: faster for near horizons, whose blocks are small."""
+    rate = ADAPT * min(1.0, ADAPT_BINS / horizon) * np.sign(np.array(LEVELS) - 0.5)
+    below, above = (rate * (np.array(LEVELS) - 1)).tolist(), (rate * np.array(LEVELS)).tolist()
+    widths, said, offsets = width.tolist(), bands[0].tolist(), bands[1].tolist()
+    point, actual, restless = (each.tolist() for each in series)
+    start = len(restless) - len(point)
+    lead, moving = len(said), [level for level, quantile in enumerate(LEVELS) if quantile != 0.5]
+    for at, (middle, came) in enumerate(zip(point, actual, strict=True)):
+        due = at - horizon + lead
         # The outcome of a fit's last bin is already in the widths that it left.
-        if ripe.any() and np.isfinite(actual[origin]) and (origin > start or not lead):
-            due = np.maximum(due, 0)
-            was = restless[rows, np.maximum(origin - steps, 0)]
-            said = out[due, rows]
-            below = actual[origin] <= said + _SAME
-            known = ripe & np.isfinite(said[:, 0])
-            moved = width[rows, was] + np.where(known[:, None], rate * (levels - below), 0.0)
-            width[rows, was] = np.clip(moved, -MOST_WIDTH, MOST_WIDTH)
-        at = origin - start
-        out[at + lead] = point[:, origin, None] + raw[at] * np.exp(width[rows, restless[:, origin]])
-    return out[lead:], width
+        if due >= 0 and isfinite(came) and (at or not lead) and isfinite(said[due][0]):
+            own, made = widths[restless[max(at + start - horizon, 0)]], said[due]
+            for level in moving:
+                moved = own[level] + (below[level] if came <= made[level] + _SAME else above[level])
+                own[level] = moved if -MOST_WIDTH < moved < MOST_WIDTH else MOST_WIDTH if moved > 0 else -MOST_WIDTH
+        now = widths[restless[at + start]]
+        said.append([middle + off * exp(wide) for off, wide in zip(offsets[at], now, strict=True)])
+    return np.array(said[lead:]), np.array(widths)
+
+
+def _clipped_sums(first: Floats, moves: Floats) -> Floats:
+    """Return the sums of `first` and the moves so far, each within `MOST_WIDTH`, of the shape of `moves`."""
+    sums = np.cumsum(np.concatenate([first[None], moves]), axis=0)[1:]
+    if np.abs(sums).max() <= MOST_WIDTH:
+        return np.asarray(sums)
+    for row, move in enumerate(moves):
+        first = np.clip(first + move, -MOST_WIDTH, MOST_WIDTH)
+        sums[row] = first
+    return np.asarray(sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +420,10 @@ def _evidence(
     seen = np.searchsorted(indices, anchors - horizon, side="right")  # errors known at each anchor
     parts = weight, weight**2, weight * np.abs(relative)
     total, squares, sizes = (_sum_before(np.asarray(part), seen) for part in parts)
-    windows = total**2 / np.maximum(squares, 1e-300) / _bins_alike(relative[indices + horizon < fitted], horizon)
+    known = relative[indices + horizon < fitted]
+    # Beyond a day, errors show too few horizons to tell how far they are alike.
+    alike = horizon if horizon * step_s > DAY_S else _bins_alike(known, horizon)
+    windows = total**2 / np.maximum(squares, 1e-300) / alike
     size = np.where(total > 0, np.maximum(sizes / np.maximum(total, 1e-300), 1e-6), _LAPLACE_SIZE)
     usual = float(np.exp(np.log(scale[: start + 1]).mean()))
     return _Evidence(anchors, indices + horizon, relative, weight, total, windows, size, usual)
@@ -398,7 +463,10 @@ def _shapes(known: _Evidence, scale: Floats, expected: Floats, counts: Floats, *
     # The prior's share, in size and in shape, shrinks with the horizons that were seen.
     share = np.where(total > 0, PRIOR_WINDOWS / (windows + PRIOR_WINDOWS), 1.0)
     own = ((1 - share) / np.maximum(total, 1e-300))[:, None]
-    reached = np.cumsum(np.where(known_from <= anchors[:, None], base, 0.0) * own + share[:, None] * pseudo, axis=1)
+    reached = base * (known_from <= anchors[:, None])
+    reached *= own
+    reached += share[:, None] * pseudo
+    np.cumsum(reached, axis=1, out=reached)
     at = [np.searchsorted(row, np.array(LEVELS) * row[-1] - _SAME) for row in reached]
     out = merged[order][np.minimum(np.stack(at), len(merged) - 1)] * (expected / known.size * few)[:, None]
     out[:, LEVELS.index(0.5)] = 0.0  # the blend was learned as a median; one of few past errors is worse

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from libs.policy.forecast.history import Floats
 
@@ -70,23 +69,42 @@ class FittedWeights:
     unlearned: int = 0
     """The candidate that stands in for all learned ones as long as they are not."""
 
-    def predict(self, targets: Floats, log: Floats, indices: NDArray[np.int64]) -> Floats:
-        """Return all candidates, of shape [indices, names + LEARNED].
+    def predict(self, simple: "SimpleForecasts", lags: Floats, part: slice) -> Floats:
+        """Return all candidates of these origins, of shape [part, names + LEARNED].
 
-        `log` is the whole series; `targets` has the rows at `indices`.
+        `lags` has the last `LAGS` bins at each origin, of shape [n, LAGS].
         """
+        targets, middle = simple.targets[part], simple.middle[part]
         if not len(self.ridges):
             now = targets[:, self.unlearned : self.unlearned + 1]
-            return np.concatenate([targets, now, now, np.median(targets, axis=1)[:, None], now], axis=1)
+            return np.concatenate([targets, now, now, middle, now], axis=1)
+        learned = np.empty((len(targets), 3))
+        learned[:, :2] = targets[:, :1] + simple.moves[part] @ self.ridges.T
+        learned[:, 2] = self.mean + (lags[part] - self.mean) @ self.lags
+        # A regression outside the range of the simple forecasts would extrapolate.
+        learned = np.clip(learned, simple.low[part], simple.high[part])
+        return np.concatenate([targets, learned[:, :2], middle, learned[:, 2:]], axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleForecasts:
+    """The targets of one horizon, with what every fit needs of them."""
+
+    targets: Floats
+    """Simple forecasts, of shape [n, names], as are their `moves` from the present; a constant is the first."""
+    moves: Floats
+    low: Floats
+    """Their least, median and largest, each of shape [n, 1]."""
+    middle: Floats
+    high: Floats
+
+    @classmethod
+    def of(cls, targets: Floats) -> "SimpleForecasts":
         moves = targets - targets[:, :1]
         moves[:, 0] = 1.0
-        lagged = log[np.maximum(indices[:, None] - np.arange(LAGS), 0)] - self.mean
-        low, high = targets.min(axis=1)[:, None], targets.max(axis=1)[:, None]
-        learned = np.stack([*(targets[:, 0] + moves @ row for row in self.ridges), self.mean + lagged @ self.lags], 1)
-        # A regression outside the range of the simple forecasts would extrapolate.
-        learned = np.clip(learned, low, high)
-        middle = np.median(targets, axis=1)[:, None]
-        return np.concatenate([targets, learned[:, :2], middle, learned[:, 2:]], axis=1)
+        order, half = np.sort(targets, axis=1), targets.shape[1] // 2
+        middle = order[:, half] if targets.shape[1] % 2 else (order[:, half - 1] + order[:, half]) / 2
+        return cls(targets, moves, order[:, :1], middle[:, None], order[:, -1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +138,7 @@ class Blender:
         self._half_life = max(LOSS_HALF_LIFE_S / step_s, LEAST_HALF_LIFE)
         self._profile, self._far = profile, FAR_S / step_s
         self._keep = 0.5 ** (1 / self._half_life)
+        self._lags = log[np.maximum(np.arange(len(log))[:, None] - np.arange(LAGS), 0)]
 
     def fit(self, targets: Targets, horizons: Sequence[int], points: Sequence[int], start: int) -> list[HorizonBlend]:
         """Fit one blend for each horizon over all bins.
@@ -128,14 +147,15 @@ class Blender:
         """
         count = len(self._log)
         ends = [*points, count]
-        autos = [_autoregression(self._log[:at]) for at in ends]
+        autos = _autoregressions(self._log, ends)
         return [self._fit_one(targets(horizon, 0), horizon, ends, autos, start) for horizon in horizons]
 
     def _fit_one(
         self, rows: Floats, horizon: int, ends: list[int], autos: list[tuple[Floats, float]], start: int
     ) -> HorizonBlend:
         count = len(self._log)
-        learned = _regressions(rows, self._log, self._actual, horizon, ends)
+        simple = SimpleForecasts.of(rows)
+        learned = _regressions(simple.moves, self._log, self._actual, horizon, ends)
         values = np.empty((count, rows.shape[1] + len(LEARNED)))
         none, following = (
             FittedWeights(np.empty((0, 0)), np.empty(0), 0.0, self._profile if horizon >= self._far else 0),
@@ -146,7 +166,7 @@ class Blender:
             fits.append(FittedWeights(ridges, _ahead(lags, horizon), mean) if len(ridges) else none)
         for fit, first, last in zip(fits, [0, *following], following, strict=False):
             if last > first:
-                values[first:last] = fit.predict(rows[first:last], self._log, np.arange(first, last))
+                values[first:last] = fit.predict(simple, self._lags, slice(first, last))
         losses, seen = self._losses(values, horizon)
         weights = self._weights(losses, seen, horizon)
         leader = weights[:, weights[-1].argmax()]
@@ -176,10 +196,16 @@ class Blender:
         """Return the weights of candidates, of shape [n, candidates]; each row sums to 1."""
         outcomes = seen / horizon**OVERLAP
         power = (MOST_POWER * outcomes / (outcomes + POWER_OUTCOMES))[:, None]
-        logs = np.log(losses / np.maximum(seen, 1e-9)[:, None] + 1e-12)
-        wanted = np.log(prior_weights(losses.shape[1])) - power * (logs - logs.min(axis=1, keepdims=True))
-        weights = np.exp(wanted - wanted.max(axis=1, keepdims=True))
-        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+        logs = losses / np.maximum(seen, 1e-9)[:, None]
+        logs += 1e-12
+        np.log(logs, out=logs)
+        logs -= logs.min(axis=1, keepdims=True)
+        logs *= -power
+        logs += np.log(prior_weights(losses.shape[1]))
+        logs -= logs.max(axis=1, keepdims=True)
+        weights = np.exp(logs, out=logs)
+        weights /= weights.sum(axis=1, keepdims=True)
+        return weights
 
     def follow(self, blend: HorizonBlend, targets: Targets, fitted: int) -> Floats:
         """Return forecasts of the fit's last origin and all later ones, of shape [n - fitted + 1].
@@ -187,8 +213,8 @@ class Blender:
         The losses are carried on over the later bins.
         """
         first = fitted - 1
-        rows = targets(blend.horizon, first)
-        values = blend.learned.predict(rows, self._log, np.arange(first, len(self._log)))
+        simple = SimpleForecasts.of(targets(blend.horizon, first))
+        values = blend.learned.predict(simple, self._lags[first:], slice(None))
         # Candidates of the origins whose outcomes come after the fit, in order: those of the fit, then new ones.
         before = np.concatenate([blend.pending, values[1:]])
         skip = blend.horizon - len(
@@ -213,17 +239,15 @@ def prior_weights(candidates: int) -> Floats:
     return found
 
 
-def _regressions(rows: Floats, log: Floats, actual: Floats, horizon: int, ends: Sequence[int]) -> list[Floats]:
+def _regressions(moves: Floats, log: Floats, actual: Floats, horizon: int, ends: Sequence[int]) -> list[Floats]:
     """Return weights of shape [2, names], by each end's earlier outcomes; empty where there are too few.
 
     The regression is of moves on targets less the present.
     """
-    moves = rows - rows[:, :1]
-    moves[:, 0] = 1.0
     came = actual[horizon:] - log[: max(len(log) - horizon, 0)]
     known = np.isfinite(came)
     came = np.where(known, came, 0.0)
-    names = rows.shape[1]
+    names = moves.shape[1]
     gram, cross, seen, done = np.zeros((names, names)), np.zeros(names), 0, 0
     grams, crosses, counts = [], [], []
     for end in ends:
@@ -250,16 +274,31 @@ def _regressions(rows: Floats, log: Floats, actual: Floats, horizon: int, ends: 
     return found
 
 
-def _autoregression(log: Floats) -> tuple[Floats, float]:
-    """Fit (weights of the last `LAGS` deviations from the mean, the mean) by least squares; zeros with few bins."""
-    mean = float(log.mean())
-    if len(log) < 3 * LAGS:
-        return np.zeros(LAGS), mean
-    windows = np.lib.stride_tricks.sliding_window_view(log - mean, LAGS + 1)
-    before, came = windows[:, LAGS - 1 :: -1][:, :LAGS], windows[:, LAGS]
-    gram = before.T @ before
-    drawn = gram + (1e-3 * np.trace(gram) / LAGS + 1e-9) * np.eye(LAGS)
-    return np.asarray(np.linalg.solve(drawn, before.T @ came)), mean
+def _autoregressions(log: Floats, ends: Sequence[int]) -> list[tuple[Floats, float]]:
+    """Fit (weights of the last `LAGS` deviations from the mean, the mean) by least squares on the bins before each end.
+
+    Weights are zero with few bins.
+    """
+    # Sums of squares of all bins grow from end to end; around a bin's value they lose no digits to a large mean.
+    around, width = float(log[0]) if len(log) else 0.0, LAGS + 1
+    off = log - around
+    windows = np.lib.stride_tricks.sliding_window_view(off, width) if len(log) >= width else np.empty((0, width))
+    squares, sums, done = np.zeros((width, width)), np.zeros(width), 0
+    found = []
+    for end in ends:
+        last = max(end - LAGS, 0)
+        part = windows[done:last]
+        squares, sums, done = squares + part.T @ part, sums + part.sum(axis=0), max(done, last)
+        mean = float(log[:end].mean())
+        if end < 3 * LAGS:
+            found.append((np.zeros(LAGS), mean))
+            continue
+        shift = mean - around
+        centred = squares - shift * (sums[:, None] + sums) + last * shift * shift
+        gram, cross = centred[LAGS - 1 :: -1, LAGS - 1 :: -1], centred[LAGS - 1 :: -1, LAGS]
+        drawn = gram + (1e-3 * np.trace(gram) / LAGS + 1e-9) * np.eye(LAGS)
+        found.append((np.asarray(np.linalg.solve(drawn, cross)), mean))
+    return found
 
 
 def _ahead(lags: Floats, horizon: int) -> Floats:

@@ -87,12 +87,15 @@ class Capacity(Collector):
         self._lock = asyncio.Lock()
         self._asked = 0
 
-    async def input(self, model: str) -> dict[str, Any]:
-        """Return the input of a model's plan, or of the busiest model's if `model` is empty. Raise InvalidRequest."""
-        demand = await self._forecasts.demand(model)
+    async def input(self, model: str, horizon_s: float) -> dict[str, Any]:
+        """Return the input of a model's plan, or of the busiest model's if `model` is empty.
+
+        Raise InvalidRequest, or QueueFull if too many forecasts wait.
+        """
+        demand, outlook = await self._forecasts.outlook(model, horizon_s)
         there = workers_there(self._state.fleet, demand.model, self._clock.now_ns())
         kind = self._kinds.kind(demand.model)
-        return await asyncio.to_thread(lambda: input_json(input_of(demand, kind, there)))
+        return await asyncio.to_thread(lambda: input_json(input_of(demand, kind, there, outlook)))
 
     async def plan(self, model: str, asked: dict[str, Any], device: str = "", *, check: bool = True) -> dict[str, Any]:
         """Make a plan in turn (see `make_plan_row`). Raise InvalidRequest, or QueueFull if too many wait."""
@@ -100,7 +103,7 @@ class Capacity(Collector):
             raise QueueFull(f"{MOST_ASKED} plans are being made or wait already", retry_after_s=30)
         self._asked += 1
         try:
-            row = await self.input(model)
+            row = await self.input(model, asked["horizon_s"])
             async with self._lock:
                 if self._pool is None:
                     self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=step_back)

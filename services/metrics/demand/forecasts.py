@@ -1,6 +1,8 @@
 """Forecasts by model, recomputed periodically off the event loop, and the kinds of workers that take the work."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,7 +12,8 @@ from libs.bus.port import Record
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.demand.history import REQUESTS, DemandBins, models_of
-from libs.demand.report import ModelDemand, forecast_report, model_demand
+from libs.demand.parts import By, FleetOutlook, fleet_outlook, parts_json
+from libs.demand.report import DemandOutlook, ModelDemand, forecast_report, model_demand
 from libs.perfmodel.learner import FittedModel, StepKind, combine
 from libs.perfmodel.wire import fitted_model
 from libs.policy.capacity import PHASES, Phase, WorkerKind
@@ -116,8 +119,17 @@ MAX_WAITING: Final = 16
 """The maximum number of forecasts in progress or waiting their turn; more are refused."""
 MAX_KEPT: Final = 64
 """The maximum number of cached forecasts, each of one model and horizon."""
+MAX_FLEETS: Final = 4
+"""The maximum number of cached forecasts of all models, each of one horizon."""
+NO_DEMAND: Final = "no demand is known yet: ask again after some requests, or `fulcrum forecast import` some"
 TPOT_S: Final = 0.05
 """The TPOT for which decode's GPU-seconds are predicted unless another is requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedFleet:
+    made_ns: int
+    outlook: FleetOutlook
 
 
 class Forecasts:
@@ -129,13 +141,34 @@ class Forecasts:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._waiting = 0
-        self._kept: dict[tuple[str, float], tuple[int, dict[str, Any]]] = {}
+        self._fleets: dict[float, _CachedFleet] = {}
+        """The forecasts behind all reports of a horizon, so that sums over models agree."""
+        self._kept: dict[tuple[str, float, By | None], tuple[int, dict[str, Any]]] = {}
 
-    async def report(self, model: str, horizon_s: float) -> dict[str, Any]:
-        """Return a cached or new forecast (see `forecast_report`).
+    async def report(self, model: str, horizon_s: float, by: By | None = None) -> dict[str, Any]:
+        """Return a cached or new forecast (see `forecast_report`), with its parts (see `parts_json`) if `by` is given.
 
         Raise InvalidRequest for a bad horizon or without any demand, and QueueFull if too many wait.
         """
+        async with self._turn(horizon_s):
+            return await self._report(model, horizon_s, by)
+
+    async def outlook(self, model: str, horizon_s: float) -> tuple[ModelDemand, DemandOutlook | None]:
+        """Return a model's demand and its forecast among other models; no forecast if it is the only model.
+
+        Raise the errors of `report`.
+        """
+        async with self._turn(horizon_s):
+            bins = await self._bins()
+            if len(models_of(bins.rows)) < 2:
+                return await asyncio.to_thread(_demand_of, bins, model, self._keeper.speed), None
+            fleet = (await self._fleet(horizon_s)).outlook
+            demand = await asyncio.to_thread(_demand_of, fleet.bins, model, fleet.speed)
+            return demand, await asyncio.to_thread(fleet.model, demand.model)
+
+    @asynccontextmanager
+    async def _turn(self, horizon_s: float) -> AsyncIterator[None]:
+        """Wait until no other forecast is in progress."""
         speed = self._keeper.speed
         if not horizon_s * speed <= MOST_HORIZON_S:
             raise InvalidRequest(f"a horizon of {horizon_s:g} s is over {MOST_HORIZON_S / speed:g} s", param="horizon")
@@ -143,28 +176,45 @@ class Forecasts:
             raise QueueFull(f"{MAX_WAITING} forecasts are being made or wait already", retry_after_s=5)
         self._waiting += 1
         try:
-            return await self._in_turn(model, horizon_s)
+            async with self._lock:
+                yield
+        except ValueError as error:
+            raise InvalidRequest(str(error), param="horizon") from None
         finally:
             self._waiting -= 1
 
-    async def _in_turn(self, model: str, horizon_s: float) -> dict[str, Any]:
-        speed = self._keeper.speed
-        async with self._lock:
-            now_ns = self._clock.now_ns()
-            kept = self._kept.get((model, horizon_s))
-            if kept is not None and now_ns - kept[0] < FRESH_S / speed * 1e9:
-                return kept[1]
-            demand = await self.demand(model)
-            kind = self._kinds.kind(demand.model)
-            try:
-                found = await asyncio.to_thread(forecast_report, demand, kind, horizon_s=horizon_s, tpot_s=TPOT_S)
-            except ValueError as error:
-                raise InvalidRequest(str(error), param="horizon") from None
-            self._kept.pop((model, horizon_s), None)
-            self._kept[model, horizon_s] = (now_ns, found)
-            if len(self._kept) > MAX_KEPT:
-                del self._kept[next(iter(self._kept))]
-            return found
+    async def _report(self, model: str, horizon_s: float, by: By | None) -> dict[str, Any]:
+        fleet = await self._fleet(horizon_s)
+        kept = self._kept.get((model, horizon_s, by))
+        if kept is not None and kept[0] == fleet.made_ns:
+            return kept[1]
+        found = await asyncio.to_thread(self._reported, fleet.outlook, model, by)
+        self._kept.pop((model, horizon_s, by), None)
+        self._kept[model, horizon_s, by] = (fleet.made_ns, found)
+        if len(self._kept) > MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return found
+
+    def _reported(self, fleet: FleetOutlook, model: str, by: By | None) -> dict[str, Any]:
+        demand = _demand_of(fleet.bins, model, fleet.speed)
+        kind, outlook = self._kinds.kind(demand.model), fleet.model(demand.model)
+        found = forecast_report(demand, kind, horizon_s=fleet.horizon_s, tpot_s=TPOT_S, outlook=outlook)
+        return found if by is None else {**found, "parts": parts_json(by, *fleet.parts(demand.model, by))}
+
+    async def _fleet(self, horizon_s: float) -> _CachedFleet:
+        speed, now_ns = self._keeper.speed, self._clock.now_ns()
+        kept = self._fleets.get(horizon_s)
+        if kept is not None and now_ns - kept.made_ns < FRESH_S / speed * 1e9:
+            return kept
+        bins = await self._bins()
+        if not bins.rows:
+            raise InvalidRequest(NO_DEMAND)
+        made = _CachedFleet(now_ns, await asyncio.to_thread(fleet_outlook, bins, horizon_s, speed))
+        self._fleets.pop(horizon_s, None)
+        self._fleets[horizon_s] = made
+        if len(self._fleets) > MAX_FLEETS:
+            del self._fleets[next(iter(self._fleets))]
+        return made
 
     async def demand(self, model: str) -> ModelDemand:
         """Return a model's known demand, or the busiest model's if `model` is empty.
@@ -191,7 +241,7 @@ class Forecasts:
 def _demand_of(bins: DemandBins, model: str, speed: float) -> ModelDemand:
     models = models_of(bins.rows)
     if not models:
-        raise InvalidRequest("no demand is known yet: ask again after some requests, or `fulcrum forecast import` some")
+        raise InvalidRequest(NO_DEMAND)
     if model and model not in models:
         raise InvalidRequest(f"no demand is known of model {model[:80]!r}; there is {', '.join(models)}", param="model")
     if not model:

@@ -88,9 +88,13 @@ class DemandRoutes:
         router.post("/demand", responses=BAD)(self.fill)
         return router
 
-    async def plan_input(self, model: Model = "") -> dict[str, Any]:
+    async def plan_input(
+        self,
+        model: Model = "",
+        horizon: Annotated[str, Query(description="How far ahead its forecast among other models goes.")] = "24h",
+    ) -> dict[str, Any]:
         """Return the input of a model's capacity plan: its history, the shape of its requests, its workers."""
-        return await self._capacity.input(model)
+        return await self._capacity.input(model, parse_span_s(horizon))
 
     async def plans(self) -> list[dict[str, Any]]:
         """Return the plans behind the last capacity alerts, one for each model; none without a capacity SLO."""
@@ -156,9 +160,12 @@ class DemandRoutes:
         self,
         model: Model = "",
         horizon: Annotated[str, Query(description="How far ahead, e.g. 24h or 7d.")] = "24h",
+        by: Annotated[Literal["", "model", "tenant", "class"], Query(description="Parts to add, none if empty.")] = "",
     ) -> dict[str, Any]:
-        """Predict requests and tokens per second with bands, the busy GPUs that they need, and the recent trend."""
-        return await self._forecasts.report(model, parse_span_s(horizon))
+        """Predict requests and tokens per second with bands, the busy GPUs that they need, and the recent trend.
+        Medians of all models add up to those of the fleet, and those of a model's tenants or classes to the model's.
+        """
+        return await self._forecasts.report(model, parse_span_s(horizon), by or None)
 
 
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}

@@ -77,6 +77,7 @@ BATCH = shaped("gateway", "/v1/batches")["data"][0] | {
     "status": "failed",
     "errors": {"data": [{"code": "c", "message": "why", "line": 1}]},
 }
+MEDIANS = {"requests": [1.0], "prefill": [1.0], "decode": [1.0]}
 BANDS = {"p5": [1.0], "p25": [1.0], "p50": [1.0], "p75": [1.0], "p95": [1.0]}
 AUDIT = {
     "id": "1", "unix_ms": NOW_MS, "service": "gateway", "actor": "key", "tenant": "a", "role": "user",
@@ -113,6 +114,7 @@ ANSWERS = {
             "what": "balance", "before": 1.0, "after": 2.0, "since_unix_s": NOW_MS / 1e3,
             "causes": [{"what": "requests", "tenant": "a", "before": 1.0, "after": 2.0}],
         }],
+        "parts": {"by": "tenant", "total": MEDIANS, "each": {EVIL: MEDIANS}},
     },
     "/v1/regret": {"lost_gpu_hours": 1.0, "gpu_hours": 2.0, "method": "closed_form", "by_cause": {"late": 1.0}},
     "/v1/links": [{
@@ -130,7 +132,7 @@ COMMANDS = (
     "events", "workers", "occupancy", "top --once", "audit", "planner status",
     "planner decisions", "planner explain 1", "planner limits", "planner mode", "planner advice", "planner regret",
     "models list", "models forecast", "models add m", "models pin m", "models reserve m --gpus 1",
-    "forecast --model sim",
+    "forecast --model sim", "forecast --by tenant",
     "batch list", "batch status batch_1", "batch cancel batch_1",
 )  # fmt: skip
 OTHERS = {

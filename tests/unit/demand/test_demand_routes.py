@@ -8,12 +8,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
+from libs.capacity.inputs import input_from_json
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan
 from libs.contracts.topics import DEMAND
 from libs.demand.counts import Counts, DemandKey
 from libs.demand.report import make_outlook
 from libs.demand.wire import plan_of, totals_message
 from libs.keys.gate import ChangeGuard
+from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import DemandHistory
 from libs.runtime.web import make_web_app
 from libs.telemetry.columns import prefill_shares
@@ -114,6 +116,67 @@ async def test_history_is_brought_with_the_token_only_and_then_there_is_a_foreca
     assert found["little_history"]
     assert found["series"]["requests"]["p50"][0] == pytest.approx(10, rel=0.05)
     assert len(found["starts_unix_s"]) == 24
+
+
+async def _fill(rig: Rig, rates: dict[str, float]) -> None:
+    """Give the suite a day of drawn arrivals, in requests a second by model."""
+    rng, now = np.random.default_rng(1), rig.keeper.now_bin
+    rows: dict[int, dict[DemandKey, Counts]] = {}
+    for number in range(now - 1440, now):
+        drawn = {model: int(rng.poisson(60 * rate)) for model, rate in rates.items()}
+        rows[number] = {
+            DemandKey(model, "online", "acme"): Counts(each, each, 300 * each, 0, 90 * each, each)
+            for model, each in drawn.items()
+        }
+    await rig.keeper.fill(rows)
+
+
+async def test_medians_of_models_add_up_to_the_fleets_and_are_those_of_each_models_own_forecast(rig: Rig) -> None:
+    rates = {"m": 1.0, **{f"m{at}": 0.2 * at for at in range(1, 8)}}
+    await _fill(rig, rates)
+    parts = (await rig.get("/v1/forecast", horizon="2h", by="model")).json()["parts"]
+    assert parts["each"].keys() == {"m7", "m6", "m5", "m", "m4", "other"}
+    for series, total in parts["total"].items():
+        medians = [each[series] for each in parts["each"].values()]
+        assert [sum(at) for at in zip(*medians, strict=True)] == total
+        assert min(map(min, medians)) >= 0
+    for model in rates:
+        found = (await rig.get("/v1/forecast", horizon="2h", model=model)).json()
+        if model in parts["each"]:
+            assert found["series"]["decode"]["p50"] == parts["each"][model]["decode"]
+        else:
+            together = parts["each"]["other"]["requests"]
+            assert all(own <= most for own, most in zip(found["series"]["requests"]["p50"], together, strict=True))
+
+
+async def test_medians_of_tenants_and_classes_add_up_to_the_models(rig: Rig) -> None:
+    start_ns = 1_795_000_000 * 10**9 // MINUTE_NS * MINUTE_NS
+    rig.clock.advance_ms((start_ns + 60 * MINUTE_NS - rig.clock.now_ns()) / 1e6)
+    keys = [DemandKey("m", each, tenant) for each in ("online", "urgent") for tenant in ("acme", "beta")]
+    for minute in range(1, 60):
+        counts = {key: Counts(minute * at, minute * at, 7 * minute, 0, 3 * minute) for at, key in enumerate(keys, 1)}
+        message = totals_message(("g", 1_795_000_000 * 10**9), start_ns + minute * MINUTE_NS, counts)
+        rig.keeper.take(Record(DEMAND, "g", message, 0, 0), start_ns + minute * MINUTE_NS)
+    for by, names in (("tenant", {"acme", "beta"}), ("class", {"online", "urgent"})):
+        found = (await rig.get("/v1/forecast", horizon="10m", by=by)).json()
+        assert found["parts"]["each"].keys() == names
+        for series, total in found["parts"]["total"].items():
+            assert total == found["series"][series]["p50"]
+            assert [sum(at) for at in zip(*(e[series] for e in found["parts"]["each"].values()), strict=True)] == total
+
+
+async def test_a_plan_for_the_only_model_makes_its_own_forecast(rig: Rig) -> None:
+    await _fill(rig, {"m": 1.0})
+    assert (await rig.get("/v1/capacity/input", model="m", horizon="2h")).json()["outlook"] is None
+
+
+async def test_a_plans_input_has_the_forecast_that_agrees_with_other_models(rig: Rig) -> None:
+    await _fill(rig, {"m": 1.0, "other-model": 2.0})
+    found = (await rig.get("/v1/forecast", horizon="2h", model="m")).json()
+    row = (await rig.get("/v1/capacity/input", model="m", horizon="2h")).json()
+    outlook = input_from_json(row).outlook
+    assert outlook is not None
+    assert outlook.quantiles["decode"][:, LEVELS.index(0.5)].tolist() == found["series"]["decode"]["p50"]
 
 
 @pytest.mark.parametrize("rate, days, little", [(10.0, 1, True), (10.0, 3, False), (0.0, 3, True)])

@@ -1,0 +1,134 @@
+"""Forecasts of a fleet's models, and of a model's tenants or classes, whose medians add up to their total."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from libs.contracts.classes import BATCH_CLASS, DEFAULT_CLASS
+from libs.demand.counts import OTHER, DemandKey
+from libs.demand.history import FIELDS, REQUESTS, DemandBins, Ints
+from libs.demand.report import DemandOutlook, demand_of, make_outlook
+from libs.policy.forecast.history import SERIES, SeriesName
+from libs.policy.forecast.reconcile import MEDIAN, reconcile, share_out
+
+By = Literal["model", "tenant", "class"]
+BYS: Final[tuple[By, ...]] = ("model", "tenant", "class")
+MOST_PARTS: Final = 6
+"""The maximum number of parts that are predicted apart; the smallest are one part, `OTHER`."""
+RANKED_BINS: Final = 96
+"""The number of last bins by whose requests parts are ranked, a day of quarters of an hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOutlook:
+    """Forecasts of all models together and of the largest ones."""
+
+    bins: DemandBins
+    horizon_s: float
+    """The predicted time by the clock."""
+    speed: float
+    total: DemandOutlook
+    models: Mapping[str, DemandOutlook]
+    """The largest models, and `OTHER` for the rest if there are more than `MOST_PARTS`."""
+
+    def model(self, model: str) -> DemandOutlook:
+        """Return the forecast of a model, as a part of `OTHER`'s if it is none of the largest."""
+        pooled = len({key.model for key in self.bins.rows}) > MOST_PARTS
+        if model in self.models and not (pooled and model == OTHER):
+            return self.models[model]
+        rest = _of(self.bins, lambda key: key.model not in self.models and key.model != model)
+        found = [self._outlook(bins) for bins in (_only(self.bins, model), rest)]
+        return _shared(self.models[OTHER], dict(zip(("own", "rest"), found, strict=True)))["own"]
+
+    def parts(self, model: str, by: By) -> tuple[DemandOutlook, dict[str, DemandOutlook]]:
+        """Return the forecasts of (the total, its parts): all models, or a model by tenant or class."""
+        if by == "model":
+            return self.total, dict(self.models)
+        total = self.model(model)
+        split = _split(_only(self.bins, model), by)
+        if len(split) == 1:
+            return total, dict.fromkeys(split, total)
+        return total, _shared(total, {name: self._outlook(bins) for name, bins in split.items()})
+
+    def _outlook(self, bins: DemandBins) -> DemandOutlook:
+        return _outlook(bins, self.horizon_s, self.speed)
+
+
+def fleet_outlook(bins: DemandBins, horizon_s: float, speed: float) -> FleetOutlook:
+    """Predict all models of these bins, batch lines left out. `horizon_s` is by the clock.
+
+    Raise ValueError for a horizon shorter than a bin.
+    """
+    online = _online(bins)
+    split = _split(online, "model")
+    total = _outlook(online, horizon_s, speed)
+    if len(split) < 2:
+        return FleetOutlook(online, horizon_s, speed, total, dict.fromkeys(split, total))
+    models = {name: _outlook(part, horizon_s, speed) for name, part in split.items()}
+    agreed, shares = dict(total.quantiles), {name: dict(each.quantiles) for name, each in models.items()}
+    for series in SERIES:
+        stacked = np.stack([each.quantiles[series] for each in models.values()])
+        agreed[series], found = reconcile(total.quantiles[series], stacked)
+        for name, quantiles in zip(models, found, strict=True):
+            shares[name][series] = quantiles
+    models = {name: replace(each, quantiles=shares[name]) for name, each in models.items()}
+    return FleetOutlook(online, horizon_s, speed, replace(total, quantiles=agreed), models)
+
+
+def parts_json(by: By, total: DemandOutlook, parts: Mapping[str, DemandOutlook]) -> dict[str, Any]:
+    """Encode the medians of a total and of its parts, which add up exactly, the largest part first."""
+    order = sorted(parts, key=lambda name: -float(parts[name].quantiles["requests"][:, MEDIAN].sum()))
+    return {"by": by, "total": _medians(total), "each": {name: _medians(parts[name]) for name in order}}
+
+
+def _medians(outlook: DemandOutlook) -> dict[SeriesName, list[float]]:
+    # Not rounded: the last digits make the sums agree.
+    return {name: outlook.quantiles[name][:, MEDIAN].tolist() for name in SERIES}
+
+
+def _shared(total: DemandOutlook, parts: Mapping[str, DemandOutlook]) -> dict[str, DemandOutlook]:
+    shares: dict[str, dict[SeriesName, Any]] = {name: {} for name in parts}
+    for series in SERIES:
+        found = share_out(total.quantiles[series], np.stack([each.quantiles[series] for each in parts.values()]))
+        for name, quantiles in zip(parts, found, strict=True):
+            shares[name][series] = quantiles
+    return {name: replace(each, quantiles=shares[name]) for name, each in parts.items()}
+
+
+def _outlook(bins: DemandBins, horizon_s: float, speed: float) -> DemandOutlook:
+    return make_outlook(demand_of(bins, "", speed).history, horizon_s * speed)
+
+
+def _of(bins: DemandBins, wanted: Callable[[DemandKey], bool]) -> DemandBins:
+    return DemandBins(bins.bin_ns, bins.first, bins.heard, {key: row for key, row in bins.rows.items() if wanted(key)})
+
+
+def _only(bins: DemandBins, model: str) -> DemandBins:
+    return _of(bins, lambda key: key.model == model)
+
+
+def _split(bins: DemandBins, by: By) -> dict[str, DemandBins]:
+    """Return the bins of the largest parts by requests, and of all others as `OTHER`."""
+
+    def name(key: DemandKey) -> str:
+        return key.model if by == "model" else key.tenant if by == "tenant" else key.service_class
+
+    requests: dict[str, int] = {}
+    for key, row in bins.rows.items():
+        requests[name(key)] = requests.get(name(key), 0) + int(row[-RANKED_BINS:, REQUESTS].sum())
+    order = sorted(requests, key=lambda each: (each == OTHER, -requests[each], each))
+    kept = order if len(order) <= MOST_PARTS else order[: MOST_PARTS - 1]
+    found: dict[str, dict[DemandKey, Ints]] = {each: {} for each in kept}
+    for key, row in bins.rows.items():
+        found.setdefault(name(key) if name(key) in kept else OTHER, {})[key] = row
+    return {each: DemandBins(bins.bin_ns, bins.first, bins.heard, rows) for each, rows in found.items()}
+
+
+def _online(bins: DemandBins) -> DemandBins:
+    """Leave batch lines out; a model that has nothing else remains, without demand."""
+    rows = {key: row for key, row in bins.rows.items() if key.service_class != BATCH_CLASS}
+    for model in {key.model for key in bins.rows} - {key.model for key in rows}:
+        rows[DemandKey(model, DEFAULT_CLASS, OTHER)] = np.zeros((len(bins), FIELDS), np.int64)
+    return DemandBins(bins.bin_ns, bins.first, bins.heard, rows)
