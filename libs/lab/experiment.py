@@ -17,7 +17,7 @@ from libs.lab.cluster.push import PushGateway
 from libs.lab.cluster.run import LabResult, LabSetup, MakeGateway, PlannedLoss, PlannedMove, Run, check
 from libs.lab.hardware import Hardware
 from libs.lab.policies import Policy
-from libs.lab.rivals.port import RivalSetting, Slo
+from libs.lab.rivals.port import LearningRouter, RivalSetting, Slo
 from libs.lab.slo import IdealWork, Score, SloSpec, score
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.gateway.binding import POLICIES
@@ -310,14 +310,16 @@ def _gateway(policy: Policy, cluster: RivalSetting, experiment: Experiment) -> M
             lookup_ns=round(experiment.lookup_ms * 1e6),
             tenants=experiment.tenants,
         )
+    router = rival.router(cluster)
     return lambda workers, virtual: PushGateway(
         workers,
         virtual,
-        router=rival.router(cluster),
+        rival=rival,
+        router=router,
         mover=rival.mover(cluster),
-        cost=rival.move_cost,
+        learner=router if isinstance(router, LearningRouter) else None,
+        sequence_mover=rival.sequence_mover(cluster),
         slo=cluster.slo,
-        binds_at_arrival=rival.binds_at_arrival,
     )
 
 
