@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 from libs.contracts.errors import InvalidRequest
@@ -17,8 +17,8 @@ from libs.lab.cluster.push import PushGateway
 from libs.lab.cluster.run import LabResult, LabSetup, MakeGateway, PlannedLoss, PlannedMove, Run, check
 from libs.lab.hardware import Hardware
 from libs.lab.policies import Policy
-from libs.lab.rivals.port import RivalSetting, Slo
-from libs.lab.slo import IdealWork, Score, SloSpec, score
+from libs.lab.rivals.port import LearningRouter, RivalSetting, Slo
+from libs.lab.slo import IdealWork, Score, SloSpec, is_lost, score
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.gateway.binding import POLICIES
 from libs.policy.gateway.order import WaitBounds
@@ -77,6 +77,8 @@ class Experiment:
     allowed_tokens: int = 0
     """The output limit of clients where the trace has none; 0 for the exact length, which makes it an oracle."""
     stepwise: bool = False
+    give_up_below: float = 0.0
+    """The share of good requests, and of good work, below which the run may end once both are certain to be."""
     tenants: Tenancy | None = None
     """The tenants that share queue and decode places under the live dispatcher; None treats all requests alike."""
 
@@ -227,6 +229,7 @@ def run(
         moves=experiment.moves,
         refused=experiment.refused,
         wrong=experiment.wrong,
+        gives_up=partial(_is_hopeless, experiment, work) if experiment.give_up_below else None,
     )
     gateway = _gateway(policy, cluster, experiment)
     with _seldom_collecting():
@@ -277,10 +280,34 @@ def _measured(experiment: Experiment, answers: Sequence[LabAnswer]) -> list[LabA
     """Return the answers between warm-up and tail. Requests that never arrived are in the trace but not among the
     answers.
     """
-    requests = experiment.trace.requests
-    first_ns = requests[0].arrival_ns + experiment.warm_up_s * 1e9
-    last_ns = requests[-1].arrival_ns - experiment.tail_s * 1e9
+    first_ns, last_ns = _span_ns(experiment)
     return [answer for answer in answers if first_ns <= answer.request.arrival_ns <= last_ns]
+
+
+def _counted(experiment: Experiment) -> list[TraceRequest]:
+    """Return the requests of the trace between warm-up and tail."""
+    first_ns, last_ns = _span_ns(experiment)
+    return [request for request in experiment.trace.requests if first_ns <= request.arrival_ns <= last_ns]
+
+
+def _span_ns(experiment: Experiment) -> tuple[float, float]:
+    """Return the times in the trace between which arrivals are scored."""
+    requests = experiment.trace.requests
+    return (
+        requests[0].arrival_ns + experiment.warm_up_s * 1e9,
+        requests[-1].arrival_ns - experiment.tail_s * 1e9,
+    )
+
+
+def _is_hopeless(experiment: Experiment, work: IdealWork, answers: Sequence[LabAnswer], now_ps: int) -> bool:
+    """Return whether too few requests and too little work can still be good, however the run goes on."""
+    late = [answer for answer in _measured(experiment, answers) if is_lost(answer, now_ps)]
+    counted = _counted(experiment)
+    if len(late) <= (1 - experiment.give_up_below) * len(counted):
+        return False
+    lost_ns = sum(work.ns(each.request.input_tokens, each.request.output_tokens) for each in late)
+    all_ns = sum(work.ns(each.input_tokens, each.output_tokens) for each in counted)
+    return lost_ns > (1 - experiment.give_up_below) * all_ns
 
 
 def _typical(experiment: Experiment) -> Slo:
@@ -310,14 +337,16 @@ def _gateway(policy: Policy, cluster: RivalSetting, experiment: Experiment) -> M
             lookup_ns=round(experiment.lookup_ms * 1e6),
             tenants=experiment.tenants,
         )
+    router = rival.router(cluster)
     return lambda workers, virtual: PushGateway(
         workers,
         virtual,
-        router=rival.router(cluster),
+        rival=rival,
+        router=router,
         mover=rival.mover(cluster),
-        cost=rival.move_cost,
+        learner=router if isinstance(router, LearningRouter) else None,
+        sequence_mover=rival.sequence_mover(cluster),
         slo=cluster.slo,
-        binds_at_arrival=rival.binds_at_arrival,
     )
 
 

@@ -11,8 +11,11 @@ from libs.lab.cluster.planner import OnLook
 from libs.lab.rivals.arrow import arrow
 from libs.lab.rivals.dynamo import dynamo
 from libs.lab.rivals.llm_d import llm_d
+from libs.lab.rivals.llm_d_latency import llm_d_latency
 from libs.lab.rivals.port import MoveCost, PromptOrder, PromptTurn, QueuedPrompt, Rival, RivalSetting
-from libs.lab.rivals.splits import aggregated, niyama, static_split, taichi
+from libs.lab.rivals.sglang_flip import sglang_flip
+from libs.lab.rivals.splits import aggregated, niyama, static_split
+from libs.lab.rivals.taichi import taichi
 from libs.policy.gateway.order import PACE_COUNTED_ON, QueuedRequest, hopeless_from_ns, making_room
 from libs.policy.roles import Role
 
@@ -31,20 +34,25 @@ class RivalKind:
 
 
 SPLIT: Final = ("", "P:D")
+BUDGET: Final = ("", "BUDGET_TOKENS")
 RESTARTED: Final = ("", "P:D", "P:D:START_S")
 
 RIVALS: Final[Mapping[str, RivalKind]] = MappingProxyType(
     {
         "static": RivalKind(static_split, ("P:D",)),
-        "aggregated": RivalKind(aggregated, ("", "BUDGET_TOKENS")),
+        "aggregated": RivalKind(aggregated, BUDGET),
         "arrow": RivalKind(arrow, SPLIT),
         "dynamo-load": RivalKind(partial(dynamo, "load"), RESTARTED),
         "dynamo-throughput": RivalKind(partial(dynamo, "throughput"), RESTARTED),
         "dynamo-both": RivalKind(partial(dynamo, "both"), RESTARTED),
         "llm-d": RivalKind(llm_d, RESTARTED),
         "llm-d-throughput": RivalKind(partial(llm_d, throughput=True), RESTARTED),
+        "llm-d-latency": RivalKind(llm_d_latency, BUDGET),
+        "llm-d-latency-most": RivalKind(partial(llm_d_latency, most=True), BUDGET),
         "niyama": RivalKind(niyama, ("",)),
+        "sglang-flip": RivalKind(sglang_flip, SPLIT),
         "taichi": RivalKind(taichi, ("", "P:D", "P:D:BUDGET_TOKENS")),
+        "taichi-flow": RivalKind(partial(taichi, flow=True), ("", "P:D", "P:D:BUDGET_TOKENS")),
     }
 )
 
@@ -94,6 +102,7 @@ OFFLINE: Final = "offline"
 """The best schedule of a search that knows the trace (libs/lab/offline.py)."""
 HINDSIGHT: Final = (STILL, "static", OFFLINE)
 """Policies that use the best split in hindsight if their name has none."""
+AGGREGATED: Final = ("aggregated", "niyama", "llm-d-latency", "llm-d-latency-most", MIXED)
 Design = Literal["aggregated", "disaggregated", "hybrid"]
 """Every worker does both phases, each does one, or workers lean to one phase and do some of the other."""
 ALL: Final = (STILL, MIXED, "static", *(name for name in RIVALS if name != "static"))
@@ -177,9 +186,9 @@ def bare_name(name: str) -> tuple[str, str]:
 def design_of(name: str) -> Design:
     """Return what a policy of this name does with prompts and decodes."""
     kind, _, numbers = bare_name(name)[0].partition(":")
-    if kind == "taichi" or (kind == MIXED and numbers):
+    if kind in ("taichi", "taichi-flow") or (kind == MIXED and numbers):
         return "hybrid"
-    return "aggregated" if kind in ("aggregated", "niyama", MIXED) else "disaggregated"
+    return "aggregated" if kind in AGGREGATED else "disaggregated"
 
 
 def with_split(name: str, prefill: int, decode: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from libs.contracts.errors import InvalidRequest
 from libs.lab.cluster.books import LabAnswer, LabOutcome
+from libs.lab.cluster.time import PS_PER_NS
 from libs.lab.traces.request import TraceRequest
 from libs.policy.ratios import LEVELS
 from libs.policy.speed import Speed
@@ -91,6 +92,15 @@ def is_good(answer: LabAnswer) -> bool:
     if answer.outcome is not LabOutcome.COMPLETED or answer.ttft_ns > answer.ttft_limit_ns:
         return False
     return answer.tpot_ns <= answer.tpot_limit_ns and answer.late <= MAX_LATE_SHARE * answer.tokens
+
+
+def is_lost(answer: LabAnswer, now_ps: int) -> bool:
+    """Return whether an answer is certain not to be good, although it may still go on."""
+    if answer.outcome is not LabOutcome.UNFINISHED:
+        return not is_good(answer)
+    if answer.tokens:
+        return answer.ttft_ns > answer.ttft_limit_ns
+    return now_ps - answer.arrival_ps > answer.ttft_limit_ns * PS_PER_NS
 
 
 class IdealWork:

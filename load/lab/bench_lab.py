@@ -27,7 +27,7 @@ from rich.table import Table
 from libs.cli.lab.runs import parse_wrong
 from libs.lab.experiment import Experiment
 from libs.lab.hardware import resolve
-from libs.lab.policies import OFFLINE
+from libs.lab.policies import OFFLINE, has_hindsight
 from libs.lab.search import Measure, SearchResult, fluid_rate
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet, search_measures
@@ -154,9 +154,9 @@ class Base:
     held_out: bool = False
     """Whether seeds and stretches of traces differ from those that decisions were tuned on."""
 
-    def experiment(self, cell: Cell) -> Experiment:
-        """Return the cell's experiment at the workload's own rate."""
-        text, seed = self.workloads[cell.workload], HELD_OUT_SEED if self.held_out else 1
+    def experiment(self, cell: Cell, seed: int = 0) -> Experiment:
+        """Return the cell's experiment at the workload's own rate, drawn by this seed or by the usual one."""
+        text, seed = self.workloads[cell.workload], seed or (HELD_OUT_SEED if self.held_out else 1)
         later_s = HELD_OUT_LATER_S.get(text.partition("@")[0], 0.0) if self.held_out else 0.0
         trace = trace_of(text, seed=seed, later_s=later_s)
         seconds = trace.duration_ns / 1e9
@@ -179,7 +179,9 @@ class Base:
 
 def _search(base: Base, cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, Edges]]:
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=quiet) as pool:
-        asked = {pool.submit(_find, base, cell): cell for cell in cells}
+        # Searches that try splits take longest; begun last, one of them would keep a single core busy at the end.
+        longest_first = sorted(cells, key=lambda cell: not has_hindsight(cell.policy))
+        asked = {pool.submit(_find, base, cell): cell for cell in longest_first}
         try:
             for future in as_completed(asked):
                 yield asked[future], future.result()
@@ -191,7 +193,7 @@ def _find(base: Base, cell: Cell) -> Edges:
     experiment = base.experiment(cell)
     start = START * fluid_rate(experiment)
     measures: Sequence[Measure] = ("both",) if cell.policy == OFFLINE or cell.wrong else MEASURES
-    return search_measures(experiment, cell.policy, "superpose", base.seeds, measures=measures, start=start)
+    return search_measures(experiment, cell.policy, "superpose", base.seeds, measures=measures, start=start, quick=True)
 
 
 def _edge(found: dict[Cell, Edges], cell: Cell, measure: Measure) -> float:

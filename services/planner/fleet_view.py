@@ -213,6 +213,11 @@ class FleetView:
         self._columns.clear()
         self.revision += 1
 
+    @property
+    def waiting_prefill_tokens(self) -> int:
+        """The prompt tokens that wait at all workers."""
+        return int(self.column("waiting_prefill_tokens").sum())
+
     def take(self, message: FleetLoads, now_ns: int) -> MessageOutcome:
         """Record a message received at `now_ns` and return whether it counted."""
         taken = self._take(message, now_ns)

@@ -180,14 +180,18 @@ class PlannerState:
             if worker.assignment.epoch > known.get((worker.id, worker.incarnation), worker.assignment.epoch)
         ]
 
-    def take_loads(self, loads: FleetLoads, now_ns: int) -> None:
-        """Record the loads that a metrics service published, received at `now_ns`."""
+    def take_loads(self, loads: FleetLoads, now_ns: int) -> bool:
+        """Record the loads that a metrics service published, received at `now_ns`, and return whether more prompt
+        tokens wait at workers than before.
+        """
+        before = self.view.waiting_prefill_tokens
         if self.view.take(loads, now_ns) is MessageOutcome.COUNTED:
             targets = loads.targets[:MAX_TARGETS]
             self._asked_tpot_ns = {each.model: each.tpot_ns for each in targets if 0 < each.tpot_ns <= MAX_TPOT_NS}
             self._assessments = now_ns, assessments_of(loads.assessments)
         self.at_rest = self.at_rest and not self.view.works
         self.lives(now_ns)
+        return self.view.waiting_prefill_tokens > before
 
     def take_queues(self, queues: GatewayQueues, now_ns: int) -> bool:
         """Record a gateway's queues, received at `now_ns`, and return whether more tokens wait than before."""
@@ -445,11 +449,13 @@ async def follow_telemetry(
 ) -> None:
     """Record worker loads, gateway queues and capacity plans published from now on.
 
-    Returns when the bus closes. Sets `news` when more work waits at gateways than before.
+    Returns when the bus closes. Sets `news` when more prompts wait at gateways or workers than before.
     """
     async for record in bus.subscribe((LOADS, QUEUES, CAPACITY)):
         if isinstance(record.value, FleetLoads):
-            state.take_loads(record.value, clock.now_ns())
+            # A flood of a few long prompts waits at workers, within the credits that they have granted.
+            if state.take_loads(record.value, clock.now_ns()):
+                news.set()
         elif isinstance(record.value, GatewayQueues) and state.take_queues(record.value, clock.now_ns()):
             news.set()
         elif isinstance(record.value, CapacityPlan):

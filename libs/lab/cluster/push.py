@@ -10,7 +10,14 @@ from typing import Final
 
 from libs.contracts.errors import NoWorkers
 from libs.dispatch.generation import ApiFinishReason
-from libs.dispatch.ports import AttemptEvent, Failed, Prefilled, SequenceFinished, SequenceRefused
+from libs.dispatch.ports import (
+    AttemptEvent,
+    Failed,
+    Prefilled,
+    SequenceFinished,
+    SequenceHandedOver,
+    SequenceRefused,
+)
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import EnginePhase
 from libs.lab.cluster.books import LabAnswer
@@ -18,7 +25,18 @@ from libs.lab.cluster.sequence import GREEDY, Coasted, CountedRequest, CountedTo
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.watch import Watch
 from libs.lab.cluster.worker import LabWorker
-from libs.lab.rivals.port import Move, MoveCost, RivalMover, RivalRouter, SeenRequest, SeenWorker, Slo
+from libs.lab.rivals.port import (
+    LearningRouter,
+    Move,
+    Rival,
+    RivalMover,
+    RivalRouter,
+    SeenRequest,
+    SeenSequence,
+    SeenWorker,
+    SequenceMover,
+    Slo,
+)
 from libs.policy.roles import Role
 
 MAX_ATTEMPTS: Final = 64
@@ -43,6 +61,10 @@ class _Pushed:
     attempts: int = 0
     bound: int = -1
     """The decode worker, if it was chosen on arrival."""
+    decodes: bool = False
+    """True once it is at the worker that decodes it."""
+    moves_to: int = -1
+    """The worker to which it is moving with its KV."""
 
 
 class PushGateway:
@@ -53,18 +75,23 @@ class PushGateway:
         workers: Sequence[LabWorker],
         time: VirtualTime,
         *,
+        rival: Rival,
         router: RivalRouter,
         mover: RivalMover | None,
-        cost: MoveCost,
+        learner: LearningRouter | None,
+        sequence_mover: SequenceMover | None,
         slo: Slo,
-        binds_at_arrival: bool = False,
     ) -> None:
-        """`slo` is that of a typical request, for the mover. `binds_at_arrival` is as in `Rival`."""
-        self._binds_at_arrival = binds_at_arrival
+        """`slo` is that of a typical request, for the mover. `learner` is the router, if it learns."""
+        self._binds_at_arrival = rival.binds_at_arrival
+        self._prompt_only = rival.prompt_only
         self._workers = workers
         self._router = router
         self._mover = mover
-        self._cost = cost
+        self._learner = learner
+        self._sequence_mover = sequence_mover
+        self._cost = rival.move_cost
+        self._draining: dict[int, Move] = {}
         self._time = time
         self._watch = Watch(workers, time, slo, keep_steps=mover is not None and mover.wants_steps)
         self._on: dict[tuple[int, int], _Pushed] = {}
@@ -76,9 +103,11 @@ class PushGateway:
         self.handed_over = 0
 
     def start(self) -> None:
-        """Start to consult the mover at its interval."""
+        """Start to consult the movers at their intervals."""
         if self._mover is not None:
-            self._time.at_ps(self._time.now_ps + self._mover.every_ns * PS_PER_NS, self._look)
+            self._time.in_ps(self._mover.every_ns * PS_PER_NS, self._look)
+        if self._sequence_mover is not None:
+            self._time.in_ps(self._sequence_mover.every_ns * PS_PER_NS, self._look_at_sequences)
 
     # ------------------------------------------------------------ requests
 
@@ -98,7 +127,7 @@ class PushGateway:
             self._stranded.append(pushed)
             return
         index = self._router.prompt(pushed.seen, views, self._time.now_ns())
-        phase = EnginePhase.PREFILL if self._workers[index].assignment.role is Role.PREFILL else EnginePhase.BOTH
+        phase = EnginePhase.PREFILL if self._prompt_only(views[index]) else EnginePhase.BOTH
         if self._binds_at_arrival and phase is EnginePhase.PREFILL and any(map(_decodes, views)):
             pushed.bound = self._router.decode(pushed.seen, index, views, self._time.now_ns())
             self._watch.bound(pushed.bound, pushed.seen.input_tokens)
@@ -127,6 +156,7 @@ class PushGateway:
         answer, worker = pushed.answer, self._workers[index]
         request = answer.request
         pushed.worker, pushed.sequence_id = index, self._ids
+        pushed.decodes, pushed.moves_to = phase is not EnginePhase.PREFILL, -1
         self._on[index, self._ids] = pushed
         submit = CountedRequest(
             sequence_id=self._ids,
@@ -164,11 +194,15 @@ class PushGateway:
             pushed = self._on.get((worker.index, event.sequence_id))
             if pushed is not None:
                 self._on_event(worker, pushed, event)
+        if worker.index in self._draining:
+            self._flip_if_drained(worker)
 
     def _token(self, pushed: _Pushed) -> None:
         pushed.answer.token(0, None)
         if pushed.answer.tokens == 1:
             self._watch.first_token(pushed.answer)
+            if self._learner is not None:
+                self._learner.first_token(pushed.seen.number, pushed.answer.ttft_ns)
         self._release(pushed, but=pushed.sequence_id)
 
     def _release(self, pushed: _Pushed, but: int = 0) -> None:
@@ -188,6 +222,13 @@ class PushGateway:
                 self._end(pushed)
                 return
             pushed.source, pushed.handle = key, event.blocks.source  # type: ignore[assignment]
+            self._decode(pushed)
+        elif isinstance(event, SequenceHandedOver):
+            del self._on[key]
+            pushed.source, pushed.handle = key, event.blocks.source  # type: ignore[assignment]
+            self.handed_over += 1
+            pushed.bound = pushed.moves_to
+            self._watch.bound(pushed.bound, pushed.seen.input_tokens)
             self._decode(pushed)
         elif isinstance(event, SequenceFinished):
             del self._on[key]
@@ -211,6 +252,9 @@ class PushGateway:
         self._unbind(pushed)
         pushed.answer.finish(ApiFinishReason.STOP)
         self._watch.ended(pushed.answer)
+        if self._learner is not None:
+            answer = pushed.answer
+            self._learner.ended(pushed.seen.number, answer.tpot_ns if answer.tokens > 1 else 0.0)
         self.ended += 1
 
     def coasted(self, worker: LabWorker, coasted: Coasted) -> None:
@@ -227,11 +271,51 @@ class PushGateway:
         assert mover is not None
         for move in mover.moves(self._watch.seen()):
             self._move(move)
-        self._time.at_ps(self._time.now_ps + mover.every_ns * PS_PER_NS, self._look)
+        self._time.in_ps(mover.every_ns * PS_PER_NS, self._look)
+
+    def _look_at_sequences(self) -> None:
+        mover = self._sequence_mover
+        assert mover is not None
+        for worker in self._workers:  # steps that pass at once end here, so that tokens are counted
+            if not worker.down:
+                worker.enter()
+                worker.leave()
+        running = {
+            pushed.seen.number: pushed
+            for pushed in self._on.values()
+            if pushed.decodes and pushed.answer.tokens and pushed.moves_to < 0
+        }
+        seen = [_seen_sequence(pushed) for pushed in running.values()]
+        for number, to in mover.sequence_moves(self._watch.workers(), seen):
+            pushed = running[number]
+            pushed.moves_to = to
+            self._send(self._workers[pushed.worker], ToWorker(hand_overs=[pushed.sequence_id]))
+        self._time.in_ps(mover.every_ns * PS_PER_NS, self._look_at_sequences)
+
+    def _flip_if_drained(self, worker: LabWorker) -> None:
+        """Change the role of a draining worker that has neither sequences nor blocks that others will read."""
+        if any(index == worker.index for index, _ in self._on):
+            return
+        if any(pushed.source is not None and pushed.source[0] == worker.index for pushed in self._on.values()):
+            return
+        move = self._draining.pop(worker.index)
+
+        def ready() -> None:
+            self._watch.draining.discard(worker.index)
+            if not worker.down:
+                worker.set_role(move.role, move.budget_tokens)
+            self._retry()
+
+        self._time.in_ps(self._cost.start_ns * PS_PER_NS, ready)
 
     def _move(self, move: Move) -> None:
         worker = self._workers[move.index]
         if worker.down:
+            return
+        if self._cost.drains:
+            self._draining[move.index] = move
+            self._watch.draining.add(move.index)
+            self._flip_if_drained(worker)
             return
         if self._cost.restarts:
             there = self._take_back(worker)
@@ -270,3 +354,15 @@ class PushGateway:
 def _decodes(view: SeenWorker) -> bool:
     """Return whether sequences may be sent to the worker to decode."""
     return view.ready and view.role is Role.MIXED
+
+
+def _seen_sequence(pushed: _Pushed) -> SeenSequence:
+    answer = pushed.answer
+    return SeenSequence(
+        pushed.seen.number,
+        pushed.worker,
+        answer.request.input_tokens + answer.tokens,
+        answer.tokens,
+        answer.tpot_ns if answer.tokens > 1 else 0.0,
+        answer.tpot_limit_ns,
+    )

@@ -18,6 +18,8 @@ from libs.policy.roles import Assignment, Role
 # Time from the cluster's start to the trace's first moment, in which links connect and credits are granted.
 SETTLE_NS: Final = 100_000_000
 FIRST_EPOCH: Final = 1
+PROGRESS_EVENTS, LOOK_EVENTS = 4096, 512
+"""The numbers of events between two reports of progress, and between two checks of giving up."""
 
 
 class InconsistentSimulation(Exception):
@@ -68,6 +70,9 @@ class LabSetup:
     refused: frozenset[int] = frozenset()
     """Numbers of the requests that are rejected on arrival."""
     wrong: InjectedErrors = field(default_factory=InjectedErrors)
+    gives_up: Callable[[Sequence[LabAnswer], int], bool] | None = None
+    """Return whether to end the run at this time in picoseconds, given the answers so far; None to go on to the end.
+    """
 
 
 @dataclass(slots=True)
@@ -153,11 +158,15 @@ class Run:
         for move in self._setup.moves:
             self._move(move)
         self._arrive_at(0)
-        total = len(self._trace.requests)
+        total, gives_up = len(self._trace.requests), self._setup.gives_up
 
         def going_on() -> bool:
-            if self.time.events % 4096 == 0:
+            if self.time.events % PROGRESS_EVENTS == 0:
                 on_progress(self.gateway.ended)
+            due = self.time.events % LOOK_EVENTS == 0
+            if due and gives_up is not None and gives_up(self.answers, self.time.now_ps):
+                self._stop_ps = self.time.now_ps
+                return False
             return self.gateway.ended < total and not (self._stop_ps and self.time.now_ps > self._stop_ps)
 
         self.time.run(going_on)

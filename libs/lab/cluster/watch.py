@@ -44,6 +44,8 @@ class Watch:
         self._outputs = _Sum()
         self._counted = _Counted(_Sum(), _Sum(), _Sum(), _Sum())
         self._keep_steps = keep_steps
+        self.draining: set[int] = set()
+        """Workers that take no new work until they change their role."""
         self._bound: dict[int, tuple[int, int]] = {}
         """(sequences, tokens) by worker that will decode there while their prompts are being computed elsewhere."""
         if keep_steps:
@@ -102,7 +104,7 @@ class Watch:
             index=worker.index,
             role=worker.assignment.role,
             budget_tokens=worker.assignment.budget_tokens,
-            ready=worker.ready,
+            ready=worker.ready and worker.index not in self.draining,
             speed=worker.speed,
             max_sequences=worker.shape.max_sequences,
             kv_blocks=worker.shape.kv_blocks,

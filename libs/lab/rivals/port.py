@@ -6,7 +6,7 @@ the cluster at fixed intervals and changes roles. Both are pure, without a clock
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from libs.policy.roles import Role
 from libs.policy.speed import Speed
@@ -134,7 +134,8 @@ class RivalRouter(Protocol):
     def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
         """Return the index of the worker that computes the prompt, on arrival.
 
-        The worker is ready, and in role prefill or mixed with a budget. A mixed one keeps the request to its end.
+        The worker is ready, and in role prefill or mixed with a budget. One that is not `Rival.prompt_only` keeps the
+        request.
         """
         ...
 
@@ -143,6 +144,56 @@ class RivalRouter(Protocol):
 
         The worker is ready and mixed, and may be `source` itself.
         """
+        ...
+
+
+@runtime_checkable
+class LearningRouter(RivalRouter, Protocol):
+    """A router that learns from what its choices came to. Requests are known by `SeenRequest.number`."""
+
+    def first_token(self, number: int, ttft_ns: int) -> None:
+        """Record the TTFT of a request, as its client saw it."""
+        ...
+
+    def ended(self, number: int, tpot_ns: float) -> None:
+        """Record the end of a request; `tpot_ns` is 0 if it had fewer than two tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSequence:
+    """A sequence that decodes, with its answer so far."""
+
+    number: int
+    """`SeenRequest.number` of its request."""
+    worker: int
+    kv_tokens: int
+    """The tokens of its prompt and its answer so far."""
+    output_tokens: int
+    tpot_ns: float
+    """The mean time per token since the first one; 0 with a single token."""
+    tpot_limit_ns: int
+
+
+class SequenceMove(NamedTuple):
+    """The move of a decoding sequence, with its KV, to another worker."""
+
+    number: int
+    to: int
+
+
+class SequenceMover(Protocol):
+    """A rival's placement of sequences that decode already, called at fixed intervals."""
+
+    @property
+    def every_ns(self) -> int:
+        """The interval between two calls of `sequence_moves`."""
+        ...
+
+    def sequence_moves(
+        self, workers: Sequence[SeenWorker], sequences: Sequence[SeenSequence]
+    ) -> Sequence[SequenceMove]:
+        """Return the sequences to move now, each to another ready worker in role mixed."""
         ...
 
 
@@ -170,6 +221,8 @@ class MoveCost:
 
     restarts: bool = False
     """True if the worker aborts its sequences, which start anew elsewhere, and loses its cache."""
+    drains: bool = False
+    """True if the worker takes no new work until what it has is done, and changes its role only then."""
     start_ns: int = 0
     """The time from the decision until the worker accepts new work."""
 
@@ -202,6 +255,9 @@ class Rival:
     move_cost: MoveCost = field(default_factory=MoveCost)
     binds_at_arrival: bool = False
     """True if the decode worker is chosen together with the prefill worker rather than at the first token."""
+    sequence_mover: Callable[[RivalSetting], SequenceMover | None] = lambda cluster: None
+    prompt_only: Callable[[SeenWorker], bool] = lambda worker: worker.role == Role.PREFILL
+    """Return whether a worker only computes prompts, after which `RivalRouter.decode` chooses where to go on."""
     prompt_order: PromptOrder | None = None
     """The order of prompts in a worker; None for first come, first served."""
     guard: bool = False

@@ -72,3 +72,15 @@ def test_sums_beyond_what_a_decision_carries_are_cut_there():
     (pool,) = state.decide(at(WINDOW_MS)).decisions[0].inputs.pools
     assert (pool.gpus, pool.running, pool.waiting) == (most, most, most)
     assert pool.waiting_prefill_tokens == 2 * MOST_COUNTED
+
+
+def test_more_waiting_prompts_at_workers_are_news_and_fewer_are_not():
+    registered = worker("p", "prefill")
+    state, telling = state_of(registered), Telling()
+
+    def waits(tokens, sent_ms):
+        batch = told(registered, 500, load=Load(waiting=1, waiting_prefill_tokens=tokens))
+        batch.sequence, batch.covered_to_unix_ns = sent_ms, at(sent_ms)
+        return state.take_loads(telling.loads([batch], at(sent_ms)), at(sent_ms))
+
+    assert [waits(100, 1000), waits(100, 1100), waits(300, 1200), waits(0, 1300)] == [True, False, True, False]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.policies import RIVALS, every_split, rival
+from libs.lab.policies import RIVALS, design_of, every_split, rival
 from libs.lab.rivals.port import SeenCluster, SeenWorker
 from libs.policy.roles import Role
 from libs.policy.step_time import StepWork
@@ -25,10 +25,17 @@ NAMES = [
     "dynamo-load:9:7:120",
     "llm-d",
     "llm-d:9:7:60",
+    "llm-d-latency",
+    "llm-d-latency:2048",
+    "llm-d-latency-most",
     "niyama",
+    "sglang-flip",
+    "sglang-flip:9:7",
     "taichi",
     "taichi:9:7",
     "taichi:9:7:512",
+    "taichi-flow",
+    "taichi-flow:9:7:512",
 ]
 WORKERS = 16
 
@@ -154,7 +161,7 @@ def test_a_router_names_a_ready_worker_with_the_right_role(
     name: str, workers: list[SeenWorker], input_tokens: int, cached: list[int]
 ) -> None:
     built = rival(name)
-    if name.startswith(("aggregated", "niyama")):
+    if design_of(name) == "aggregated":
         workers = [replace(each, role=Role.MIXED, budget_tokens=each.budget_tokens or 512) for each in workers]
     router = built.router(cluster(WORKERS))
     asks = request(input_tokens, cached={index: min(tokens, input_tokens) for index, tokens in enumerate(cached)})

@@ -3,7 +3,8 @@
 import pytest
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.rivals.splits import aggregated, niyama, static_split, taichi
+from libs.lab.rivals.splits import aggregated, niyama, static_split
+from libs.lab.rivals.taichi import taichi
 from libs.policy.roles import Role
 from tests.rival_rig import MS, cluster, mixed, prefill, request
 
