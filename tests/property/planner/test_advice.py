@@ -15,6 +15,9 @@ from libs.policy.planner.advice import (
     advise,
     advise_links,
     best_chunk,
+    due_within_ns,
+    prompts_wanted,
+    strict_target_ns,
 )
 from libs.policy.planner.limits import ModelLimits, best_split
 from libs.policy.planner.scaling import FULL, workers_needed
@@ -34,6 +37,23 @@ def advice(work: Workload, prefill: int, mixed: int, engine: WorkerProfile = ENG
 
 def work(prompts: float, decodes: int = 0, context: int = 1_000) -> Workload:
     return Workload(prompts, decodes, decodes * context, 50_000_000)
+
+
+def test_of_several_targets_the_strictest_that_a_tenth_of_the_requests_have_counts() -> None:
+    assert strict_target_ns([]) == 0
+    assert strict_target_ns([30] * 9 + [1]) == 30
+    assert strict_target_ns([30] * 9 + [1] * 2) == 1
+
+
+@given(st.floats(0, 10), st.floats(0, 1e10), st.floats(0, 1e11), st.floats(0, 1e11))
+def test_a_longer_target_asks_for_no_more_workers_and_a_short_or_unknown_one_for_what_waits_within_a_second(
+    served: float, waiting_ns: float, ttft_ns: float, longer_ns: float
+) -> None:
+    now, later = (
+        prompts_wanted(served, waiting_ns, due_within_ns(each_ns)) for each_ns in (ttft_ns, ttft_ns + longer_ns)
+    )
+    assert later <= now * (1 + 1e-12)
+    assert prompts_wanted(served, waiting_ns, due_within_ns(min(ttft_ns, 2e9))) == served + waiting_ns / 1e9
 
 
 def test_nothing_is_advised_where_nothing_presses() -> None:
