@@ -22,7 +22,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     WorkerChange,
 )
 from libs.contracts.roles import role_from_name, role_name
-from libs.policy.planner.advice import LEAST_DUE_NS
+from libs.policy.planner.due import LEAST_DUE_NS
 from libs.policy.planner.hindsight import METHOD, Replay, outlook
 from libs.policy.planner.role_planning import (
     CALM_NS,

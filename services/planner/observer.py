@@ -9,7 +9,8 @@ import numpy as np
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.protocol import FRESH_NS
 from libs.perfmodel.learner import FittedModel, StepKind, combine
-from libs.policy.planner.advice import KvSpeed, decodes_to_come, due_within_ns, pressing_tokens, workload
+from libs.policy.planner.advice import KvSpeed, decodes_to_come, pressing_tokens, workload
+from libs.policy.planner.due import due_within_ns
 from libs.policy.planner.groups import gather, share
 from libs.policy.planner.role_planning import PlannedWorker, RoleOrder
 from libs.policy.planner.snapshot import ClusterSnapshot, RolePool

@@ -14,7 +14,8 @@ from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.watch import Watch, held_tokens, load_now
 from libs.lab.cluster.worker import LabWorker
 from libs.lab.rivals.port import RivalMover, SeenCluster, SeenWorker, Slo
-from libs.policy.planner.advice import decodes_to_come, due_within_ns, strict_target_ns, workload
+from libs.policy.planner.advice import decodes_to_come, workload
+from libs.policy.planner.due import due_within_ns, strict_target_ns
 from libs.policy.planner.role_planning import Memory, MoveEvidence, PlannedWorker, RoleOrder, RolePlan, assign
 from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role

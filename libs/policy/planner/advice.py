@@ -7,53 +7,16 @@ outcomes. The measured effect of advice that was followed is reported beside it.
 """
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
 from libs.policy.kv_links import LEAST_GB_PER_S, SLOW_LINK
+from libs.policy.planner.due import LEAST_DUE_NS, prompts_wanted
 from libs.policy.planner.limits import ModelLimits, best_split
 from libs.policy.planner.scaling import FULL
 from libs.policy.pressure import Split, WorkerProfile, Workload, split
-
-LEAST_DUE_NS: Final = 1_000_000_000
-"""The time within which waiting prompts are due where targets are short or unknown."""
-MOST_DUE_NS: Final = 5_000_000_000
-"""The longest such time: a queue tells of a flood sooner than any other figure does."""
-DUE_SHARE: Final = 0.5
-"""The same time as a share of the TTFT target. The rest is left to steps that run, to reports and to moves."""
-AHEAD_NS: Final = 10_000_000_000
-"""The time for which prompts are expected to arrive as they did, beyond what may wait."""
-
-
-STRICT_PERCENT: Final = 10
-"""The percentile of requests' TTFT targets that prompts are judged by.
-
-Of several classes it is the strictest that a tenth of the requests have: of what waits, only the sum is known.
-"""
-
-
-def strict_target_ns(ttft_ns: Collection[int]) -> int:
-    """Return the TTFT target to judge by, given those of recent requests; 0 if there are none."""
-    return sorted(ttft_ns)[len(ttft_ns) * STRICT_PERCENT // 100] if ttft_ns else 0
-
-
-def due_within_ns(ttft_ns: float) -> float:
-    """Return the time within which waiting prompts should be computed, for a TTFT target; 0 if none is known."""
-    return min(max(ttft_ns * DUE_SHARE, LEAST_DUE_NS), MOST_DUE_NS)
-
-
-def prompts_wanted(served: float, waiting_ns: float, due_ns: float = LEAST_DUE_NS) -> float:
-    """Return the number of workers that prompts keep busy.
-
-    `served` is that number for the prompts computed lately, `waiting_ns` the time one worker would take for the
-    queue, which is due within `due_ns`. While everything that arrives is served, `served` is the demand; a cluster
-    that falls behind shows in the queue.
-    """
-    # What arrives last may wait for longer than it must where the target is longer, so less has to be computed by then.
-    put_off_ns = (due_ns - LEAST_DUE_NS) / DUE_SHARE
-    return served * (AHEAD_NS / (AHEAD_NS + put_off_ns)) + waiting_ns / due_ns
 
 
 def pressing_tokens(served: float, hopeful_tokens: int, waiting_tokens: int) -> int:

@@ -24,7 +24,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     RequestEvent,
 )
 from libs.contracts.roles import role_name
-from libs.policy.planner.advice import strict_target_ns
+from libs.policy.planner.due import strict_target_ns
 from libs.policy.verdict.late import Punctuality
 from libs.telemetry.refusals import RefusedTraffic
 from libs.telemetry.rollups import MAX_WORKERS
