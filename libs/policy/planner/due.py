@@ -1,4 +1,4 @@
-"""The time within which waiting prompts are due, and the workers that they take then."""
+"""The time within which waiting prompts are due, and the number of workers that this takes."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -22,11 +22,12 @@ STRICT_PERCENT: Final = 10
 
 Of several classes it is the strictest that a tenth of the requests have: of what waits, only the sum is known.
 """
+LEAST_TARGETS: Final = 100 // STRICT_PERCENT
 
 
 def strict_target_ns(ttft_ns: Collection[int]) -> int:
-    """Return the TTFT target to judge by, given those of recent requests; 0 if there are none."""
-    return sorted(ttft_ns)[len(ttft_ns) * STRICT_PERCENT // 100] if ttft_ns else 0
+    """Return the TTFT target to judge by, given those of recent requests; 0 if these are too few to say."""
+    return sorted(ttft_ns)[len(ttft_ns) * STRICT_PERCENT // 100] if len(ttft_ns) >= LEAST_TARGETS else 0
 
 
 def due_within_ns(ttft_ns: float) -> float:
