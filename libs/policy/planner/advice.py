@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final
 
 from libs.policy.kv_links import LEAST_GB_PER_S, SLOW_LINK
-from libs.policy.planner.due import LEAST_DUE_NS, prompts_wanted
+from libs.policy.planner.due import LEAST_DUE_NS, prompts_served, prompts_wanted
 from libs.policy.planner.limits import ModelLimits, best_split
 from libs.policy.planner.scaling import FULL
 from libs.policy.pressure import Split, WorkerProfile, Workload, split
@@ -139,7 +139,7 @@ def settled(work: Workload) -> Workload:
     workers for as long as it lasts.
     """
     queued = min(work.waiting_ns / work.due_ns, work.prompts)
-    return replace(work, prompts=work.prompts - queued * (1 - work.due_ns / 1e9 / DRAIN_S))
+    return replace(work, prompts=prompts_served(work) + queued * work.due_ns / 1e9 / DRAIN_S)
 
 
 def mean_of(looks: Sequence[tuple[Workload, Split]]) -> tuple[Workload, Split]:

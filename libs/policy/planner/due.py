@@ -45,6 +45,11 @@ def prompts_wanted(served: float, waiting_ns: float, due_ns: float = LEAST_DUE_N
     return served * _soon_share(due_ns) + waiting_ns / due_ns
 
 
+def prompts_served(work: Workload) -> float:
+    """Return the number of workers that the prompts computed lately kept busy, which is a part of `work.prompts`."""
+    return max(work.prompts - work.waiting_ns / work.due_ns, 0.0) / _soon_share(work.due_ns)
+
+
 def _soon_share(due_ns: float) -> float:
     """Return the share of what arrives that has to be computed; the last of it may wait where the target is longer."""
     return AHEAD_NS / (AHEAD_NS + (due_ns - LEAST_DUE_NS) / DUE_SHARE)
@@ -83,5 +88,4 @@ NOTHING_USUAL: Final = UsualPrompts()
 
 def _soon(work: Workload) -> float:
     """Return the workers that the prompts would take if those that wait were due within `LEAST_DUE_NS`."""
-    served = max(work.prompts - work.waiting_ns / work.due_ns, 0.0) / _soon_share(work.due_ns)
-    return served + work.waiting_ns / LEAST_DUE_NS
+    return prompts_served(work) + work.waiting_ns / LEAST_DUE_NS

@@ -15,6 +15,7 @@ from libs.policy.planner.advice import (
     advise,
     advise_links,
     best_chunk,
+    settled,
 )
 from libs.policy.planner.due import NOTHING_USUAL, due_within_ns, prompts_wanted, strict_target_ns
 from libs.policy.planner.limits import ModelLimits, best_split
@@ -65,6 +66,7 @@ def test_prompts_far_beyond_the_usual_are_due_within_a_second_whatever_their_tar
         usual = usual.seen(of(1.0, 0.5), second * 1_000_000_000)
     assert usual.workers == pytest.approx(1.5, rel=0.05)
     assert usual.judged(of(1.0, 3.0)) == of(1.0, 3.0)
+    assert settled(of(1.0, 3.0)).prompts == pytest.approx(1.3), "the queue within ten seconds, what arrives in full"
     flood = usual.judged(of(1.0, 4.0))
     assert (flood.prompts, flood.due_ns) == (pytest.approx(5.0), 1e9)
     assert usual.judged(of(9.0, 9.0, due_s=1.0)) == of(9.0, 9.0, due_s=1.0)
