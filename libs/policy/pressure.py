@@ -164,6 +164,8 @@ class Workload:
     """KV tokens that all held sequences would hold."""
     held_prompts: float = 0.0
     """The number of workers that would compute all held prompts soon."""
+    due_ns: float = 1e9
+    """The time within which the waiting prompts should be computed."""
 
     def with_held(self, speed: float) -> "Workload":
         """Add the held sequences that can soon decode if prompts are computed at the speed of `speed` workers."""

@@ -128,6 +128,14 @@ class StepLog:
             return self._starts[-1], self._shares[-1]
         return None
 
+    def unfinished(self, reach: Callable[[int], int]) -> RanStep | None:
+        """Return the newest step as far as it has run, if it is only announced."""
+        found = self.running()
+        if found is None:
+            return None
+        counts = StepCounts._make(column[-1] for column in self._counts)
+        return RanStep(found[0], reach(self._ends[-1]), found[1], counts, running=True)
+
     def settle(self, reach: Callable[[int], int]) -> None:
         """End every announced step where it was last known to run, as its process can no longer finish it."""
         for start in self._announced:

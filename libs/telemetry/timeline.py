@@ -20,6 +20,7 @@ from libs.telemetry.steps import (
     FewBusyTime,
     FinishedSteps,
     PhaseTime,
+    RanStep,
     RunningStep,
     StepCounts,
     StepLog,
@@ -204,6 +205,11 @@ class Timeline:
         """The step that runs now as far as is known; None if there is none."""
         self._take_in()
         return self._steps.running()
+
+    def unfinished(self) -> RanStep | None:
+        """Return the step that runs now, with its work, as far as it has run; None if there is none."""
+        self._take_in()
+        return self._steps.unfinished(self._covers.reach)
 
     def go_on(
         self, batch: StepBatch, *, last_step_end_ns: int, lost_batches: int, running_step: RunningStep | None

@@ -263,7 +263,7 @@ def _load_publisher(settings: MetricsSettings, bus: Bus, verdicts: VerdictEvalua
         LoadMessageBuilder(settings.id, began_ns),
         partial(bus.publish, LOADS),
         unsent=lambda: bus.stats().buffered,
-        tpot_ns=verdicts.traffic.asked_tpot_ns,
+        targets_ns=verdicts.traffic.asked_targets_ns,
         assessments=verdicts.assessments,
     )
 

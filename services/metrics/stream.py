@@ -322,16 +322,16 @@ class LoadPublisher:
         teller: LoadMessageBuilder,
         publish: Callable[[FleetLoads], None],
         unsent: Callable[[], int] = lambda: 0,
-        tpot_ns: Callable[[], Mapping[str, int]] = dict,
+        targets_ns: Callable[[], Mapping[str, tuple[int, int]]] = dict,
         assessments: Callable[[int], Iterable[Assessment]] = lambda now_ns: (),
     ) -> None:
-        """Create a publisher; `unsent` counts records that wait for the broker, `tpot_ns` returns requests' usual
-        targets by model, `assessments` those of a time.
+        """Create a publisher; `unsent` counts records that wait for the broker, `targets_ns` returns TPOT and TTFT
+        targets of requests by model, `assessments` those of a time.
         """
         self._teller = teller
         self._publish = publish
         self._unsent = unsent
-        self._tpot_ns = tpot_ns
+        self._targets_ns = targets_ns
         self._assessments = assessments
         self._written: list[WrittenWindow] = []
         self.works = False
@@ -351,8 +351,10 @@ class LoadPublisher:
         reported = self._teller.message(fleet, written, now_ns)
         self.works = reported is not None and reported.works
         if reported is not None:
-            targets = self._tpot_ns().items()
-            reported.message.targets.extend(ModelTarget(model=model, tpot_ns=each) for model, each in targets)
+            reported.message.targets.extend(
+                ModelTarget(model=model, tpot_ns=tpot_ns, ttft_ns=ttft_ns)
+                for model, (tpot_ns, ttft_ns) in self._targets_ns().items()
+            )
             reported.message.assessments.extend(map(assessment_message, self._assessments(now_ns)))
             self._publish(reported.message)
 

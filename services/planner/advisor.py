@@ -19,7 +19,7 @@ from services.planner.role_planner import ModelPlan
 STOOD_NS: Final = 5_000_000_000
 # How long after advice was applied its effect is measured.
 CAME_NS: Final = 10_000_000_000
-# Advice that no longer holds stays open for this long, then expires.
+# Advice that no longer holds stays open for this long, then expires; without any work it does after `STOOD_NS`.
 EXPIRES_NS: Final = 60_000_000_000
 # Observations of a model that are averaged, both for a prediction and for its measurement.
 LOOKS: Final = 5
@@ -75,7 +75,7 @@ class Advisor:
                     known.advice, known.pressure = each, now.pressure
                     known.decision = _decision(model, each)
                     yield known.decision, True
-        yield from self._follow(plan, now, workers, now_ns)
+        yield from self._follow(plan, now, workers, now_ns, EXPIRES_NS if works else STOOD_NS)
 
     def _mean(self, model: str, work: Workload, now: Split) -> tuple[Workload, Split]:
         """Return the mean of the last observations with as many workers in each role."""
@@ -87,7 +87,9 @@ class Advisor:
             del self._looks[next(iter(self._looks))]
         return mean_of(looks)
 
-    def _follow(self, plan: ModelPlan, now: Split, workers: int, now_ns: int) -> Iterator[tuple[Decision, bool]]:
+    def _follow(
+        self, plan: ModelPlan, now: Split, workers: int, now_ns: int, expires_ns: int
+    ) -> Iterator[tuple[Decision, bool]]:
         engine, assigned, model = plan.observed.engine, plan.assigned, plan.observed.model
         slowest = min((each.gb_per_s for each in plan.observed.links), default=0.0)
         assert engine is not None and assigned is not None
@@ -109,7 +111,7 @@ class Advisor:
                     AdviceKind.LINK: slowest - known.gb_per_s,
                 }.get(key[1], now.pressure - known.pressure)
                 yield self._close(key, "applied", came), False
-            elif not known.applied_ns and now_ns - known.held_ns > EXPIRES_NS:
+            elif not known.applied_ns and now_ns - known.held_ns > expires_ns:
                 yield self._close(key, "expired", 0.0), False
 
     def _close(self, key: tuple[str, AdviceKind], outcome: str, came: float) -> Decision:

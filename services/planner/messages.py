@@ -22,6 +22,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     WorkerChange,
 )
 from libs.contracts.roles import role_from_name, role_name
+from libs.policy.planner.due import LEAST_DUE_NS
 from libs.policy.planner.hindsight import METHOD, Replay, outlook
 from libs.policy.planner.role_planning import (
     CALM_NS,
@@ -137,8 +138,12 @@ _WHY_KEPT: Final = {
     RoleReason.HELD: "; another split would relieve it, but workers rest or are pinned, or roles have just changed or "
     "stand still",
 }
-# The planner weighs splits by what waits now, people are shown whether targets are met.
-_QUEUED: Final = "; no split of roles computes all that waits within a second"
+
+
+def _queued(work: Workload) -> str:
+    # The planner weighs splits by what waits now, people are shown whether targets are met.
+    within = "a second" if work.due_ns == LEAST_DUE_NS else f"{work.due_ns / 1e9:.1f} s"
+    return f"; no split of roles computes all that waits within {within}"
 
 
 def _stands(plan: ModelPlan) -> str:
@@ -147,7 +152,7 @@ def _stands(plan: ModelPlan) -> str:
         return f"roles of {model} stay: {plan.observed.unknown}"
     now, why = plan.shown_now(assigned), _WHY_KEPT.get(assigned.code, "")
     if assigned.code is RoleReason.TOO_SMALL and not _is_too_small(plan, assigned, now):
-        why = _QUEUED
+        why = _queued(plan.observed.work)
     return (
         f"{model}: prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}, decodes "
         f"{figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}{why}"

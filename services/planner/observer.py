@@ -1,7 +1,7 @@
 """Capacity and work of each model's workers, from telemetry and gateway queues: the input of role planning. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -10,6 +10,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.protocol import FRESH_NS
 from libs.perfmodel.learner import FittedModel, StepKind, combine
 from libs.policy.planner.advice import KvSpeed, decodes_to_come, pressing_tokens, workload
+from libs.policy.planner.due import due_within_ns
 from libs.policy.planner.groups import gather, share
 from libs.policy.planner.role_planning import PlannedWorker, RoleOrder
 from libs.policy.planner.snapshot import ClusterSnapshot, RolePool
@@ -67,6 +68,8 @@ class Look:
     now_ns: int
     end_ns: int
     """End of the window that recent computation is taken from."""
+    ttft_ns: Mapping[str, int] = field(default_factory=dict)
+    """The strictest TTFT target that a tenth of a model's requests have; without one its prompts are due soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,9 @@ class Observer:
         engine, work = None, Workload(0.0, 0, 0, tpot_ns)
         if not unknown and isinstance(found, WorkerProfile):
             at_gateways = (look.waiting or {}).get(model, ModelBacklog())
-            work = share(_work(self._view, found, heard, columns, at_gateways, tpot_ns=tpot_ns), gathered.ranks)
+            due_ns = due_within_ns(look.ttft_ns.get(model, 0))
+            work = _work(self._view, found, heard, columns, at_gateways, tpot_ns=tpot_ns, due_ns=due_ns)
+            work = share(work, gathered.ranks)
             engine = found
         return ObservedModel(
             model,
@@ -233,7 +238,14 @@ def _step_time(view: FleetView, heard: Ints) -> StepTimeModel | None:
 
 
 def _work(
-    view: FleetView, engine: WorkerProfile, heard: Ints, columns: _Columns, at_gateways: ModelBacklog, *, tpot_ns: int
+    view: FleetView,
+    engine: WorkerProfile,
+    heard: Ints,
+    columns: _Columns,
+    at_gateways: ModelBacklog,
+    *,
+    tpot_ns: int,
+    due_ns: float,
 ) -> Workload:
     """Return recent computation plus the work that runs or waits, at workers and at gateways."""
     covered, prefill_ns = columns.times_ns[heard, COVERED], columns.times_ns[heard, PREFILL]
@@ -259,6 +271,7 @@ def _work(
         held_prompt_tokens=at_gateways.decode_prompt_tokens,
         tpot_ns=tpot_ns,
         prompt_tokens=at_gateways.mean_prompt_tokens,
+        due_ns=due_ns,
     )
 
 

@@ -62,7 +62,7 @@ STALE_NS: Final = 3_000_000_000
 TPOT_NS: Final = 100_000_000
 # Models whose request targets are read from one message.
 MAX_TARGETS: Final = 64
-MAX_TPOT_NS: Final = 86_400_000_000_000
+MAX_TARGET_NS: Final = 86_400_000_000_000
 # How long after a decision its effect is measured and reported.
 MEASURED_NS: Final = 2_000_000_000
 # Decisions that await measurement; beyond it the oldest go unmeasured.
@@ -129,6 +129,8 @@ class PlannerState:
         self._model_tpot_ms: Mapping[str, float] = {}
         self._asked_tpot_ns: Mapping[str, int] = {}
         """The usual TPOT target of each model's requests, as metrics services report it."""
+        self._asked_ttft_ns: Mapping[str, int] = {}
+        """The strictest TTFT target that a tenth of each model's requests have."""
         self._assessments: tuple[int, Mapping[str, Assessment]] = 0, {}
         """The time at which a metrics service last published assessments, and these by model."""
         self.lead = Lead.OURS
@@ -187,7 +189,8 @@ class PlannerState:
         before = self.view.waiting_prefill_tokens
         if self.view.take(loads, now_ns) is MessageOutcome.COUNTED:
             targets = loads.targets[:MAX_TARGETS]
-            self._asked_tpot_ns = {each.model: each.tpot_ns for each in targets if 0 < each.tpot_ns <= MAX_TPOT_NS}
+            self._asked_tpot_ns = {each.model: each.tpot_ns for each in targets if 0 < each.tpot_ns <= MAX_TARGET_NS}
+            self._asked_ttft_ns = {each.model: each.ttft_ns for each in targets if 0 < each.ttft_ns <= MAX_TARGET_NS}
             self._assessments = now_ns, assessments_of(loads.assessments)
         self.at_rest = self.at_rest and not self.view.works
         self.lives(now_ns)
@@ -294,7 +297,9 @@ class PlannerState:
     def _observe(self, asked: Mapping[str, Assignment], now_ns: int) -> ObservedCluster:
         pinned = self.view.roster.pinned(self.limits.pinned, now_ns)
         waiting = self.gateways.waiting(now_ns)
-        return self._observer.look(Look(asked, waiting, self._tpot_of, pinned, now_ns, now_ns - self._lag_ns))
+        return self._observer.look(
+            Look(asked, waiting, self._tpot_of, pinned, now_ns, now_ns - self._lag_ns, self._asked_ttft_ns)
+        )
 
     def take_model_targets(self, tpot_ms: Mapping[str, float]) -> None:
         """Replace the catalogue's TPOT targets, in ms by model."""

@@ -249,8 +249,12 @@ CAUSES: Final = {
 }
 
 
+EXPIRED: Final = "expired"
+"""The outcome of advice that nobody followed until it was no longer needed."""
+
+
 def planner_advice(*, ready_file: Path | None, as_json: bool) -> None:
-    """Print the advice, the newest first. Raise StartupError if there is no suite."""
+    """Print the advice that stands or was followed, the newest first. Raise StartupError if there is no suite."""
     found: list[dict[str, Any]] = get_json(
         find_suite(ready_file).planner, "/v1/decisions", exact=as_json, limit=str(MOST)
     )
@@ -259,9 +263,12 @@ def planner_advice(*, ready_file: Path | None, as_json: bool) -> None:
         print(json.dumps(advised))
         return
     console = make_console()
-    if not advised:
+    standing = [each for each in advised if each["advice"]["outcome"] != EXPIRED]
+    if not standing:
         console.print("Nothing is advised.")
-    for each in advised:
+    if len(standing) < len(advised):
+        console.print("Advice that has expired is left out; --json has it.")
+    for each in standing:
         advice = each["advice"]
         console.print(f"{each['time'][11:19]}  {each['model']}: {each['reason']}", soft_wrap=True)
         expected = f"{advice['figure']} by {advice['low']:.3g} to {advice['high']:.3g}"

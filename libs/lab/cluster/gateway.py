@@ -124,6 +124,8 @@ class LabGateway:
         arrived_ns = self._time.now_ns()
         if self._borrowed is not None:
             self._borrowed.arrived(answer)
+        if self.planner is not None:
+            self.planner.arrived(answer.ttft_limit_ns)
 
         def submit() -> None:
             generation = self._generation(answer, answer.request, keys, tpot_target_ns, arrived_ns)

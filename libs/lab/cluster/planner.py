@@ -15,6 +15,7 @@ from libs.lab.cluster.watch import Watch, held_tokens, load_now
 from libs.lab.cluster.worker import LabWorker
 from libs.lab.rivals.port import RivalMover, SeenCluster, SeenWorker, Slo
 from libs.policy.planner.advice import decodes_to_come, workload
+from libs.policy.planner.due import due_within_ns, strict_target_ns
 from libs.policy.planner.role_planning import Memory, MoveEvidence, PlannedWorker, RoleOrder, RolePlan, assign
 from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role
@@ -24,6 +25,8 @@ DECISION_DELAY_NS: Final = 100_000_000
 """The delay from a change at a worker until a decision based on it takes effect: telemetry, the decision, the call."""
 WINDOW: Final = 10
 """The number of periods over which computed work is averaged."""
+MOST_TARGETS: Final = 256
+"""The number of requests of which the TTFT targets are known."""
 OnLook = Callable[[int, Workload, RolePlan], None]
 """Handle a decision, given the time in ns, the observed work, and the plan."""
 
@@ -64,6 +67,12 @@ class LabPlanner:
         )
         self._memory = Memory()
         self._computed_ns: deque[float] = deque(maxlen=WINDOW)
+        self._ttft_ns: deque[int] = deque(maxlen=MOST_TARGETS)
+        """The TTFT targets of the last requests."""
+
+    def arrived(self, ttft_ns: int) -> None:
+        """Record the TTFT target of a request."""
+        self._ttft_ns.append(ttft_ns)
 
     def start(self) -> None:
         for worker in self._workers:
@@ -137,6 +146,7 @@ class LabPlanner:
             held_prompt_tokens=held_prompt_tokens,
             tpot_ns=self._tpot_ns,
             prompt_tokens=prompt_tokens,
+            due_ns=due_within_ns(strict_target_ns(self._ttft_ns)),
         )
 
 

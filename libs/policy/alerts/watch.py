@@ -378,7 +378,9 @@ def _condition(name: Name, labels: Labels, causes: Sequence[Cause], over: str) -
         return Condition(name, labels, Grade.CLEAR, over)
     action = causes[0].action
     command = action.command if action is not None else ""
-    return Condition(name, labels, Grade.FIRE, causes[0].sentence, command=command)
+    # A cause that eases stays named for a moment. Its figures are no reason to wake anybody, nor to end an alert.
+    grade = Grade.FIRE if causes[0].grade is Grade.FIRE else Grade.HOLD
+    return Condition(name, labels, grade, causes[0].sentence, command=command)
 
 
 def _slow_workers(model: str, causes: Sequence[Cause], followed: Collection[str]) -> Iterator[Condition]:

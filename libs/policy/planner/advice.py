@@ -13,22 +13,10 @@ from enum import Enum
 from typing import Final
 
 from libs.policy.kv_links import LEAST_GB_PER_S, SLOW_LINK
+from libs.policy.planner.due import LEAST_DUE_NS, prompts_served, prompts_wanted
 from libs.policy.planner.limits import ModelLimits, best_split
 from libs.policy.planner.scaling import FULL
 from libs.policy.pressure import Split, WorkerProfile, Workload, split
-
-HORIZON_NS: Final = 1_000_000_000
-"""The time within which the present queue should be computed."""
-
-
-def prompts_wanted(served: float, waiting_ns: float) -> float:
-    """Return the number of workers that prompts keep busy.
-
-    `served` is that number for the prompts computed lately, `waiting_ns` the time one worker would take for the
-    queue. While everything that arrives is served, `served` is the demand; a cluster that falls behind shows in the
-    queue.
-    """
-    return served + waiting_ns / HORIZON_NS
 
 
 def pressing_tokens(served: float, hopeful_tokens: int, waiting_tokens: int) -> int:
@@ -61,6 +49,7 @@ def workload(
     held_prompt_tokens: int,
     tpot_ns: int,
     prompt_tokens: float = 0.0,
+    due_ns: float = LEAST_DUE_NS,
 ) -> Workload:
     """Return the work of a model's workers.
 
@@ -69,6 +58,7 @@ def workload(
     - decodes, kv_tokens: sequences that decode or soon will, and their KV
     - held, held_prompt_tokens: requests waiting for a place to decode
     - prompt_tokens: the length of the waiting prompts; 0 if it is unknown
+    - due_ns: the time within which they should be computed
 
     Gateways do not report how much of the held requests is already computed, so each is assumed to hold as much KV
     as the other sequences.
@@ -77,14 +67,15 @@ def workload(
     waiting_ns = waiting_tokens / speed
     alike = kv_tokens // decodes if decodes else 0
     return Workload(
-        prompts_wanted(served, waiting_ns),
+        prompts_wanted(served, waiting_ns, due_ns),
         decodes,
         kv_tokens,
         tpot_ns,
         waiting_ns,
         held=held,
         held_kv_tokens=max(held_prompt_tokens, held * alike),
-        held_prompts=prompts_wanted(0.0, held_prompt_tokens / speed),
+        held_prompts=prompts_wanted(0.0, held_prompt_tokens / speed, due_ns),
+        due_ns=due_ns,
     )
 
 
@@ -144,11 +135,11 @@ class Advice:
 def settled(work: Workload) -> Workload:
     """Return the work that workers are needed for in the long run.
 
-    The queue is to be computed within `DRAIN_S` rather than within a second, which would take many times the
+    The queue is to be computed within `DRAIN_S` rather than within `due_ns`, which would take many times the
     workers for as long as it lasts.
     """
-    queued = min(work.waiting_ns / HORIZON_NS, work.prompts)
-    return replace(work, prompts=work.prompts - queued * (1 - 1 / DRAIN_S))
+    queued = min(work.waiting_ns / work.due_ns, work.prompts)
+    return replace(work, prompts=prompts_served(work) + queued * work.due_ns / 1e9 / DRAIN_S)
 
 
 def mean_of(looks: Sequence[tuple[Workload, Split]]) -> tuple[Workload, Split]:
@@ -266,7 +257,7 @@ def _relief(engine: WorkerProfile, work: Workload, before: Split, after: Split, 
 
 def _with_demand(work: Workload, factor: float, waiting: float) -> Workload:
     """Return the work with `factor` times the demand and the share `waiting` of the present queue."""
-    queued = min(work.waiting_ns / HORIZON_NS, work.prompts)
+    queued = min(work.waiting_ns / work.due_ns, work.prompts)
     for_places = min(work.held_prompts, queued)
     decodes, kv_tokens = work.decodes + work.held * waiting, work.kv_tokens + work.held_kv_tokens * waiting
     return replace(
@@ -274,7 +265,7 @@ def _with_demand(work: Workload, factor: float, waiting: float) -> Workload:
         prompts=(work.prompts - queued) * factor + (queued - for_places) * waiting,
         decodes=round(decodes * factor),
         kv_tokens=round(kv_tokens * factor),
-        waiting_ns=max(work.waiting_ns - for_places * HORIZON_NS, 0.0) * waiting,
+        waiting_ns=max(work.waiting_ns - for_places * work.due_ns, 0.0) * waiting,
         held=0,
     )
 

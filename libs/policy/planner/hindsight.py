@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
+from libs.policy.planner.due import prompts_served, prompts_wanted
 from libs.policy.pressure import Split, WorkerProfile, Workload, decode_step_ns, lent_step_ns, prompt_speed, ride, split
 
 MAX_NS: Final = 3_600_000_000_000
@@ -104,7 +105,7 @@ def came(engine: WorkerProfile, before: Workload, now: Workload, speed: float, l
 
     `speed` is the prompt speed in between, in prefill workers; prompts that were computed have arrived too.
     """
-    computed = min(max(now.prompts - now.waiting_ns / 1e9, 0.0), max(speed, 0.0))
+    computed = min(prompts_served(now), max(speed, 0.0))
     grown = (now.waiting_ns - before.waiting_ns) / max(lasted_ns, 1)
     return DemandSample(engine, now, max(computed + grown, 0.0), lasted_ns)
 
@@ -113,7 +114,8 @@ def replayed(state: Replay, sample: DemandSample) -> Replay:
     """Return the replay advanced by the demand of one sample."""
     speed = prompt_speed(sample.engine, sample.work, state.prefill, state.mixed)
     waiting_ns = min(max(state.waiting_ns + (sample.inflow - speed) * sample.lasted_ns, 0.0), MOST_WAITING_NS)
-    work = replace(sample.work, prompts=sample.inflow + waiting_ns / 1e9, waiting_ns=waiting_ns)
+    prompts = prompts_wanted(sample.inflow, waiting_ns, sample.work.due_ns)
+    work = replace(sample.work, prompts=prompts, waiting_ns=waiting_ns)
     at = split(sample.engine, work, state.prefill, state.mixed)
     seen: RequestOutlook = outlook(sample.engine, work, at)
     lasted = sample.lasted_ns

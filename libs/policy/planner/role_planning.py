@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from libs.policy.capacity import MOST_WORKERS
+from libs.policy.planner.due import NOTHING_USUAL, UsualPrompts
 from libs.policy.planner.limits import EVERY, DecodePace, ModelLimits, RatedSplits, SplitBounds, weigh
 from libs.policy.planner.turns import NO_TURN, TOGETHER, TURN_NS, Apart, RoleTurn
 from libs.policy.pressure import DECODE_FULL, Numbers, Split, WorkerProfile, Workload, pressed, split
@@ -163,6 +164,8 @@ class Memory:
     turn: RoleTurn = NO_TURN
     trades_since_ns: int = 0
     """The time since which prompts would be relieved by making decodes press; 0 if they would not."""
+    usual: UsualPrompts = NOTHING_USUAL
+    """The prompts of the last ten seconds, which a flood exceeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +208,8 @@ def assign(
     `most_moves` bounds how many may change their role now. `evidence` holds the age of reports and how long moves
     take. `lending` is the number of mixed workers that compute prompts if budgets cannot change; None if they can.
     """
-    pool, asked = _RoleWorkers.of(workers), limits
+    pool, asked, usual = _RoleWorkers.of(workers), limits, memory.usual.seen(work, now_ns)
+    work = memory.usual.judged(work)
     if not pool.prefill and not pool.mixed:
         nobody = Split(0, 0, 0.0, 0.0)
         return RolePlan((), (), RoleReason.BEST, nobody, nobody, (), memory)
@@ -253,8 +257,17 @@ def assign(
     if any(each.budget_tokens for each in budgets) and not calm:
         parted = parted.lent(now_ns)
     code = _code(now, rated, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
-    rest = MappingProxyType(resting)
-    left = Memory(rest, calm_since_ns, lacking_since_ns, asked, unmet_since_ns, parted, turn, trades_since_ns)
+    left = Memory(
+        MappingProxyType(resting),
+        calm_since_ns,
+        lacking_since_ns,
+        asked,
+        unmet_since_ns,
+        parted,
+        turn,
+        trades_since_ns,
+        usual,
+    )
     return RolePlan(moves, budgets, code, now, then, rated.first(MAX_CANDIDATES), left)
 
 

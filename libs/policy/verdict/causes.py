@@ -127,6 +127,8 @@ MOST_ADDED: Final = 4
 
 # A wait that explains no accusation only adds to what presses, so it stands behind all other causes of a model.
 SHORT_OF_CPU_RANK: Final = 3
+LONG_QUEUE: Final = 0.5
+"""The wait per prefill worker, as a share of the TTFT target, from which a prompt pressure is never slight."""
 # The share of kept promises below which advice of a kind carries a warning.
 LEAST_KEPT: Final = 0.7
 COMMAND_NS: Final = 10_000_000_000
@@ -193,11 +195,13 @@ def _prompts_grade(pressure: float, waits_s: float, limits: VerdictLimits) -> Gr
     return grade
 
 
-def _is_slight(code: CauseCode, pressures: Pressures) -> bool:
+def _is_slight(code: CauseCode, state: ModelState) -> bool:
     """Return whether chance may explain a shortage of one phase."""
     if code is CauseCode.PREFILL_BOUND:
-        return pressures.prefill < CLEAR_PRESSURE
-    return code in IMBALANCES and pressures.decode < CLEAR_DECODES
+        # A burst leaves no queue of half the target where workers keep up.
+        long = state.backlog_s >= LONG_QUEUE * state.ttft_ns / 1e9
+        return state.pressures.prefill < CLEAR_PRESSURE and not long
+    return code in IMBALANCES and state.pressures.decode < CLEAR_DECODES
 
 
 def _shortage(state: ModelState, limits: VerdictLimits, now_ns: int, named: Cause | None) -> Cause | None:
@@ -209,7 +213,7 @@ def _shortage(state: ModelState, limits: VerdictLimits, now_ns: int, named: Caus
     code, grade = found
     healthy = shortage_of(state.healthy, state.backlog_s, limits)
     explained = healthy is None or healthy[1] is not Grade.FIRE
-    slight = _is_slight(code, state.pressures)
+    slight = _is_slight(code, state)
     cause = Cause(code, state.model, "", grade=grade, rank=2 if explained else 0, is_slight=slight)
     same = named if named is not None and named.code is code else None
     standing = None if named is None else named.action

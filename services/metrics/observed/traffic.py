@@ -120,7 +120,7 @@ class ObservedTraffic:
         """Return that requests name no targets."""
         return 0, 0
 
-    def asked_tpot_ns(self) -> dict[str, int]:
+    def asked_targets_ns(self) -> dict[str, tuple[int, int]]:
         return {}
 
     # Facts that only the servers' own histograms hold.

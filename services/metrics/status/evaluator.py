@@ -33,7 +33,7 @@ from libs.telemetry.lives import LifeSigns, LifeState, LifeWatch, WorkerLife, ne
 from libs.telemetry.refusals import WINDOW_NS as REFUSED_NS
 from libs.telemetry.refusals import RefusalLog
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL
-from libs.telemetry.steps import FinishedSteps, StepCounts
+from libs.telemetry.steps import FinishedSteps, RanStep, StepCounts
 from services.metrics.state import MetricsState
 from services.metrics.status.observe import TAKES_WORK, ObservedStatus, SeenDemand, engine_of, observe
 from services.metrics.status.observed import ObservedView, TrafficSource
@@ -42,17 +42,13 @@ from services.metrics.status.traffic import PlannerNews, TrafficLog
 WINDOW_NS: Final = 2_000_000_000
 """The window over which shares of time and the pace of steps are measured."""
 LOOK_BACK_NS: Final = 3 * WINDOW_NS
-"""The time from which the newest steps count if a window holds fewer than `LEAST_STEPS`; a step may take half a
-second.
-"""
+"""The time from which the newest steps count if a window holds fewer than `LEAST_STEPS`; a step may take 0.5 s."""
 LEAST_STEPS: Final = 3
 LEAST_NS: Final = 150_000_000
 """The minimum time in steps, beside `LEAST_STEPS`, that says anything about a worker."""
 LAST_STEPS: Final = 2
 LAST_NS: Final = 400_000_000
-"""The minimum time of the last steps together. If each of them took longer than usual, the worker has just become slow,
-however fast it was before.
-"""
+"""The minimum time of the last steps together; if each took longer than usual, the worker has just become slow."""
 _BATCH: Final = StepCounts._fields.index("decode_sequences")
 _PROMPTS: Final = StepCounts._fields.index("prefill_tokens")
 
@@ -90,10 +86,13 @@ def beside_peers(paces: Mapping[str, StepPace]) -> dict[str, float | None]:
     return {name: None if each.slowness is None else each.slowness / middle for name, each in paces.items()}
 
 
-def pace(steps: FinishedSteps, usual: StepTimeModel, now_ns: int, returned_ns: int = 0) -> StepPace:
+def pace(
+    steps: FinishedSteps, usual: StepTimeModel, now_ns: int, returned_ns: int = 0, running: RanStep | None = None
+) -> StepPace:
     """Measure the newest of the finished steps of `LOOK_BACK_NS` against the usual step-time model.
 
-    Steps that began before `returned_ns`, the worker's return from an absence, do not count.
+    Steps that began before `returned_ns`, the worker's return from an absence, do not count. A step that is `running`
+    counts as one of the last once it takes longer than usual.
     """
     first = min(int(np.searchsorted(steps.ends_ns, now_ns - WINDOW_NS)), max(len(steps.ends_ns) - LEAST_STEPS, 0))
     # A worker that stood still measures that time as a step's, and is not slow for it.
@@ -106,16 +105,23 @@ def pace(steps: FinishedSteps, usual: StepTimeModel, now_ns: int, returned_ns: i
     expected = expected_ns(usual, counts)
     total_ns, whole_ns = float(took_ns.sum()), float(expected.sum())
     enough = len(took_ns) >= LEAST_STEPS and total_ns >= LEAST_NS and whole_ns > 0
-    slowness = max(total_ns / whole_ns, _lately(took_ns, expected)) if enough else None
+    late = [] if running is None or running.start_ns < returned_ns else _late(running, usual)
+    lately = _lately(np.append(took_ns, late[:1]), np.append(expected, late[1:]))
+    slowness = max(total_ns / whole_ns, lately) if enough else None
     prompts = np.where(batch == 0, counts[_PROMPTS], 0.0)
     prompt_ns = float(took_ns[prompts > 0].sum())
     return StepPace(slowness, float(took_ns @ batch), float(batch.sum()), float(prompts.sum()), prompt_ns)
 
 
+def _late(running: RanStep, usual: StepTimeModel) -> list[float]:
+    """Return how long a step has run and the usual time of such a step, or nothing while it is not over that time."""
+    counts = np.array(running.counts, np.float64)[:, None]
+    ran_ns, usual_ns = float(running.end_ns - running.start_ns), float(expected_ns(usual, counts)[0])
+    return [ran_ns, usual_ns] if counts.any() and ran_ns > usual_ns else []
+
+
 def _lately(took_ns: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
-    """Return the least slowness among the newest steps, so that a single stall accuses nobody; 0 if they are too
-    short.
-    """
+    """Return the least slowness among the newest steps, so that one stall accuses nobody; 0 if they are too short."""
     took, most = took_ns[-LAST_STEPS:], np.maximum(expected[-LAST_STEPS:], 1.0)
     return float((took / most).min()) if took.sum() >= LAST_NS else 0.0
 
@@ -305,7 +311,7 @@ class VerdictEvaluator:
                 steps = timeline.finished(now_ns - LOOK_BACK_NS, now_ns)
                 # Steps are by the clock of the worker's node.
                 returned_ns = self._lives.returned_ns(name) + offsets_ns.get(timeline.newest.node, 0)
-                found = pace(steps, engine.step_time, now_ns, returned_ns)
+                found = pace(steps, engine.step_time, now_ns, returned_ns, timeline.unfinished())
                 self._paces[name] = now_ns, found
 
     def _seen(

@@ -24,6 +24,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     RequestEvent,
 )
 from libs.contracts.roles import role_name
+from libs.policy.planner.due import strict_target_ns
 from libs.policy.verdict.late import Punctuality
 from libs.telemetry.refusals import RefusedTraffic
 from libs.telemetry.rollups import MAX_WORKERS
@@ -116,6 +117,7 @@ class TrafficLog:
         self._rows = np.zeros(2 * MAX_REQUESTS, _REQUEST)
         self._first = self._end = 0
         self._targets_ns: dict[str, tuple[int, int]] = {}
+        self._strict_ttft_ns: dict[str, int] = {}
         """TTFT limit and TPOT target by model, as last known."""
 
     def take(self, event: RequestEvent, now_ns: int) -> None:
@@ -244,11 +246,17 @@ class TrafficLog:
         found = _median(own["ttft_limit_ns"], limit_ns), _median(own["tpot_target_ns"], tpot_ns)
         if len(own) and (model in self._targets_ns or len(self._targets_ns) < MAX_MODELS):
             self._targets_ns[model] = found
+            self._strict_ttft_ns[model] = strict_target_ns(limits) or self._strict_ttft_ns.get(model, 0)
         return found
 
-    def asked_tpot_ns(self) -> dict[str, int]:
-        """Return the last known TPOT targets by model, where requests name one."""
-        return {model: tpot_ns for model, (_, tpot_ns) in self._targets_ns.items() if tpot_ns}
+    def asked_targets_ns(self) -> dict[str, tuple[int, int]]:
+        """Return (TPOT, TTFT) by model, as last known, where requests name either; 0 stands for one without.
+
+        The TTFT is the strictest that a tenth of the requests have.
+        """
+        strict_ns = self._strict_ttft_ns
+        found = {model: (tpot_ns, strict_ns.get(model, 0)) for model, (_, tpot_ns) in self._targets_ns.items()}
+        return {model: targets for model, targets in found.items() if any(targets)}
 
 
 def _people_of(found: NDArray[np.void], model: str) -> NDArray[np.void]:

@@ -15,7 +15,9 @@ from libs.policy.planner.advice import (
     advise,
     advise_links,
     best_chunk,
+    settled,
 )
+from libs.policy.planner.due import NOTHING_USUAL, due_within_ns, prompts_wanted, strict_target_ns
 from libs.policy.planner.limits import ModelLimits, best_split
 from libs.policy.planner.scaling import FULL, workers_needed
 from libs.policy.pressure import WorkerProfile, Workload, split
@@ -34,6 +36,40 @@ def advice(work: Workload, prefill: int, mixed: int, engine: WorkerProfile = ENG
 
 def work(prompts: float, decodes: int = 0, context: int = 1_000) -> Workload:
     return Workload(prompts, decodes, decodes * context, 50_000_000)
+
+
+def test_of_several_targets_the_strictest_that_a_tenth_of_the_requests_have_counts() -> None:
+    assert strict_target_ns([30] * 9) == 0, "too few to say"
+    assert strict_target_ns([30] * 9 + [1]) == 30
+    assert strict_target_ns([30] * 9 + [1] * 2) == 1
+
+
+@given(st.floats(0, 10), st.floats(0, 1e10), st.floats(0, 1e11), st.floats(0, 1e11))
+def test_a_longer_target_asks_for_no_more_workers_and_a_short_or_unknown_one_for_what_waits_within_a_second(
+    served: float, waiting_ns: float, ttft_ns: float, longer_ns: float
+) -> None:
+    now, later = (
+        prompts_wanted(served, waiting_ns, due_within_ns(each_ns)) for each_ns in (ttft_ns, ttft_ns + longer_ns)
+    )
+    assert later <= now * (1 + 1e-12)
+    assert prompts_wanted(served, waiting_ns, due_within_ns(min(ttft_ns, 2e9))) == served + waiting_ns / 1e9
+
+
+def test_prompts_far_beyond_the_usual_are_due_within_a_second_whatever_their_target() -> None:
+    def of(served: float, waiting_s: float, due_s: float = 2.0) -> Workload:
+        prompts = prompts_wanted(served, waiting_s * 1e9, due_s * 1e9)
+        return replace(work(prompts), waiting_ns=waiting_s * 1e9, due_ns=due_s * 1e9)
+
+    assert NOTHING_USUAL.judged(of(1.0, 2.0)).prompts == pytest.approx(3.0), "nothing has come before"
+    usual = NOTHING_USUAL
+    for second in range(1, 60):
+        usual = usual.seen(of(1.0, 0.5), second * 1_000_000_000)
+    assert usual.workers == pytest.approx(1.5, rel=0.05)
+    assert usual.judged(of(1.0, 3.0)) == of(1.0, 3.0)
+    assert settled(of(1.0, 3.0)).prompts == pytest.approx(1.3), "the queue within ten seconds, what arrives in full"
+    flood = usual.judged(of(1.0, 4.0))
+    assert (flood.prompts, flood.due_ns) == (pytest.approx(5.0), 1e9)
+    assert usual.judged(of(9.0, 9.0, due_s=1.0)) == of(9.0, 9.0, due_s=1.0)
 
 
 def test_nothing_is_advised_where_nothing_presses() -> None:

@@ -54,6 +54,20 @@ def test_roles_are_decided_for_the_target_of_limits_else_of_requests_else_of_the
     assert judged_by(cluster) == [("sim", 30)]
 
 
+def test_prompts_are_due_within_half_of_the_target_of_requests_and_within_a_second_without_one() -> None:
+    cluster = Cluster(p="prefill", d="decode")
+
+    def due_ms(ttft_ms: int) -> int:
+        asked = cluster.telling.loads([], at(cluster.ms))
+        asked.targets.append(ModelTarget(model="sim", ttft_ns=ttft_ms * MS))
+        cluster.state.take_loads(asked, at(cluster.ms))
+        cluster.state.decide(at(cluster.ms))
+        return round(cluster.state.plans[0].observed.work.due_ns / MS)
+
+    cluster.decide(p=0.4)
+    assert [due_ms(ttft_ms) for ttft_ms in (0, 500, 2_000, 4_000, 60_000)] == [1_000, 1_000, 1_000, 2_000, 5_000]
+
+
 def test_a_pinned_worker_keeps_its_role_and_budget() -> None:
     cluster = Cluster(p="prefill", d="decode", e="decode")
     cluster.state.set_limits(limits(pinned=["d"]), "me", "", at(0))

@@ -1,6 +1,7 @@
 """What roles are decided from: a model's engine, its work and its workers, as telemetry and gateways say."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.wire import step_time_message
 from libs.policy.planner.limits import ModelLimits
 from libs.policy.planner.role_planning import Memory, assign
+from libs.policy.pressure import Workload
 from libs.telemetry.gateways import ModelBacklog
 from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
 from services.planner.advisor import STOOD_NS, Advisor
@@ -265,3 +267,12 @@ def test_how_fast_kv_comes_to_workers_is_known_and_a_slow_link_becomes_advice() 
     (link,) = [each for each in given if each.reason_code == "link"]
     assert link.advice.command == "fulcrum doctor"
     assert "KV comes to e at 0.5 GB/s, to others at 10.0" in link.reason
+    now_ms = cluster.ms + STOOD_NS // MS
+    healed = replace(plan, observed=replace(plan.observed, links=(), work=Workload(0.0, 0, 0, TPOT_NS)))
+    ended = [
+        (second, decision.advice.outcome)
+        for second in range(1, 20)
+        for decision, _ in advisor.look(healed, ModelLimits(), at(now_ms + 1_000 * second))
+        if decision.reason_code == "link"
+    ]
+    assert ended == [(6, "expired")], "without work nobody has a use for it"

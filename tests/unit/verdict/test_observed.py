@@ -25,7 +25,7 @@ from libs.policy.pressure import WorkerProfile
 from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
 from libs.policy.verdict.state import ModelState
 from libs.telemetry.gateways import SPAN_NS, ArrivalRates, ModelBacklog, RefusalCounts
-from libs.telemetry.steps import FinishedSteps
+from libs.telemetry.steps import FinishedSteps, RanStep, StepCounts
 from services.metrics.status.evaluator import StepPace, beside_peers, pace
 from services.metrics.status.observe import ObservedStatus, SeenDemand, observe
 from services.metrics.status.traffic import HEARD_NS, PlannerNews, TrafficLog
@@ -276,19 +276,26 @@ def test_faults_of_simulated_devices_follow_their_file(tmp_path):
 
 
 def test_a_worker_whose_last_two_steps_were_slow_is_slow_however_fast_it_was_and_one_slow_step_accuses_nobody():
-    def of(*times):
+    def of(*times, runs_ms=None):
         ends = [1_000 * MS + sum(times[: place + 1]) * MS for place in range(len(times))]
         starts = [end - took * MS for end, took in zip(ends, times, strict=True)]
         counts = np.array([[0], [0], [0], [1], [100], [0]], dtype=float).repeat(len(times), axis=1)
         steps = FinishedSteps(np.array(starts), np.array(ends), np.zeros(len(times)), counts)
-        return pace(steps, usual, ends[-1]).slowness
+        running = (
+            None if runs_ms is None else RanStep(ends[-1], ends[-1] + runs_ms * MS, 0, counts_of_one, running=True)
+        )
+        return pace(steps, usual, ends[-1], running=running).slowness
 
+    counts_of_one = StepCounts(decode_sequences=1, decode_kv_tokens=100)
     one = np.array([[0], [0], [0], [1], [100], [0]], dtype=float)
     usual = StepTimeModel(8e6, 6e4, 0.0, 200e6, 0.0, 0.0, interference=0.0)
     each = float(expected_ns(usual, one)[0]) / MS
     fast, slow = round(each), round(3 * each)
     assert of(fast, fast, fast, fast, slow, slow) == pytest.approx(3, rel=0.05)
     assert of(fast, fast, fast, fast, fast, slow) == pytest.approx(8 / 6, rel=0.05)
+    assert of(fast, fast, fast, fast, slow, runs_ms=2 * fast) == pytest.approx(2, rel=0.05), "and it still runs"
+    assert of(fast, fast, fast, fast, slow, runs_ms=fast // 2) == pytest.approx(7 / 5, rel=0.05)
+    assert of(fast, fast, fast, fast, fast, runs_ms=9 * fast) == pytest.approx(1, rel=0.05)
 
 
 @pytest.mark.parametrize("length", [2_048, 8_192, 32_768])

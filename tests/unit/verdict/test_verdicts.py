@@ -242,6 +242,11 @@ def test_a_slight_shortage_must_last_longer():
     assert watched(watch, [clear], from_ms=1_000).code is CauseCode.PREFILL_BOUND
 
 
+def test_a_queue_of_half_the_target_is_no_slight_shortage_however_little_prompts_press():
+    for waits_s, code in ((2.4, CauseCode.BALANCED), (2.6, CauseCode.PREFILL_BOUND)):
+        assert watched(VerdictWatch(LIMITS), [state(prompts=3.5, decodes=20, waits_s=waits_s)] * 10).code is code
+
+
 def test_a_few_sequences_over_the_target_must_last_longer_and_a_flood_of_them_need_not():
     room = state(decodes=100).pressures.largest_batch
     slight, flood = state(decodes=room + 1), state(decodes=round(room * 1.3))

@@ -9,9 +9,10 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     GatewayQueues,
     ModelQueue,
 )
-from libs.policy.alerts.rules import Condition, Name, PhasePool
+from libs.policy.alerts.rules import Condition, Name, PhasePool, Snapshot
 from libs.policy.alerts.store import AlertStore, Transition
-from libs.policy.alerts.watch import advice, amount, every_ns
+from libs.policy.alerts.watch import advice, amount, cause_conditions, every_ns
+from libs.policy.verdict.causes import Cause, CauseCode
 from libs.policy.verdict.state import Grade
 from libs.testing.workers.telemetry import MS, step_batch
 from services.metrics.run import reachable
@@ -186,6 +187,17 @@ def test_the_more_workers_there_are_the_longer_it_is_to_the_next_look(workers, e
 def test_thresholds_that_do_not_stand_apart_are_refused():
     with pytest.raises(ValueError, match=r"FULCRUM_METRICS_ALERT_IDLE_CLEAR=0\.7 must be below"):
         MetricsSettings(alert_idle_clear=0.7)
+
+
+def test_a_cause_that_eases_neither_fires_an_alert_nor_ends_one():
+    grades = {}
+    for grade in (Grade.FIRE, Grade.HOLD, Grade.CLEAR):
+        cause = Cause(CauseCode.PREFILL_BOUND, "m", "prefill-bound", grade=grade)
+        snapshot = Snapshot(1, [], [], [], 0, causes=[cause], judged=frozenset({"m"}))
+        found = {each.labels: each.grade for each in cause_conditions(snapshot, ()) if each.name is Name.IMBALANCE}
+        grades[grade] = found[("model", "m"), ("phase", "prefill")]
+        assert found[("model", "m"), ("phase", "decode")] is Grade.CLEAR
+    assert grades == {Grade.FIRE: Grade.FIRE, Grade.HOLD: Grade.HOLD, Grade.CLEAR: Grade.HOLD}
 
 
 def test_an_alert_whose_cause_is_gone_says_that_it_is_clearing_until_it_is_over():

@@ -291,9 +291,11 @@ class Load(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., awaiting_kv: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., pool_faults: _Optional[int] = ..., waiting_prefill_squares: _Optional[int] = ..., kv_pulls: _Optional[int] = ..., refused_kv_pulls: _Optional[int] = ..., awaiting_ready_kv: _Optional[int] = ..., ready_kv_since_unix_ns: _Optional[int] = ..., images_used: _Optional[int] = ..., images_encoded: _Optional[int] = ..., image_cache_bytes: _Optional[int] = ..., image_encode_ns: _Optional[int] = ...) -> None: ...
 
 class ModelTarget(_message.Message):
-    __slots__ = ("model", "tpot_ns")
+    __slots__ = ("model", "tpot_ns", "ttft_ns")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TPOT_NS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_NS_FIELD_NUMBER: _ClassVar[int]
     model: str
     tpot_ns: int
-    def __init__(self, model: _Optional[str] = ..., tpot_ns: _Optional[int] = ...) -> None: ...
+    ttft_ns: int
+    def __init__(self, model: _Optional[str] = ..., tpot_ns: _Optional[int] = ..., ttft_ns: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,91 @@
+"""The time within which waiting prompts are due, and the number of workers that this takes."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from math import exp
+from typing import Final
+
+from libs.policy.pressure import Workload
+
+LEAST_DUE_NS: Final = 1_000_000_000
+"""The time within which waiting prompts are due where targets are short or unknown."""
+MOST_DUE_NS: Final = 5_000_000_000
+"""The longest such time."""
+DUE_SHARE: Final = 0.5
+"""The same time as a share of the TTFT target. The rest is left to steps that run, to reports and to moves."""
+AHEAD_NS: Final = 10_000_000_000
+"""The time for which prompts are expected to arrive as they did, beyond what may wait."""
+
+
+STRICT_PERCENT: Final = 10
+"""The percentile of requests' TTFT targets that prompts are judged by.
+
+Of several classes it is the strictest that a tenth of the requests have: of what waits, only the sum is known.
+"""
+LEAST_TARGETS: Final = 100 // STRICT_PERCENT
+
+
+def strict_target_ns(ttft_ns: Collection[int]) -> int:
+    """Return the TTFT target to judge by, given those of recent requests; 0 if these are too few to say."""
+    return sorted(ttft_ns)[len(ttft_ns) * STRICT_PERCENT // 100] if len(ttft_ns) >= LEAST_TARGETS else 0
+
+
+def due_within_ns(ttft_ns: float) -> float:
+    """Return the time within which waiting prompts should be computed, for a TTFT target; 0 if none is known."""
+    return min(max(ttft_ns * DUE_SHARE, LEAST_DUE_NS), MOST_DUE_NS)
+
+
+def prompts_wanted(served: float, waiting_ns: float, due_ns: float = LEAST_DUE_NS) -> float:
+    """Return the number of workers that prompts keep busy.
+
+    `served` is that number for the prompts computed lately, `waiting_ns` the time one worker would take for the
+    queue, which is due within `due_ns`. While everything that arrives is served, `served` is the demand; a cluster
+    that falls behind shows in the queue.
+    """
+    return served * _soon_share(due_ns) + waiting_ns / due_ns
+
+
+def prompts_served(work: Workload) -> float:
+    """Return the number of workers that the prompts computed lately kept busy, which is a part of `work.prompts`."""
+    return max(work.prompts - work.waiting_ns / work.due_ns, 0.0) / _soon_share(work.due_ns)
+
+
+def _soon_share(due_ns: float) -> float:
+    """Return the share of what arrives that has to be computed; the last of it may wait where the target is longer."""
+    return AHEAD_NS / (AHEAD_NS + (due_ns - LEAST_DUE_NS) / DUE_SHARE)
+
+
+FLOOD: Final = 3.0
+"""The factor by which prompts must exceed the usual ones for a flood, in which all of them are due soon.
+
+Chance multiplies those of a steady load by up to 2.4 in one look of a hundred.
+"""
+USUAL_NS: Final = 10_000_000_000
+"""The time constant of the usual prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsualPrompts:
+    """The running mean of the workers that prompts would take if they were due soon."""
+
+    workers: float = 0.0
+    at_ns: int = 0
+
+    def seen(self, work: Workload, now_ns: int) -> "UsualPrompts":
+        """Return the mean after another look; before the first one nothing is usual."""
+        weight = 1 - exp(-max(now_ns - self.at_ns, 0) / USUAL_NS) if self.at_ns else 0.0
+        return UsualPrompts(self.workers + weight * (_soon(work) - self.workers), now_ns)
+
+    def judged(self, work: Workload) -> Workload:
+        """Return the work with its prompts due soon if they are a flood."""
+        if work.due_ns == LEAST_DUE_NS or (soon := _soon(work)) <= FLOOD * self.workers:
+            return work
+        return replace(work, prompts=soon, due_ns=LEAST_DUE_NS)
+
+
+NOTHING_USUAL: Final = UsualPrompts()
+
+
+def _soon(work: Workload) -> float:
+    """Return the workers that the prompts would take if those that wait were due within `LEAST_DUE_NS`."""
+    return prompts_served(work) + work.waiting_ns / LEAST_DUE_NS
