@@ -86,7 +86,7 @@ def main() -> None:
 
 def _run(base: Base, each: Run) -> Shares:
     quiet()
-    experiment = scaled(base.experiment(Cell(each.workload, each.policy, None), each.seed), each.rate, "superpose")
+    experiment = scaled(base.experiment(Cell(each.workload, each.policy), each.seed), each.rate, "superpose")
     report = run_named(experiment, each.policy)
     score = report.score
     least = min(score.by_class.values(), default=1.0)

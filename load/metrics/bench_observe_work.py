@@ -22,7 +22,7 @@ from libs.bus.port import BusStats, Record
 from libs.contracts.topics import Topic
 from libs.observe.fleet import ObservedTarget
 from libs.policy.verdict.state import VerdictLimits
-from libs.telemetry.steps import prefill_shares
+from libs.telemetry.columns import prefill_shares
 from load.metrics.bench_observe import LEAST_LEFT_S, SCRAPES_A_SECOND, recorded
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.observed.run import MANY_EVERY_MS, FitBudget, ObservedFleet

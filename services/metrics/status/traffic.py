@@ -117,8 +117,9 @@ class TrafficLog:
         self._rows = np.zeros(2 * MAX_REQUESTS, _REQUEST)
         self._first = self._end = 0
         self._targets_ns: dict[str, tuple[int, int]] = {}
-        self._strict_ttft_ns: dict[str, int] = {}
         """TTFT limit and TPOT target by model, as last known."""
+        self._strict_ttft_ns: dict[str, int] = {}
+        """The strictest TTFT target that a tenth of a model's requests have, as last known."""
 
     def take(self, event: RequestEvent, now_ns: int) -> None:
         rejected = event.outcome == OUTCOME_REJECTED
@@ -243,7 +244,8 @@ class TrafficLog:
         """
         limit_ns, tpot_ns = self._targets_ns.get(model, (0, 0))
         own = _people_of(self._rows[self._first : self._end], model)
-        found = _median(own["ttft_limit_ns"], limit_ns), _median(own["tpot_target_ns"], tpot_ns)
+        limits, tpots = _known(own["ttft_limit_ns"]), _known(own["tpot_target_ns"])
+        found = _median(limits, limit_ns), _median(tpots, tpot_ns)
         if len(own) and (model in self._targets_ns or len(self._targets_ns) < MAX_MODELS):
             self._targets_ns[model] = found
             self._strict_ttft_ns[model] = strict_target_ns(limits) or self._strict_ttft_ns.get(model, 0)
@@ -264,11 +266,15 @@ def _people_of(found: NDArray[np.void], model: str) -> NDArray[np.void]:
     return people
 
 
-def _median(values: NDArray[np.int64], default: int) -> int:
-    """Return the median of the values above 0."""
-    known = np.sort(values[values > 0])
-    middle = known[(len(known) - 1) // 2 : len(known) // 2 + 1].tolist()
-    return sum(middle) // len(middle) if len(known) else default
+def _known(values: NDArray[np.int64]) -> list[int]:
+    """Return the values above 0 in ascending order."""
+    found: list[int] = np.sort(values[values > 0]).tolist()
+    return found
+
+
+def _median(ordered: Sequence[int], default: int) -> int:
+    middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
+    return sum(middle) // len(middle) if middle else default
 
 
 def with_refusals(traffic: Traffic, found: RefusedTraffic, too_many_per_s: float) -> Traffic:
