@@ -10,6 +10,7 @@ import pytest
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.step_row import step_rows
+from libs.observe.demand import Stretch
 from libs.observe.dynamo_folder import LEASE_S, check_folder, read_members
 from libs.testing.wait import ManualClock
 from services.metrics.observed.dynamo import AWAY_NS, DynamoFleet
@@ -25,7 +26,13 @@ class Rig:
 
     def __init__(self, folder: Path, at_ms: int = NOW_MS) -> None:
         self.folder, self.clock, self.sent = folder, ManualClock(at_ms * MS), list[StepBatch]()
-        self.fleet = DynamoFleet(folder, lambda body: self.sent.append(StepBatch.FromString(body)), self.clock)
+        self.demand = list[tuple[str, str, str, Stretch]]()
+        self.fleet = DynamoFleet(
+            folder,
+            lambda body: self.sent.append(StepBatch.FromString(body)),
+            self.clock,
+            lambda *each: self.demand.append(each),
+        )
 
     def look(self) -> None:
         self.fleet.know(read_members(self.folder, self.clock.now_ns() / 1e9))
@@ -71,6 +78,19 @@ def test_a_recording_of_dynamo_1_6_1_gives_its_steps(tmp_path: Path) -> None:
     assert [(row.prefill_tokens, row.decode_sequences) for row in decode] == [(0, 1), (0, 1)]
     assert prefill[0].end_unix_ns - prefill[0].start_unix_ns == 26_249_796
     assert set(rig.states().values()) == {"exact"}
+
+
+def test_demand_is_counted_and_time_of_a_lost_record_is_not_covered(rig: Rig) -> None:
+    for number, at_ms in ((1, 0), (2, 10), (4, 100)):  # the third one was lost
+        rig.fleet.take(message(record(number, sum_prefill_tokens=100, num_prefill_requests=1), NOW_MS + at_ms))
+    rig.fleet.cut()
+    works = [work for _, _, role, (_, _, work) in rig.demand if role == "prefill" and any(work)]
+    assert sum(each.known_requests for each in works) == 3
+    assert sum(each.computed_tokens for each in works) == 300
+    assert sum(each.requests for each in works) == 4, "one more waits"
+    covered_ns = sum(to_ns - from_ns for *_, (from_ns, to_ns, _) in rig.demand)
+    assert covered_ns == pytest.approx(6 * MS + 10 * MS + 6 * MS, abs=MS)
+    assert rig.fleet.models() == {NAME: rig.sent[0].assignment.model}
 
 
 def test_a_wrong_or_old_record_is_counted_and_dropped(rig: Rig) -> None:
