@@ -41,9 +41,13 @@ class FileLease:
             holder = os.pread(file, MAX_NAME_BYTES, 0).decode(errors="replace")
             os.close(file)
             return holder or "another process"
-        os.ftruncate(file, 0)
-        os.pwrite(file, self._identity.encode()[:MAX_NAME_BYTES], 0)
+        except OSError as error:  # a file system without locks
+            os.close(file)
+            raise FleetAway(f"{self._path}, whose lock says who acts, cannot be locked: {error.strerror}") from None
         self._file = file
+        with suppress(OSError):  # on a full disk the lock holds without a name
+            os.ftruncate(file, 0)
+            os.pwrite(file, self._identity.encode()[:MAX_NAME_BYTES], 0)
         return ""
 
     async def close(self) -> None:
