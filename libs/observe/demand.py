@@ -1,7 +1,7 @@
 """Demand of an observed fleet: what servers counted, folded into bins of time. Pure; time is passed in.
 
 A bin is closed once every server that was there in it has been read beyond its end. One that stays away is waited for
-up to `GIVE_UP_NS`: if its counters went on, their difference is spread over the time that it was away. Time of which
+up to `GIVE_UP_NS`. If its counters went on, their difference is spread over the time that it was away. Time of which
 nothing is known is never taken for time without demand: a model's bin is unknown if too much of it is missing.
 """
 
@@ -30,7 +30,7 @@ MOST_BINS: Final = 64
 
 
 class ServedWork(NamedTuple):
-    """What a server counted over a stretch of time."""
+    """The work that a server counted over a stretch of time."""
 
     requests: int = 0
     """Requests that arrived, those that wait included."""
