@@ -97,10 +97,11 @@ async def test_one_that_is_given_up_goes_to_the_next(leases: Leases) -> None:
     await first.close()
 
 
-async def test_a_lease_that_cannot_be_read_is_away(leases: Leases) -> None:
+async def test_a_lease_that_cannot_be_read_is_away(leases: Leases, tmp_path: Path) -> None:
     if leases.unreachable is not None:
-        with pytest.raises(FleetAway):
+        with pytest.raises(FleetAway) as away:
             await leases.unreachable.hold()
+        assert str(tmp_path) not in str(away.value), "readers of the status see the reason"
 
 
 @pytest.mark.system
