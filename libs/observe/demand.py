@@ -23,6 +23,7 @@ SETTLED_NS: Final = 5_000_000_000
 KNOWN_SHARE: Final = 0.9
 """The share of its servers' time in a bin that must be known for a model's bin to stand for the whole of it."""
 MAX_MODELS: Final = 64
+"""The maximum number of models that are counted at a time; nothing is kept of others."""
 MAX_COUNT: Final = 2**40
 """The maximum that one stretch may add to a count; a larger one comes from a server that counts nonsense."""
 MOST_BINS: Final = 64
@@ -218,6 +219,7 @@ class FleetDemand:
         begin_ns = self._next * self._bin_ns
         for name in [name for name, each in self._servers.items() if each.gone_ns and each.gone_ns <= begin_ns]:
             del self._servers[name]
+        self._models.intersection_update(each.model for each in self._servers.values())
         return deltas
 
     def _add(self, number: int, name: str, key: tuple[str, bool], work: ServedWork, covered_ns: int) -> None:
@@ -245,7 +247,7 @@ class FleetDemand:
             away = not each.gone_ns and each.to_ns < high_ns
             if away and now_ns - max(each.to_ns, each.since_ns) < GIVE_UP_NS:
                 return None
-            if not each.model:
+            if not each.model or not self._is_listed(each.model):
                 continue
             of_model = found.setdefault(each.model, _Coverage())
             of_model.decodes |= each.role != "prefill"
