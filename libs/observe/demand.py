@@ -130,7 +130,7 @@ class StepCounter:
         ended = max(self._ended, self._first - running)
         work = self._work._replace(requests=arrived - self._arrived, ended=ended - self._ended)
         self._arrived, self._ended, self._work = arrived, ended, ServedWork()
-        return Stretch(from_ns, to_ns, work)
+        return Stretch(from_ns, to_ns, ServedWork(*(min(each, MAX_COUNT) for each in work)))
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from libs.demand.counts import Counts
 from libs.demand.wire import BinDelta, Deltas
 from libs.observe.demand import (
     GIVE_UP_NS,
+    MAX_COUNT,
     MAX_MODELS,
     SETTLED_NS,
     FleetDemand,
@@ -194,6 +195,12 @@ def test_steps_give_requests_and_tokens(role: str, steps: list[tuple[int, ...]],
         counter.add(StepRow(1, 2, *step), role, 2_048)
     assert counter.take(0, S, running=0, waiting=0).work == work
     assert counter.take(S, 2 * S, running=0, waiting=0).work == ServedWork()
+
+
+def test_steps_of_an_engine_that_counts_nonsense_add_no_more_than_the_bound() -> None:
+    counter = StepCounter()
+    counter.add(StepRow(1, 2, 2**64 - 1, 2**64 - 1, 2**64 - 1, 2**64 - 1), "mixed", 0)
+    assert set(counter.take(0, S, running=0, waiting=0).work) == {MAX_COUNT}
 
 
 def test_a_bin_of_a_long_gap_is_not_counted_twice() -> None:
