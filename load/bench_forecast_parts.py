@@ -2,8 +2,8 @@
 
     FULCRUM_DATA=… python -m load.bench_forecast_parts --every 6
 
-Hierarchies are the models of an image service (its largest and all others together), and the sums of real and made
-series of each half (see `load.forecast_series`), scaled to the same mean. Errors are WAPE over all parts or of the
+One hierarchy is the models of an image service, its largest and all others together. Two are sums of the series of
+each half (see `load.forecast_series`), scaled to the same mean. Errors are WAPE over all parts or of the
 total, as ratios to those of forecasts that do not agree.
 """
 

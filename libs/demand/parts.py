@@ -19,6 +19,8 @@ MOST_PARTS: Final = 6
 """The maximum number of parts that are predicted apart; the smallest are one part, `OTHER`."""
 RANKED_BINS: Final = 96
 """The number of last bins by whose requests parts are ranked, a day of quarters of an hour."""
+MOST_MISSING: Final = 0.1
+"""The share of a series' requests that may be unknown in a bin of which its sum is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def fleet_outlook(bins: DemandBins, horizon_s: float, speed: float) -> FleetOutl
     """
     online = _online(bins)
     split = _split(online, "model")
-    total = _outlook(online, horizon_s, speed)
+    total = _outlook(_part(online, online.rows), horizon_s, speed)
     if len(split) < 2:
         return FleetOutlook(online, horizon_s, speed, total, dict.fromkeys(split, total))
     models = {name: _outlook(part, horizon_s, speed) for name, part in split.items()}
@@ -102,7 +104,21 @@ def _outlook(bins: DemandBins, horizon_s: float, speed: float) -> DemandOutlook:
 
 
 def _of(bins: DemandBins, wanted: Callable[[DemandKey], bool]) -> DemandBins:
-    return DemandBins(bins.bin_ns, bins.first, bins.heard, {key: row for key, row in bins.rows.items() if wanted(key)})
+    return _part(bins, {key: row for key, row in bins.rows.items() if wanted(key)})
+
+
+def _part(bins: DemandBins, rows: Mapping[DemandKey, Ints]) -> DemandBins:
+    """Return the bins of these rows, known where at most `MOST_MISSING` of their usual requests is unknown."""
+    requests: dict[str, Ints] = {}
+    for key, row in rows.items():
+        requests[key.model] = requests.get(key.model, np.zeros(len(bins), np.int64)) + row[:, REQUESTS]
+    whole, missing = 0.0, np.zeros(len(bins))
+    for model, counts in requests.items():
+        known = bins.heard_of(model)
+        usual = float(counts[known].mean()) if known.any() else 0.0
+        whole += usual
+        missing += usual * (bins.heard & ~known)
+    return DemandBins(bins.bin_ns, bins.first, bins.heard & (missing <= MOST_MISSING * whole), rows, bins.unknown)
 
 
 def _only(bins: DemandBins, model: str) -> DemandBins:
@@ -123,7 +139,7 @@ def _split(bins: DemandBins, by: By) -> dict[str, DemandBins]:
     found: dict[str, dict[DemandKey, Ints]] = {each: {} for each in kept}
     for key, row in bins.rows.items():
         found.setdefault(name(key) if name(key) in kept else OTHER, {})[key] = row
-    return {each: DemandBins(bins.bin_ns, bins.first, bins.heard, rows) for each, rows in found.items()}
+    return {each: _part(bins, rows) for each, rows in found.items()}
 
 
 def _online(bins: DemandBins) -> DemandBins:
@@ -131,4 +147,4 @@ def _online(bins: DemandBins) -> DemandBins:
     rows = {key: row for key, row in bins.rows.items() if key.service_class != BATCH_CLASS}
     for model in {key.model for key in bins.rows} - {key.model for key in rows}:
         rows[DemandKey(model, DEFAULT_CLASS, OTHER)] = np.zeros((len(bins), FIELDS), np.int64)
-    return DemandBins(bins.bin_ns, bins.first, bins.heard, rows)
+    return DemandBins(bins.bin_ns, bins.first, bins.heard, rows, bins.unknown)

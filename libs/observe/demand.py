@@ -1,7 +1,7 @@
 """Demand of an observed fleet: what servers counted, folded into bins of time. Pure; time is passed in.
 
 A bin is closed once every server that was there in it has been read beyond its end. One that stays away is waited for
-up to `GIVE_UP_NS`: if its counters went on, their difference is spread over the time that it was away. Time of which
+up to `GIVE_UP_NS`. If its counters went on, their difference is spread over the time that it was away. Time of which
 nothing is known is never taken for time without demand: a model's bin is unknown if too much of it is missing.
 """
 
@@ -23,6 +23,7 @@ SETTLED_NS: Final = 5_000_000_000
 KNOWN_SHARE: Final = 0.9
 """The share of its servers' time in a bin that must be known for a model's bin to stand for the whole of it."""
 MAX_MODELS: Final = 64
+"""The maximum number of models that are counted at a time; nothing is kept of others."""
 MAX_COUNT: Final = 2**40
 """The maximum that one stretch may add to a count; a larger one comes from a server that counts nonsense."""
 MOST_BINS: Final = 64
@@ -30,7 +31,7 @@ MOST_BINS: Final = 64
 
 
 class ServedWork(NamedTuple):
-    """What a server counted over a stretch of time."""
+    """The work that a server counted over a stretch of time."""
 
     requests: int = 0
     """Requests that arrived, those that wait included."""
@@ -129,7 +130,7 @@ class StepCounter:
         ended = max(self._ended, self._first - running)
         work = self._work._replace(requests=arrived - self._arrived, ended=ended - self._ended)
         self._arrived, self._ended, self._work = arrived, ended, ServedWork()
-        return Stretch(from_ns, to_ns, work)
+        return Stretch(from_ns, to_ns, ServedWork(*(min(each, MAX_COUNT) for each in work)))
 
 
 @dataclass(slots=True)
@@ -218,6 +219,7 @@ class FleetDemand:
         begin_ns = self._next * self._bin_ns
         for name in [name for name, each in self._servers.items() if each.gone_ns and each.gone_ns <= begin_ns]:
             del self._servers[name]
+        self._models.intersection_update(each.model for each in self._servers.values())
         return deltas
 
     def _add(self, number: int, name: str, key: tuple[str, bool], work: ServedWork, covered_ns: int) -> None:
@@ -245,7 +247,7 @@ class FleetDemand:
             away = not each.gone_ns and each.to_ns < high_ns
             if away and now_ns - max(each.to_ns, each.since_ns) < GIVE_UP_NS:
                 return None
-            if not each.model:
+            if not each.model or not self._is_listed(each.model):
                 continue
             of_model = found.setdefault(each.model, _Coverage())
             of_model.decodes |= each.role != "prefill"

@@ -83,7 +83,7 @@ class PodLease:
         try:
             self._holder = await self._hold(now_s)
         except ActuatorDown as error:
-            if self._renewed_s is not None and now_s - self._renewed_s < DEADLINE_S:
+            if self._renewed_s is not None and self._now_s() - self._renewed_s < DEADLINE_S:
                 return ""
             self._renewed_s = self._looked_s = None
             raise FleetAway(self._explained(error)) from None
@@ -104,11 +104,11 @@ class PodLease:
             await self._client.close()
 
     async def _hold(self, now_s: float) -> str:
-        found = await self._read()
+        found, read_s = await self._read(), self._now_s()
         if found != self._seen:
-            self._seen, self._seen_s = found, now_s
+            self._seen, self._seen_s = found, read_s
         holder = found.spec.holder_identity or ""
-        ended = now_s - self._seen_s >= (found.spec.lease_duration_seconds or LEASE_S)
+        ended = read_s - self._seen_s >= (found.spec.lease_duration_seconds or LEASE_S)
         if holder not in ("", self._identity) and not ended:
             self._renewed_s = None
             return holder

@@ -262,7 +262,7 @@ class _Overlap:
     def correction(self, cost: StepCost) -> float:
         """Return how many times as long steps took as `cost` says; 1 where too little is known.
 
-        Nothing is where prompts take several steps, as only the last one of each is counted.
+        Prompts that take several steps tell too little, since only the last step of each is counted.
         """
         work = self.work
         if work.steps < LEAST_SAMPLE_STEPS or work.prompt_tokens > CHUNK_TOKENS * self.prefills:

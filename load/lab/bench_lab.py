@@ -1,9 +1,9 @@
 """The worth of each policy in the lab: the highest rate at which it keeps the SLO, by workload.
 
-8 workers of Llama-3.1-70B, each on four H100, unless asked otherwise. Rows are policies, columns workloads. A
-figure is relative to the best static split in hindsight, as shipped ("the knee"), by what keeps 90 % of requests,
-90 % of work, and both. `fulcrum` has roles that stand still, the best split in hindsight; `fulcrum-auto` is the
-live planner. The last line is JSON. Four short workloads by default; `--eight` has all of them, as short.
+8 workers of Llama-3.1-70B, each on four H100, unless asked otherwise. Rows are policies, columns workloads. There is
+a table for 90 % of requests, one for 90 % of work, and one for both. Figures are relative to the best static split in
+hindsight, as shipped ("the knee"). `fulcrum` has roles that stand still, the best split in hindsight. `fulcrum-auto`
+is the live planner. The last line is JSON. Four short workloads by default; `--eight` has all of them, as short.
 
 What is in libs/policy was tuned on seeds 1 to 3 and on stretches of traces that begin before 1,500 s. `--held-out`
 draws other seeds, and takes traces from 1,680 s on.

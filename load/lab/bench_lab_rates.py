@@ -1,8 +1,8 @@
 """Good requests and work of each policy at the same rates, over several seeds, with intervals of 95 %.
 
-A search for the highest rate takes a dozen runs a seed; this takes one. Rates are a share of those that `--of` kept as
-a policy's highest on each workload (`bench_lab.py --out`), so that whoever passes 90 % there beats that share. Seeds
-draw other superpositions of the same held-out trace. The last line is JSON.
+A search for the highest rate takes a dozen runs a seed; this takes one. Rates are a share of one policy's highest rate
+on each workload, read from `--of` (`bench_lab.py --out`). A policy that keeps 90 % there beats that share. Seeds draw
+other superpositions of the same held-out trace. The last line is JSON.
 """
 
 import argparse
@@ -77,9 +77,7 @@ def main() -> None:
     shown = titled_table(title, "policy", *workloads)
     for policy in policies:
         cells = [[found[each] for each in runs if (each.workload, each.policy) == (w, policy)] for w in workloads]
-        shown.add_row(
-            policy, *(f"{_interval([s.requests for s in c])} / {_interval([s.work for s in c])}" for c in cells)
-        )
+        shown.add_row(policy, *map(_cell, cells))
     show(shown)
     print(json.dumps([{**each._asdict(), **shares._asdict()} for each, shares in found.items()]))
 

@@ -1,8 +1,8 @@
 """The CPU time that an observed server costs a second, by part of the service, in virtual time.
 
-`bench_observe` needs cores of its own for a thousand servers. This plays the same recording (FULCRUM_DATA) for each
-server to the parts of the metrics service, without sockets and without fits of step costs, and measures CPU time
-alone. Prints a table, then one JSON line.
+`bench_observe` needs cores of its own for a thousand servers. This bench measures CPU time alone: it plays the same
+recording (FULCRUM_DATA) to the parts of the metrics service, without sockets or fits of step costs. Prints a table,
+then one JSON line.
 """
 
 import argparse

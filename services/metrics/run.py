@@ -157,8 +157,7 @@ async def open_metrics(
         tasks.spawn("live", live)
         await bus.start()
         own = (alerts.router, *demand.routers(), _planner_routes(settings, ports), *access.routers(), audit.router())
-        observing = _start_observing(ports, settings, access, tasks, verdicts=verdicts, clock=clock, demand=demand)
-        more = (*own, *await observing)
+        more = (*own, *await _start_observing(ports, settings, access, tasks, demand, verdicts=verdicts, clock=clock))
         make_app = partial(make_api, lag_ns=lag_ns, live_lag_ns=live_lag_ns, verdicts=verdicts, recorder=recorder)
         served = access.before(make_app(state, hub, desk.book, clock, registry, more=more), audit.publish, registry)
         async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url:
@@ -177,10 +176,10 @@ async def _start_observing(
     settings: MetricsSettings,
     access: AccessControl,
     tasks: TaskOwner,
+    demand: DemandService,
     *,
     verdicts: VerdictEvaluator,
     clock: Clock,
-    demand: DemandService,
 ) -> Iterable[APIRouter]:
     """Observe servers if there are any to observe, and return the routes by which they report themselves.
 

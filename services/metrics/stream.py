@@ -325,8 +325,9 @@ class LoadPublisher:
         targets_ns: Callable[[], Mapping[str, tuple[int, int]]] = dict,
         assessments: Callable[[int], Iterable[Assessment]] = lambda now_ns: (),
     ) -> None:
-        """Create a publisher; `unsent` counts records that wait for the broker, `targets_ns` returns TPOT and TTFT
-        targets of requests by model, `assessments` those of a time.
+        """Create a publisher; `unsent` counts records that wait for the broker.
+
+        `targets_ns` returns (TPOT, TTFT) targets of requests by model, `assessments` the assessments of a time.
         """
         self._teller = teller
         self._publish = publish

@@ -183,9 +183,7 @@ class PlannerState:
         ]
 
     def take_loads(self, loads: FleetLoads, now_ns: int) -> bool:
-        """Record the loads that a metrics service published, received at `now_ns`, and return whether more prompt
-        tokens wait at workers than before.
-        """
+        """Record loads received at `now_ns`; return whether more prompt tokens wait at workers than before."""
         before = self.view.waiting_prefill_tokens
         if self.view.take(loads, now_ns) is MessageOutcome.COUNTED:
             targets = loads.targets[:MAX_TARGETS]
@@ -297,9 +295,8 @@ class PlannerState:
     def _observe(self, asked: Mapping[str, Assignment], now_ns: int) -> ObservedCluster:
         pinned = self.view.roster.pinned(self.limits.pinned, now_ns)
         waiting = self.gateways.waiting(now_ns)
-        return self._observer.look(
-            Look(asked, waiting, self._tpot_of, pinned, now_ns, now_ns - self._lag_ns, self._asked_ttft_ns)
-        )
+        look = Look(asked, waiting, self._tpot_of, pinned, now_ns, now_ns - self._lag_ns, self._asked_ttft_ns)
+        return self._observer.look(look)
 
     def take_model_targets(self, tpot_ms: Mapping[str, float]) -> None:
         """Replace the catalogue's TPOT targets, in ms by model."""

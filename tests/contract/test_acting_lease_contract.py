@@ -7,9 +7,12 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
+from libs.actuators.kubernetes_client import RAW
 from libs.observe.leases import FileLease
 from libs.observe.pod_lease import DEADLINE_S, LEASE_S, RENEW_S, PodLease
 from libs.observe.pods import PodQuery
@@ -94,10 +97,11 @@ async def test_one_that_is_given_up_goes_to_the_next(leases: Leases) -> None:
     await first.close()
 
 
-async def test_a_lease_that_cannot_be_read_is_away(leases: Leases) -> None:
+async def test_a_lease_that_cannot_be_read_is_away(leases: Leases, tmp_path: Path) -> None:
     if leases.unreachable is not None:
-        with pytest.raises(FleetAway):
+        with pytest.raises(FleetAway) as away:
             await leases.unreachable.hold()
+        assert str(tmp_path) not in str(away.value), "readers of the status see the reason"
 
 
 @pytest.mark.system
@@ -120,6 +124,67 @@ async def test_a_process_that_is_killed_holds_its_file_no_longer(tmp_path: Path)
         other.wait()
         assert await lease.hold() == ""
         await lease.close()
+
+
+class SlowApi:
+    """An API server with one lease, whose answers take `slow_s` of a clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lease: Any = None
+        self.slow_s = 0.0
+        self.fails = False
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if request.method != "GET":
+            lease = await request.json()
+            version = int(lease["metadata"].get("resourceVersion", 0))
+            self._lease = lease | {"metadata": {"resourceVersion": str(version + 1)}}
+        self._clock.wait(self.slow_s)
+        status = 500 if self.fails else 404 if self._lease is None else 200
+        return web.json_response(self._lease or {}, status=status)
+
+
+@pytest.fixture
+async def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[SlowApi, Clock, Path]]:
+    monkeypatch.setitem(RAW, "_request_timeout", 60.0)
+    clock = Clock()
+    api, app = SlowApi(clock), web.Application()
+    app.router.add_route("*", "/{path:.*}", api.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {}}],
+        "clusters": [{"name": "k", "cluster": {"server": f"http://127.0.0.1:{runner.addresses[0][1]}"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "n"}}],
+    }  # fmt: skip
+    (tmp_path / "config").write_text(json.dumps(config))
+    yield api, clock, tmp_path / "config"
+    await runner.cleanup()
+
+
+@pytest.mark.system
+async def test_a_slow_answer_shortens_no_lease_and_extends_no_right_to_act(slow: tuple[SlowApi, Clock, Path]) -> None:
+    api, clock, config = slow
+    first, second = (
+        PodLease(PodQuery("app=vllm", "n"), str(config), name, lambda: clock.now_s) for name in ("first", "second")
+    )
+    assert await first.hold() == ""
+    api.slow_s = DEADLINE_S - 1
+    assert await second.hold() == "first"
+    api.slow_s = 0.0
+    clock.wait(LEASE_S - 1)
+    assert await second.hold() == "first", "it has seen the lease for less than its duration"
+    assert await first.hold() == ""
+    clock.wait(RENEW_S)
+    api.slow_s, api.fails = DEADLINE_S - 1, True
+    with pytest.raises(FleetAway):
+        await first.hold()
+    api.slow_s, api.fails = 0.0, False
+    for each in (first, second):
+        await each.close()
 
 
 @pytest.mark.kube

@@ -1,7 +1,7 @@
 """Agreement of sums: medians of a total and of its parts that add up.
 
-The total's own forecast and the sum of its parts are weighted by their variances, as in weighted least squares
-(Wickramasuriya, Athanasopoulos and Hyndman, JASA 114, 2019). The parts take up the rest by their standard deviations:
+The total's own forecast and the sum of its parts are weighted by their variances, as in weighted least squares. (See
+Wickramasuriya, Athanasopoulos and Hyndman, JASA 114, 2019.) The parts take up the rest by their standard deviations:
 the same rule for errors that move together. Bands stay those of each series, as quantiles do not add up.
 """
 

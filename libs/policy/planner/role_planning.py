@@ -204,9 +204,9 @@ def assign(
 ) -> RolePlan:
     """Decide the roles and budgets of one model's workers.
 
-    Workers that are not movable or on standby stay as they are and do not count; pinned ones stay and count.
-    `most_moves` bounds how many may change their role now. `evidence` holds the age of reports and how long moves
-    take. `lending` is the number of mixed workers that compute prompts if budgets cannot change; None if they can.
+    Workers that are not movable or on standby stay and do not count; pinned ones stay and count. At most `most_moves`
+    change roles. `evidence` has the age of reports and how long moves take, `lending` the number of mixed workers that
+    compute prompts if budgets cannot change, None if they can.
     """
     pool, asked, usual = _RoleWorkers.of(workers), limits, memory.usual.seen(work, now_ns)
     work = memory.usual.judged(work)
@@ -251,23 +251,13 @@ def assign(
         resting |= dict.fromkeys((change.worker_id for change in moves), paid_ns)
     calm = _is_calm(engine, work, pool)
     calm_since_ns = (memory.calm_since_ns or now_ns) if calm else 0
-    going = {change.worker_id for change in moves}
-    due = _budget_changes(engine, pool.mixed, calm_since_ns, now_ns, apart=apart)
+    due, going = _budget_changes(engine, pool.mixed, calm_since_ns, now_ns, apart=apart), {e.worker_id for e in moves}
     budgets = [change for change in due if change.worker_id not in going]
     if any(each.budget_tokens for each in budgets) and not calm:
         parted = parted.lent(now_ns)
     code = _code(now, rated, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
-    left = Memory(
-        MappingProxyType(resting),
-        calm_since_ns,
-        lacking_since_ns,
-        asked,
-        unmet_since_ns,
-        parted,
-        turn,
-        trades_since_ns,
-        usual,
-    )
+    rest = MappingProxyType(resting)
+    left = Memory(rest, calm_since_ns, lacking_since_ns, asked, unmet_since_ns, parted, turn, trades_since_ns, usual)
     return RolePlan(moves, budgets, code, now, then, rated.first(MAX_CANDIDATES), left)
 
 

@@ -1,5 +1,6 @@
-"""A worker's assignment, which changes by compare-and-set on its epoch, the sequences that it takes under it, those
-that it hands over when it leaves a role, and what it keeps of a model that it leaves.
+"""A worker's assignment, which changes by compare-and-set on its epoch, and what follows from a change.
+
+That is the sequences that the worker takes, those that it hands over, and what it keeps of a model that it leaves.
 """
 
 from collections.abc import Collection, Sequence

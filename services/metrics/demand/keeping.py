@@ -201,7 +201,8 @@ class DemandFile:
 
     def _whole(self, series: int, counts: Counts, heard: int, unknown: Mapping[str, int]) -> Counts:
         """Scale counts of the fine bins of a coarse one that are known to all of it."""
-        known = max(heard - unknown.get(self._keys[series].model, 0), 1)
+        key = self._keys.get(series)
+        known = max(heard - (0 if key is None else unknown.get(key.model, 0)), 1)
         return Counts(*(each * TIMES // known for each in counts))
 
     def _unknown(self, number: int) -> dict[str, int]:

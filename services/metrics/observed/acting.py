@@ -206,11 +206,10 @@ class RoleActor:
         try:
             holder = await self._lease.hold()
         except FleetAway as error:
-            self._holder = ""
             self._stand_still(str(error), now_ns)
             return False
         if holder:
-            if holder != self._holder:
+            if self.still_because != _advises(holder):
                 self._stand_by(holder, now_ns)
             return False
         if self._holder:
@@ -221,8 +220,8 @@ class RoleActor:
         return True
 
     def _stand_by(self, holder: str, now_ns: int) -> None:
-        self._holder, self._made = holder, None
-        self.still_because = f"{plain(holder)} acts on this fleet, and this process advises"[:MAX_WHY]
+        self._holder, self._made, self._pause_ns = holder, None, 0
+        self.still_because = _advises(holder)
         log.warning("another process changes the roles of this fleet", holder=holder)
         self._tell(Decision(action=ACTION_SET_MODE, actor=PLANNER, reason=self.still_because), now_ns)
 
@@ -327,6 +326,10 @@ class RoleActor:
             event_id=f"{PLANNER}-{self._began_ns}-{now_ns}", at_unix_ns=now_ns, service="metrics", actor=PLANNER,
             action=f"role {move.worker} {move.role}", detail=plain(detail), status=status,
         ))  # fmt: skip
+
+
+def _advises(holder: str) -> str:
+    return f"{plain(holder)} acts on this fleet, and this process advises"[:MAX_WHY]
 
 
 def _assignment(model: str, role: str) -> Assignment:

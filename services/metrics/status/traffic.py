@@ -104,8 +104,8 @@ _REQUEST: Final = np.dtype(
         ("batch", np.bool_),
     ]
 )
-"""A finished request. `model` is the hash of the model's name; `served` is true if the prompt was computed, as far as a
-first token shows; `batch` if the request is a line of a batch job.
+"""A finished request. `model` is the hash of the model's name. `served` is true if the prompt was computed, as far as a
+first token shows. `batch` is true for a line of a batch job.
 """
 
 

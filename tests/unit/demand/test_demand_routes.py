@@ -13,7 +13,7 @@ from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan
 from libs.contracts.topics import DEMAND
 from libs.demand.counts import Counts, DemandKey
 from libs.demand.report import make_outlook
-from libs.demand.wire import plan_of, totals_message
+from libs.demand.wire import BinDelta, plan_of, totals_message
 from libs.keys.gate import ChangeGuard
 from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import DemandHistory
@@ -163,6 +163,19 @@ async def test_medians_of_tenants_and_classes_add_up_to_the_models(rig: Rig) -> 
         for series, total in found["parts"]["total"].items():
             assert total == found["series"][series]["p50"]
             assert [sum(at) for at in zip(*(e[series] for e in found["parts"]["each"].values()), strict=True)] == total
+
+
+async def test_bins_in_which_a_model_is_unknown_are_no_bins_without_demand(rig: Rig) -> None:
+    await _fill(rig, {"m": 1.0, "other-model": 1.0})
+    start = rig.keeper.now_bin
+    rig.clock.advance_ms(180 * MINUTE_NS / 1e6)
+    known = {DemandKey("other-model", "online", "acme"): Counts(60, 60, 18_000, 0, 5_400, 60)}
+    deltas = {start + at: BinDelta(dict(known), MINUTE_NS, frozenset({"m"})) for at in range(180)}
+    rig.keeper.add(deltas)
+    found = (await rig.get("/v1/forecast", horizon="1h", by="model")).json()["parts"]
+    for median in (found["each"]["m"]["requests"], found["each"]["other-model"]["requests"]):
+        assert np.mean(median) == pytest.approx(1.0, abs=0.3)
+    assert np.mean(found["total"]["requests"]) == pytest.approx(2.0, abs=0.6)
 
 
 async def test_a_plan_for_the_only_model_makes_its_own_forecast(rig: Rig) -> None:

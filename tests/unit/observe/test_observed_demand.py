@@ -5,7 +5,17 @@ import pytest
 from libs.contracts.step_row import StepRow
 from libs.demand.counts import Counts
 from libs.demand.wire import BinDelta, Deltas
-from libs.observe.demand import GIVE_UP_NS, SETTLED_NS, FleetDemand, ServedWork, ServerCounter, StepCounter, Stretch
+from libs.observe.demand import (
+    GIVE_UP_NS,
+    MAX_COUNT,
+    MAX_MODELS,
+    SETTLED_NS,
+    FleetDemand,
+    ServedWork,
+    ServerCounter,
+    StepCounter,
+    Stretch,
+)
 from libs.observe.vllm import VllmParser
 from tests.observe_rig import FakeVllm, Load
 
@@ -90,6 +100,20 @@ def test_a_model_without_a_server_that_answers_is_unknown_and_others_are_known()
     assert {key.model for each in closed.values() for key in each.rows} == {"m"}
 
 
+def test_of_too_many_models_at_a_time_nothing_is_kept_and_those_that_left_make_room() -> None:
+    found, models = FleetDemand(BIN_NS, BEGAN_NS), list[int]()
+    for minute in range(3):
+        names = [f"{minute}-{number}" for number in range(MAX_MODELS + 10)]
+        from_ns = FIRST * BIN_NS + minute * BIN_NS
+        found.expect(dict(zip(names, names, strict=True)), from_ns)
+        for name in names:
+            found.enter(name, name, "mixed", Stretch(from_ns, from_ns + BIN_NS, MINUTE))
+        closed = deltas(found, 60 * (minute + 1)).values()
+        assert not any(each.unknown for each in closed)
+        models.append(sum(len(each.rows) for each in closed))
+    assert models == [MAX_MODELS, 0, MAX_MODELS], "those of the first minute leave in the second"
+
+
 def test_a_server_out_of_service_does_not_hide_what_the_others_of_its_model_serve() -> None:
     found = fleet(a="m", b="m")
     late_s = GIVE_UP_NS / S
@@ -171,6 +195,12 @@ def test_steps_give_requests_and_tokens(role: str, steps: list[tuple[int, ...]],
         counter.add(StepRow(1, 2, *step), role, 2_048)
     assert counter.take(0, S, running=0, waiting=0).work == work
     assert counter.take(S, 2 * S, running=0, waiting=0).work == ServedWork()
+
+
+def test_steps_of_an_engine_that_counts_nonsense_add_no_more_than_the_bound() -> None:
+    counter = StepCounter()
+    counter.add(StepRow(1, 2, 2**64 - 1, 2**64 - 1, 2**64 - 1, 2**64 - 1), "mixed", 0)
+    assert set(counter.take(0, S, running=0, waiting=0).work) == {MAX_COUNT}
 
 
 def test_a_bin_of_a_long_gap_is_not_counted_twice() -> None:

@@ -172,6 +172,23 @@ async def test_while_another_process_has_the_lease_it_advises_and_names_it_then_
     assert acting.moves and status.planner.acts
 
 
+async def test_after_an_outage_it_names_the_other_process_again_and_rests_once_it_takes_over() -> None:
+    acting = await flooded()
+    acting.leases.holder = "observe-other"
+    status = await acting.run(8)
+    named = status.planner.idle_because
+    for away in (acting.roles, acting.leases):
+        away.away = "it does not answer"
+        status = await acting.run(10)
+        assert status.planner.idle_because == "it does not answer"
+        away.away = ""
+        status = await acting.run(15)
+        assert status.planner.idle_because == named
+    acting.leases.holder = ""
+    await acting.run(REST_S - 1)
+    assert acting.moves == [], "the other one may just have made a move"
+
+
 async def test_it_starts_beside_another_one_that_acts_and_refuses_where_nobody_can_tell() -> None:
     observed = suite(dict.fromkeys(ROLES, BUSY), ROLES)
     acting = Acting(observed, ModelLimits(), {})
