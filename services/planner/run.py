@@ -15,8 +15,10 @@ from starlette.types import ASGIApp
 
 from libs.actuators.port import Actuator
 from libs.bus.port import Bus, BusCollector
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
-from libs.contracts.topics import AUDIT
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, GatewayQueues
+from libs.contracts.topics import AUDIT, CAPACITY, DECISIONS, LOADS, QUEUES
 from libs.keys.audit import AuditMiddleware, changes
 from libs.keys.book import Role
 from libs.keys.gate import KeyGate, is_public, own_hosts
@@ -42,12 +44,11 @@ from services.planner.state import (
     Identity,
     PlannerState,
     decide_forever,
-    follow_telemetry,
-    follow_workers,
 )
 
 log = structlog.get_logger()
 
+REGISTRY_POLL_MS: Final = 1_000
 LEAD_EVERY_S: Final = LEASE_MS / 4000
 # Two who both lead, with Redis split in two, would otherwise outrun one another several times a second.
 OUTRUN_S: Final = 5.0
@@ -243,3 +244,28 @@ async def lead_forever(
             await asyncio.sleep(LEAD_EVERY_S)
     finally:
         await store.follow(who)
+
+
+async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, clock: Clock) -> None:
+    """Update the list of workers and publish role moves. An outage leaves the last list in place."""
+    async for workers in registry.watch(poll_ms=REGISTRY_POLL_MS):
+        for moved in state.take_workers(workers, clock.now_ns()):
+            bus.publish(DECISIONS, moved)
+
+
+async def follow_telemetry(
+    bus: Bus, state: PlannerState, clock: Clock, news: asyncio.Event, plans: ReceivedPlans
+) -> None:
+    """Record worker loads, gateway queues and capacity plans published from now on.
+
+    Returns when the bus closes. Sets `news` when more prompts wait at gateways or workers than before.
+    """
+    async for record in bus.subscribe((LOADS, QUEUES, CAPACITY)):
+        if isinstance(record.value, FleetLoads):
+            # A flood of a few long prompts waits at workers, within the credits that they have granted.
+            if state.take_loads(record.value, clock.now_ns()):
+                news.set()
+        elif isinstance(record.value, GatewayQueues) and state.take_queues(record.value, clock.now_ns()):
+            news.set()
+        elif isinstance(record.value, CapacityPlan):
+            plans.take(record.value)

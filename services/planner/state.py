@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Worker
-from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     ACTION_KEEP,
     ACTION_RECOMMEND,
@@ -26,7 +25,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Seen,
 )
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, GatewayQueues
-from libs.contracts.topics import CAPACITY, DECISIONS, LOADS, QUEUES
+from libs.contracts.topics import DECISIONS
 from libs.policy.planner.groups import spread
 from libs.policy.planner.hindsight import Replay, came, replayed
 from libs.policy.planner.limits import PlannerLimits, is_due, is_news
@@ -36,7 +35,6 @@ from libs.policy.planner.snapshot import ClusterSnapshot
 from libs.policy.pressure import Workload, prompt_speed
 from libs.policy.verdict.assessment import Assessment
 from libs.runtime.clock import Clock
-from libs.stores.registry import Registry
 from libs.telemetry.assessments import FRESH_NS, assessments_of
 from libs.telemetry.gateways import GatewayReports
 from libs.telemetry.lives import LifeWatch, WorkerLife, newest_of
@@ -45,7 +43,6 @@ from services.planner.fleet_view import (
     FleetView,
     MessageOutcome,
     ObservedWorker,
-    ReceivedPlans,
     WorkerColumns,
     life_signs,
     observed_workers,
@@ -432,36 +429,10 @@ def _replay(watched: _MeasuredDecision, plan: ModelPlan, now_ns: int) -> None:
     watched.seen, watched.looked_ns = work, now_ns
 
 
-REGISTRY_POLL_MS: Final = 1_000
 LEAST_S: Final = 0.02
 # After a decision the loop rests at least this many times the decision's duration, but no longer than a period. This
 # bounds the cost of decisions that new reports trigger.
 LEAST_REST: Final = 9
-
-
-async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, clock: Clock) -> None:
-    """Update the list of workers and publish role moves. An outage leaves the last list in place."""
-    async for workers in registry.watch(poll_ms=REGISTRY_POLL_MS):
-        for moved in state.take_workers(workers, clock.now_ns()):
-            bus.publish(DECISIONS, moved)
-
-
-async def follow_telemetry(
-    bus: Bus, state: PlannerState, clock: Clock, news: asyncio.Event, plans: ReceivedPlans
-) -> None:
-    """Record worker loads, gateway queues and capacity plans published from now on.
-
-    Returns when the bus closes. Sets `news` when more prompts wait at gateways or workers than before.
-    """
-    async for record in bus.subscribe((LOADS, QUEUES, CAPACITY)):
-        if isinstance(record.value, FleetLoads):
-            # A flood of a few long prompts waits at workers, within the credits that they have granted.
-            if state.take_loads(record.value, clock.now_ns()):
-                news.set()
-        elif isinstance(record.value, GatewayQueues) and state.take_queues(record.value, clock.now_ns()):
-            news.set()
-        elif isinstance(record.value, CapacityPlan):
-            plans.take(record.value)
 
 
 async def decide_forever(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,3 +100,14 @@ async def test_a_capacity_plan_is_made_for_servers_of_others(tmp_path: Path) -> 
             for phase in ("prefill", "decode"):
                 assert plan["pools"][phase]["there"] == 1
                 assert all(each >= 1 for each in plan["pools"][phase]["gpus"])
+
+
+async def test_history_stays_in_memory_where_no_file_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "fulcrum").mkdir()
+    (tmp_path / "fulcrum" / "observe").write_text("a file in place of the folder")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with ExitStack() as stack:
+        file = str(fleet_file(stack, tmp_path))
+        with observe_page(tmp_path, "--file", file, port=port) as observing:
+            assert httpx.get(f"{observing.answer['page']}/v1/status").is_success

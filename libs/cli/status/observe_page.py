@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from libs.contracts.errors import StartupError
 from libs.contracts.foreign_text import plain
+from libs.launch.preflight import check_writable
 from libs.launch.processes import leash
 from libs.launch.ready import Ready, default_ready_file, write_ready
 from libs.observe.dynamo_folder import check_folder, read_members
@@ -108,12 +110,20 @@ def show_page(
 
 
 def _history_file(own: dict[str, str], port: int) -> Path | None:
-    """Return the file that the same command finds again; None for a port that changes each time."""
+    """Return the file that the same command finds again; None for a port that changes each time, and where no file
+    can be written.
+    """
     if not port or os.environ.get("FULCRUM_METRICS_HISTORY_FILE"):
+        return None
+    folder = cache_dir() / "observe"
+    try:
+        check_writable(folder, "name a file with --history")
+    except StartupError as error:
+        print(f"fulcrum: history and demand stay in memory: {error.message}", file=sys.stderr)
         return None
     fleet = [own.get(name, "") for name in FLEET]
     digest = hashlib.sha256(json.dumps(fleet).encode()).hexdigest()[:DIGEST_CHARS]
-    return cache_dir() / "observe" / f"{port}-{digest}"
+    return folder / f"{port}-{digest}"
 
 
 def _pod_settings(pods: PodQuery | None) -> dict[str, str]:
