@@ -80,7 +80,8 @@ class UsualPrompts:
         """Return the work with its prompts due soon if they are a flood."""
         if work.due_ns == LEAST_DUE_NS or (soon := _soon(work)) <= FLOOD * self.workers:
             return work
-        return replace(work, prompts=soon, due_ns=LEAST_DUE_NS)
+        held_prompts = work.held_prompts * work.due_ns / LEAST_DUE_NS
+        return replace(work, prompts=soon, held_prompts=held_prompts, due_ns=LEAST_DUE_NS)
 
 
 NOTHING_USUAL: Final = UsualPrompts()
