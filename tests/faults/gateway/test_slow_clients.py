@@ -26,7 +26,8 @@ pytestmark = pytest.mark.alone
 
 BODY = {"model": "sim", "prompt": "hello", "stream": True}
 MANY = 7000
-"""Tokens of an answer that fits into no buffer."""
+LONG = BODY | {"max_tokens": MANY, "ignore_eos": True, "logprobs": 5}
+"""A request whose answer fits into no buffer, however many tokens share an event."""
 
 
 async def connect(url: str, *, window_bytes: int | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -68,7 +69,7 @@ async def test_a_client_that_reads_nothing_loses_its_connection_and_holds_nothin
         assert (await gateway.complete(5)).status_code == 200
         before = open_files()
         _, writer = await connect(gateway.url, window_bytes=4096)
-        writer.write(request(BODY | {"max_tokens": MANY, "ignore_eos": True}))
+        writer.write(request(LONG))
         await until(lambda: gateway.live == 1, what="its sequence")
         assert (await gateway.complete(5)).status_code == 200
         await until(gateway.idle, what="the end of its sequence")
@@ -87,7 +88,7 @@ async def test_what_unread_answers_can_hold_is_bounded(open_gateway_over: Any) -
         writers = []
         for _ in range(2):
             _, writer = await connect(gateway.url, window_bytes=4096)
-            writer.write(request(BODY | {"max_tokens": MANY, "ignore_eos": True}))
+            writer.write(request(LONG))
             writers.append(writer)
         await until(lambda: len(gateway.events()) == 2, timeout_s=30, what="the end of both sequences")
         assert gateway.open == 2
@@ -137,7 +138,7 @@ async def test_a_client_that_leaves_with_its_answer_unread_leaves_nothing(open_g
         before = open_files()
         clients = [await connect(gateway.url, window_bytes=4096) for _ in range(4)]
         for _, writer in clients:
-            writer.write(request(BODY | {"max_tokens": MANY, "ignore_eos": True}))
+            writer.write(request(LONG))
         for _, writer in clients:
             sock = writer.get_extra_info("socket")
             await until(lambda sock=sock: unread_bytes(sock) > 1024, what="an answer that nobody reads")
