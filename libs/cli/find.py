@@ -123,16 +123,11 @@ def no_suite(url: str) -> StartupError:
     return StartupError(f"no suite answers at {url}: start one with `fulcrum up`, or name the ready file of one{named}")
 
 
-def get_json(base_url: str, path: str, *, exact: bool = False, **params: str) -> Any:
+def get_json(base_url: str, path: str, timeout_s: float = TIMEOUT_S, /, *, exact: bool = False, **params: str) -> Any:
     """Return a service's answer with its text escaped for people. Raise StartupError that says what to do.
 
     `exact` leaves the text as it is, for programs and for values that are sent back.
     """
-    return get_json_within(TIMEOUT_S, base_url, path, exact=exact, **params)
-
-
-def get_json_within(timeout_s: float, base_url: str, path: str, *, exact: bool = False, **params: str) -> Any:
-    """Do the same as `get_json` with another timeout."""
     query = f"{path}?{urlencode(params)}" if params else path
     found = _answer(base_url, "GET", query, {}, None, timeout_s=timeout_s)
     return found if exact else plain_values(found)

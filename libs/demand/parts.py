@@ -10,7 +10,7 @@ from libs.contracts.classes import BATCH_CLASS, DEFAULT_CLASS
 from libs.demand.counts import OTHER, DemandKey
 from libs.demand.history import FIELDS, REQUESTS, DemandBins, Ints
 from libs.demand.report import DemandOutlook, demand_of, make_outlook
-from libs.policy.forecast.history import SERIES, SeriesName
+from libs.policy.forecast.history import SERIES, Floats, SeriesName
 from libs.policy.forecast.reconcile import MEDIAN, reconcile, share_out
 
 By = Literal["model", "tenant", "class"]
@@ -69,14 +69,10 @@ def fleet_outlook(bins: DemandBins, horizon_s: float, speed: float) -> FleetOutl
     if len(split) < 2:
         return FleetOutlook(online, horizon_s, speed, total, dict.fromkeys(split, total))
     models = {name: _outlook(part, horizon_s, speed) for name, part in split.items()}
-    agreed, shares = dict(total.quantiles), {name: dict(each.quantiles) for name, each in models.items()}
-    for series in SERIES:
-        stacked = np.stack([each.quantiles[series] for each in models.values()])
-        agreed[series], found = reconcile(total.quantiles[series], stacked)
-        for name, quantiles in zip(models, found, strict=True):
-            shares[name][series] = quantiles
-    models = {name: replace(each, quantiles=shares[name]) for name, each in models.items()}
-    return FleetOutlook(online, horizon_s, speed, replace(total, quantiles=agreed), models)
+    agreed = {series: reconcile(total.quantiles[series], _stacked(models, series)) for series in SERIES}
+    total = replace(total, quantiles={series: own for series, (own, _) in agreed.items()})
+    models = _with_quantiles(models, {series: shares for series, (_, shares) in agreed.items()})
+    return FleetOutlook(online, horizon_s, speed, total, models)
 
 
 def parts_json(by: By, total: DemandOutlook, parts: Mapping[str, DemandOutlook]) -> dict[str, Any]:
@@ -91,12 +87,22 @@ def _medians(outlook: DemandOutlook) -> dict[SeriesName, list[float]]:
 
 
 def _shared(total: DemandOutlook, parts: Mapping[str, DemandOutlook]) -> dict[str, DemandOutlook]:
-    shares: dict[str, dict[SeriesName, Any]] = {name: {} for name in parts}
-    for series in SERIES:
-        found = share_out(total.quantiles[series], np.stack([each.quantiles[series] for each in parts.values()]))
-        for name, quantiles in zip(parts, found, strict=True):
-            shares[name][series] = quantiles
-    return {name: replace(each, quantiles=shares[name]) for name, each in parts.items()}
+    shares = {series: share_out(total.quantiles[series], _stacked(parts, series)) for series in SERIES}
+    return _with_quantiles(parts, shares)
+
+
+def _stacked(parts: Mapping[str, DemandOutlook], series: SeriesName) -> Floats:
+    """Return the quantiles of one series, of shape [parts, horizons, levels]."""
+    return np.stack([each.quantiles[series] for each in parts.values()])
+
+
+def _with_quantiles(
+    parts: Mapping[str, DemandOutlook], stacked: Mapping[SeriesName, Floats]
+) -> dict[str, DemandOutlook]:
+    return {
+        name: replace(each, quantiles={series: quantiles[at] for series, quantiles in stacked.items()})
+        for at, (name, each) in enumerate(parts.items())
+    }
 
 
 def _outlook(bins: DemandBins, horizon_s: float, speed: float) -> DemandOutlook:
@@ -118,7 +124,7 @@ def _part(bins: DemandBins, rows: Mapping[DemandKey, Ints]) -> DemandBins:
         usual = float(counts[known].mean()) if known.any() else 0.0
         whole += usual
         missing += usual * (bins.heard & ~known)
-    return DemandBins(bins.bin_ns, bins.first, bins.heard & (missing <= MOST_MISSING * whole), rows, bins.unknown)
+    return replace(bins, heard=bins.heard & (missing <= MOST_MISSING * whole), rows=rows)
 
 
 def _only(bins: DemandBins, model: str) -> DemandBins:
@@ -147,4 +153,4 @@ def _online(bins: DemandBins) -> DemandBins:
     rows = {key: row for key, row in bins.rows.items() if key.service_class != BATCH_CLASS}
     for model in {key.model for key in bins.rows} - {key.model for key in rows}:
         rows[DemandKey(model, DEFAULT_CLASS, OTHER)] = np.zeros((len(bins), FIELDS), np.int64)
-    return DemandBins(bins.bin_ns, bins.first, bins.heard, rows, bins.unknown)
+    return replace(bins, rows=rows)

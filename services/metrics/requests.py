@@ -232,19 +232,28 @@ def percentiles(values_ns: NDArray[np.int64], more: Sequence[tuple[int, int]] = 
 
     `more` are pairs of a further value in ns and how often it counts.
     """
+    found = nearest_ranks(values_ns, (50, 90, 99), more)
+    if found is None:
+        return Percentiles(0, None, None, None)
+    p50, p90, p99 = (found / 1e9).tolist()
+    return Percentiles(len(values_ns) + sum(times for _, times in more), p50, p90, p99)
+
+
+def nearest_ranks(
+    values_ns: NDArray[np.int64], percents: Sequence[int], more: Sequence[tuple[int, int]] = ()
+) -> NDArray[np.int64] | None:
+    """Return the percentiles in ns by nearest rank, None without values; `more` is that of `percentiles`."""
     count = len(values_ns) + sum(times for _, times in more)
     if not count:
-        return Percentiles(0, None, None, None)
-    ranks = [-(-count * percent // 100) - 1 for percent in (50, 90, 99)]
+        return None
+    ranks = [-(-count * percent // 100) - 1 for percent in percents]
     if not more:
-        p50, p90, p99 = (np.partition(values_ns, ranks)[ranks] / 1e9).tolist()
-        return Percentiles(count, p50, p90, p99)
+        found: NDArray[np.int64] = np.partition(values_ns, ranks)[ranks]
+        return found
     values = np.concatenate([values_ns, np.array([value for value, _ in more], np.int64)])
     times = np.concatenate([np.ones(len(values_ns), np.int64), np.array([times for _, times in more], np.int64)])
     order = np.argsort(values)
-    found = values[order][np.searchsorted(np.cumsum(times[order]), ranks, side="right")]
-    p50, p90, p99 = (found / 1e9).tolist()
-    return Percentiles(count, p50, p90, p99)
+    return values[order][np.searchsorted(np.cumsum(times[order]), ranks, side="right")]
 
 
 def _level(targets_ns: NDArray[np.int64], missed: NDArray[np.int64], overdue: int = 0) -> ServiceLevel:

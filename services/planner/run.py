@@ -40,11 +40,7 @@ from services.planner.models.run import open_models
 from services.planner.orders import OrderExecutor
 from services.planner.scaler import Scaler, ScalerCollector, ScalerSettings
 from services.planner.settings import PlannerSettings
-from services.planner.state import (
-    Identity,
-    PlannerState,
-    decide_forever,
-)
+from services.planner.state import Identity, PlannerState, decide_forever
 
 log = structlog.get_logger()
 

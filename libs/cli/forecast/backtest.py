@@ -13,7 +13,7 @@ import numpy as np
 from rich.table import Table
 
 from libs.cli.console import make_console, plain_table
-from libs.cli.find import FORECAST_TIMEOUT_S, find_suite, get_json_within
+from libs.cli.find import FORECAST_TIMEOUT_S, find_suite, get_json
 from libs.cli.forecast.live import UNIX_S, clock_time
 from libs.cli.lab.runs import ProgressNotes, noting
 from libs.cli.page import check_plots, draw_svg, html_page, make_folder
@@ -343,8 +343,8 @@ MOST_CANDIDATES: Final = 4
 def show_explanation(ready_file: Path | None, file: Path | None, model: str, horizon: str, *, as_json: bool) -> None:
     """Print candidates, weights and errors. Raise StartupError without a suite, InvalidRequest for a bad file."""
     if file is None:
-        found: dict[str, Any] = get_json_within(
-            FORECAST_TIMEOUT_S, find_suite(ready_file).metrics, "/v1/forecast", model=model, horizon=horizon
+        found: dict[str, Any] = get_json(
+            find_suite(ready_file).metrics, "/v1/forecast", FORECAST_TIMEOUT_S, model=model, horizon=horizon
         )
         rows, notes, title = found["carried"], found["notes"], found["model"]
     else:

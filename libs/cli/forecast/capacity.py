@@ -11,7 +11,7 @@ from rich.text import Text
 from libs.capacity.inputs import PlanInput, input_from_json, input_of_history, input_of_trace
 from libs.capacity.planning import PlanQuery, check_plan, plan_capacity, plan_json, reported_hardware
 from libs.cli.console import make_console
-from libs.cli.find import FORECAST_TIMEOUT_S, find_suite, get_json_within
+from libs.cli.find import FORECAST_TIMEOUT_S, find_suite, get_json
 from libs.cli.forecast.live import clock_time
 from libs.cli.lab.commands import MODEL
 from libs.cli.lab.runs import noting, trace_of
@@ -105,7 +105,7 @@ def _input(wanted: PlanOptions, ready_file: Path | None) -> PlanInput:
     if not wanted.trace:
         suite = find_suite(ready_file)
         asked = {"model": wanted.model, "horizon": wanted.horizon}
-        row = get_json_within(FORECAST_TIMEOUT_S, suite.metrics, "/v1/capacity/input", exact=True, **asked)
+        row = get_json(suite.metrics, "/v1/capacity/input", FORECAST_TIMEOUT_S, exact=True, **asked)
         return input_from_json(row)
     model = wanted.model or MODEL
     found = (

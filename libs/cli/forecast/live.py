@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from libs.cli.console import make_console
-from libs.cli.find import FORECAST_TIMEOUT_S, find_suite, get_json_within
+from libs.cli.find import FORECAST_TIMEOUT_S, find_suite, get_json
 
 MOST_ROWS: Final = 12
 WEEK_S: Final = 6 * 86_400.0
@@ -22,7 +22,7 @@ def show_forecast(ready_file: Path | None, model: str, horizon: str, by: str, *,
     """Print the metrics service's forecast. Raise StartupError if there is no suite or it refuses."""
     suite = find_suite(ready_file)
     asked = {"model": model, "horizon": horizon, **({"by": by} if by else {})}
-    found: dict[str, Any] = get_json_within(FORECAST_TIMEOUT_S, suite.metrics, "/v1/forecast", exact=as_json, **asked)
+    found: dict[str, Any] = get_json(suite.metrics, "/v1/forecast", FORECAST_TIMEOUT_S, exact=as_json, **asked)
     if as_json:
         print(json.dumps(found))
         return

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_PREFILL
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.roles import role_name
 from libs.contracts.step_row import step_rows
 from libs.demand.wire import Deltas
 from libs.observe.demand import GIVE_UP_NS, FleetDemand, StepCounter, Stretch, count_steps
@@ -47,9 +47,7 @@ class ObservedDemand:
                 return
             known = self._reporters[batch.worker_id] = _Reporter(batch.assignment.model, 0, batch.incarnation)
         known.heard_ns = self._clock.now_ns()
-        role = "decode"
-        if batch.assignment.role == ROLE_PREFILL or batch.assignment.budget_tokens:
-            role = "prefill" if batch.assignment.role == ROLE_PREFILL else "mixed"
+        role = role_name(batch.assignment)
         count_steps(known.counter, step_rows(batch.steps), role, batch.chunk_tokens)
         stretch = known.counter.take(
             batch.covered_from_unix_ns, batch.covered_to_unix_ns, running=batch.load.running, waiting=batch.load.waiting

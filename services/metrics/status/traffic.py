@@ -28,7 +28,7 @@ from libs.policy.planner.due import strict_target_ns
 from libs.policy.verdict.late import Punctuality
 from libs.telemetry.refusals import RefusedTraffic
 from libs.telemetry.rollups import MAX_WORKERS
-from services.metrics.requests import is_computed
+from services.metrics.requests import is_computed, nearest_ranks
 
 SPAN_NS: Final = 10_000_000_000
 MAX_MODELS: Final = 64
@@ -172,12 +172,9 @@ class TrafficLog:
         found, seconds = self._recent(now_ns), SPAN_NS / 1e9
         served, people = found[found["served"]], found[~found["batch"]]
         prompt, cached = int(served["prompt_tokens"].sum()), int(served["cached_tokens"].sum())
-        waiting = np.array(list(awaited), np.int64).reshape(-1, 2)
-        ttfts, tpots = people["ttft_ns"][people["ttft_ns"] > 0], people["tpot_ns"][people["tpot_ns"] > 0]
-        ones = np.ones(len(ttfts), np.int64)
-        ttfts, ones = np.concatenate((ttfts, waiting[:, 0])), np.concatenate((ones, waiting[:, 1]))
-        ttft_p50_ms, ttft_p95_ms = _ranks_ms(ttfts, ones)
-        tpot_p50_ms, tpot_p95_ms = _ranks_ms(tpots, np.ones(len(tpots), np.int64))
+        waiting = tuple(awaited)
+        ttft_p50_ms, ttft_p95_ms = _p50_p95_ms(people["ttft_ns"], waiting)
+        tpot_p50_ms, tpot_p95_ms = _p50_p95_ms(people["tpot_ns"])
         return Traffic(
             window_ms=SPAN_NS // 1_000_000,
             requests_per_s=len(found) / seconds,
@@ -192,7 +189,7 @@ class TrafficLog:
             tpot_p50_ms=tpot_p50_ms,
             tpot_p95_ms=tpot_p95_ms,
             batch_lines_per_s=int(found["batch"].sum()) / seconds,
-            awaited=int(waiting[:, 1].sum()),
+            awaited=sum(count for _, count in waiting),
         )
 
     def cache_hit(self, model: str, now_ns: int) -> float:
@@ -296,14 +293,15 @@ def _order(rate: RefusedRate) -> tuple[float, int, str]:
     return -rate.per_s, rate.status, rate.code
 
 
-def _ranks_ms(values_ns: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[float | None, float | None]:
-    """Return median and 95th percentile by nearest rank in ms, if each value counts so often; None without values."""
-    if not len(values_ns):
+def _p50_p95_ms(
+    values_ns: NDArray[np.int64], more: Sequence[tuple[int, int]] = ()
+) -> tuple[float | None, float | None]:
+    """Return median and 95th percentile of the values above 0 in ms; `more` is that of `nearest_ranks`."""
+    found = nearest_ranks(values_ns[values_ns > 0], (50, 95), more)
+    if found is None:
         return None, None
-    order = np.argsort(values_ns)
-    below = np.cumsum(counts[order])
-    median, p95 = values_ns[order][np.searchsorted(below, -(-below[-1] * np.array([50, 95]) // 100))] / 1e6
-    return float(median), float(p95)
+    median, p95 = (found / 1e6).tolist()
+    return median, p95
 
 
 HEARD_NS: Final = 5_000_000_000
