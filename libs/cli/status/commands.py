@@ -279,26 +279,33 @@ KeptIn = Annotated[
 ]
 
 
+Servers = Annotated[
+    list[str] | None,
+    typer.Option("--vllm", metavar="URL", help="A vLLM server, e.g. http://10.0.0.5:8000. May be repeated."),
+]
+Recording = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Recorded expositions (.scrapes.jsonl, also .gz) instead of servers."),
+]
+MostLines = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Stop after N lines of each server. Default: at Ctrl-C.")
+]
+ServerFile = Annotated[
+    Path | None,
+    typer.Option("--file", metavar="FILE", help="TOML file of servers with their roles, re-read on change."),
+]
+DynamoFolder = Annotated[
+    Path | None,
+    typer.Option("--dynamo", metavar="FOLDER", help="With --page: a Dynamo fleet's discovery folder, DYN_FILE_KV."),
+]
+
+
 def observe(
-    vllm: Annotated[
-        list[str] | None,
-        typer.Option("--vllm", metavar="URL", help="A vLLM server, e.g. http://10.0.0.5:8000. May be repeated."),
-    ] = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Recorded expositions (.scrapes.jsonl, also .gz) instead of servers."),
-    ] = None,
-    lines: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Stop after N lines of each server. Default: at Ctrl-C.")
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="TOML file of servers with their roles, re-read on change."),
-    ] = None,
-    dynamo: Annotated[
-        Path | None,
-        typer.Option("--dynamo", metavar="FOLDER", help="With --page: a Dynamo fleet's discovery folder, DYN_FILE_KV."),
-    ] = None,
+    vllm: Servers = None,
+    replay: Recording = None,
+    lines: MostLines = None,
+    file: ServerFile = None,
+    dynamo: DynamoFolder = None,
     *,
     kubernetes: Selector = None,
     namespace: Namespace = "",
