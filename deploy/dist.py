@@ -1,12 +1,14 @@
 """Build a release into dist/: the package and the vLLM plugin, and the broker as one wheel for each platform.
 
 `make dist`. The package is staged in build/dist, `libs` and `services` below `fulcrum_serving/tree`: as packages of
-their own they would take names in site-packages that others use too.
+their own they would take names in site-packages that others use too. Where a C compiler is there, a second wheel of the
+package has compiled modules on the path of a request, for this machine's platform and Python. pip prefers it there.
 """
 
 import base64
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from libs.runtime.release import commit
+from load.lab.compile_lab import SERVICES, SERVICES_BUILD, build, compiled_files, missing
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 STAGE: Final = ROOT / "build" / "dist"
@@ -40,6 +43,19 @@ include = ["fulcrum_serving*"]
 
 [tool.setuptools.package-data]
 "*" = ["**/*"]
+"""
+
+
+# The oldest C library that the compiled wheel runs on is taken to be this machine's.
+COMPILED_SETUP: Final = """from setuptools import Distribution, setup
+
+
+class WithExtensions(Distribution):
+    def has_ext_modules(self):
+        return True
+
+
+setup(distclass=WithExtensions, options={{"bdist_wheel": {{"plat_name": "manylinux_{glibc}_{machine}"}}}})
 """
 
 
@@ -72,6 +88,18 @@ def stage() -> None:
     shutil.copytree(ROOT / "deploy" / "vllm-plugin", PLUGIN, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("README.md", "LICENSE"):
         shutil.copy(ROOT / name, STAGE)
+
+
+def stage_compiled() -> None:
+    """Add compiled modules to the staged package, with the sources that they were compiled from."""
+    build(SERVICES_BUILD, globs=SERVICES)
+    for path in compiled_files(SERVICES_BUILD):
+        shutil.copy(SERVICES_BUILD / path, STAGE / "fulcrum_serving" / "tree" / path)
+    library, glibc = platform.libc_ver()
+    if library != "glibc":
+        raise SystemExit("compiled wheels are built on Linux with glibc")
+    names = {"glibc": glibc.replace(".", "_"), "machine": platform.machine()}
+    (STAGE / "setup.py").write_text(COMPILED_SETUP.format(**names))
 
 
 def with_broker(project: str) -> str:
@@ -133,9 +161,14 @@ def main() -> None:
             old.unlink()
     stage()
     uv = str(Path(sys.prefix) / "bin" / "uv")
-    build = (uv, "build", "--quiet", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(OUT))
-    subprocess.run((*build, str(STAGE)), check=True)
-    subprocess.run((*build, str(PLUGIN)), check=True)
+    package = (uv, "build", "--quiet", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(OUT))
+    subprocess.run((*package, str(STAGE)), check=True)
+    subprocess.run((*package, str(PLUGIN)), check=True)
+    if lacking := missing():
+        print(f"{lacking}: the compiled wheel is not built", file=sys.stderr)
+    else:
+        stage_compiled()
+        subprocess.run((*package, "--wheel", str(STAGE)), check=True)
     if shutil.which("go"):
         for arch in PLATFORMS:
             build_broker(arch)

@@ -29,7 +29,11 @@ step "install ($(du -sm "$work/env" | cut -f1) MB)"
 for name in libs services; do
   [ ! -e "$work"/env/lib/python3*/site-packages/$name ] || { echo "$name is in site-packages" >&2; exit 1; }
 done
-"$work/env/bin/fulcrum" --version
+said="$("$work/env/bin/fulcrum" --version)"
+echo "$said"
+for wheel in "$dist"/fulcrum_serving-*-manylinux_*.whl; do
+  [ ! -e "$wheel" ] || [[ "$said" == *compiled* ]] || { echo "$wheel was not installed as compiled" >&2; exit 1; }
+done
 
 "$work/env/bin/fulcrum" up --gateway-port "$PORT" --json-ready "$work/ready.json" >"$work/out" 2>"$work/err" &
 suite=$!

@@ -29,7 +29,7 @@ from redis import Redis
 from libs.testing.engines.real_model import real_model_folder
 from libs.testing.suites.suite import running_suite
 from load.gateway.http_load import PATH, Requests, Shape, Tally, run_load
-from load.lab.compile_lab import ROOT, SERVICES, build
+from load.lab.compile_lab import SERVICES, SERVICES_BUILD, build
 from load.measure import LOAD, OTHERS, Kinds, percentiles, processes_below, usage
 from load.peers.dynamo_suite import LOOPBACK, running_dynamo
 
@@ -203,10 +203,9 @@ async def opened(options: argparse.Namespace) -> AsyncIterator[list[Target]]:
         if not options.no_bare:
             found.append(await stack.enter_async_context(bare(folder, found[0], SHAPES)))
         if options.compiled:
-            tree = ROOT / "build" / "services"
-            await asyncio.to_thread(build, tree, 3, SERVICES)
+            await asyncio.to_thread(build, SERVICES_BUILD, 3, SERVICES)
             other = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fulcrum-bench-")))
-            found.append(await stack.enter_async_context(fulcrum(other, tree)))
+            found.append(await stack.enter_async_context(fulcrum(other, SERVICES_BUILD)))
         if options.peer:
             found.append(await stack.enter_async_context(dynamo(real_model_folder())))
         yield found

@@ -172,6 +172,8 @@ SERVICES: Final = (
 # Decisions alone, compiled in a quarter of the time.
 DECISIONS: Final = MODULES[: MODULES.index("libs/dispatch/*.py")]
 DIGEST: Final = "built-from"
+LAB_BUILD: Final = ROOT / "build" / "lab"
+SERVICES_BUILD: Final = ROOT / "build" / "services"
 # Runs in a process of its own, since it works in the folder. `make check` checks types strictly.
 _BUILD: Final = """
 import sys
@@ -187,11 +189,14 @@ setup(name="lab", packages=[], ext_modules=extensions, script_args=["-q", "build
 
 def missing() -> str:
     """Return what this machine lacks to compile; empty if nothing."""
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-    if shutil.which(compiler) is None:
-        return f"no C compiler ({compiler})"
+    if shutil.which(_compiler()) is None:
+        return f"no C compiler ({_compiler()})"
     found = subprocess.run([sys.executable, "-c", "import mypyc.build, setuptools"], capture_output=True, check=False)
     return "" if found.returncode == 0 else "no mypyc or no setuptools beside this Python"
+
+
+def _compiler() -> str:
+    return str(sysconfig.get_config_var("CC") or "cc").split()[0]
 
 
 def digest(optimise: int, globs: Sequence[str] = MODULES) -> str:
@@ -228,11 +233,20 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bo
     for path in modules:
         (folder / path).write_text(with_constructors((folder / path).read_text(), derived_from))
     command = [sys.executable, "-c", _BUILD, str(optimise), str(os.cpu_count() or 1), *modules]
-    subprocess.run(command, cwd=folder, check=True, env=os.environ | {"PYTHONPATH": ""}, stdout=sys.stderr)
+    # Without the linker's flags of this Python, which may name folders of this machine.
+    environment = os.environ | {"PYTHONPATH": "", "LDSHARED": f"{_compiler()} -shared"}
+    subprocess.run(command, cwd=folder, check=True, env=environment, stdout=sys.stderr)
     shutil.rmtree(folder / "build", ignore_errors=True)
     shutil.rmtree(folder / ".mypy_cache", ignore_errors=True)
     mark.write_text(wanted)
     return True
+
+
+def compiled_files(folder: Path) -> list[str]:
+    """Return the paths in a finished build of all compiled modules, of their sources and of what they share."""
+    libraries = sorted(path.relative_to(folder) for path in folder.rglob("*.so"))
+    sources = [path.with_name(f"{path.name.partition('.')[0]}.py") for path in libraries]
+    return [str(path) for path in (*libraries, *sources) if (folder / path).exists()]
 
 
 def run_compiled(module: str) -> None:
@@ -242,7 +256,7 @@ def run_compiled(module: str) -> None:
     in_use = sys.modules[LabWorker.__module__].__file__ or ""
     if not in_use.endswith(".py") or missing():
         return
-    folder = ROOT / "build" / "lab"
+    folder = LAB_BUILD
     print(f"compiling into {folder}, about a minute where anything has changed", file=sys.stderr)
     build(folder)
     paths = dict.fromkeys([str(folder), str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
@@ -262,7 +276,7 @@ def main() -> None:
     options = parser().parse_args()
     if lacking := missing():
         raise SystemExit(f"cannot compile: {lacking}")
-    folder = options.folder or Path("build", "services" if options.services else "lab")
+    folder = options.folder or (SERVICES_BUILD if options.services else LAB_BUILD)
     done = build(folder, options.optimise, SERVICES if options.services else MODULES)
     command = "fulcrum up" if options.services else "fulcrum lab run …"
     print(f"{folder} is {'built' if done else 'up to date'}: PYTHONPATH={folder} {command}")

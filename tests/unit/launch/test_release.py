@@ -14,6 +14,7 @@ import yaml
 
 from deploy import dist
 from libs.runtime.release import commit, release
+from load.lab.compile_lab import compiled_files
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -80,3 +81,10 @@ def test_what_only_tests_need_is_not_in_a_release():
     shipped = set(dist.tracked("libs"))
     assert "libs/cli/main.py" in shipped
     assert not {path for path in shipped if path.startswith("libs/testing/")}
+
+
+def test_the_compiled_wheel_takes_each_compiled_module_with_its_source(tmp_path: Path):
+    for name in ("libs/engine/core.cpython-311.so", "libs/engine/core.py", "libs/engine/local.py", "x__mypyc.so"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert set(compiled_files(tmp_path)) == {"libs/engine/core.cpython-311.so", "libs/engine/core.py", "x__mypyc.so"}
