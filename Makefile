@@ -270,6 +270,7 @@ locks: setup-dev ## resolve pyproject.toml anew into locks/
 	$(LOCK) --universal locks/clients.in -o locks/clients.txt
 	$(LOCK) --universal locks/docs.in -o locks/docs.txt
 	$(UNIVERSAL) --extra embedded --extra torch --extra gpu --extra plots --extra dev -o locks/dev.txt
+	$(LOCK) --universal --constraints locks/dev.txt locks/compile.in -o locks/compile.txt
 	$(UNIVERSAL) --constraints locks/dev.txt --extra docker --extra kubernetes --extra s3 -o locks/control.txt
 	$(UNIVERSAL) --constraints locks/dev.txt --extra embedded --extra torch --extra gpu -o locks/torch.txt
 	$(VLLM) --overrides locks/overrides-vllm.txt --extra bundled --extra vllm --extra gpu -o locks/vllm.txt
