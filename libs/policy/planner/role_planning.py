@@ -21,7 +21,16 @@ from libs.policy.capacity import MOST_WORKERS
 from libs.policy.planner.due import NOTHING_USUAL, UsualPrompts
 from libs.policy.planner.limits import EVERY, DecodePace, ModelLimits, RatedSplits, SplitBounds, weigh
 from libs.policy.planner.turns import NO_TURN, TOGETHER, TURN_NS, Apart, RoleTurn
-from libs.policy.pressure import DECODE_FULL, Numbers, Split, WorkerProfile, Workload, pressed, split
+from libs.policy.pressure import (
+    DECODE_FULL,
+    Numbers,
+    Split,
+    WorkerProfile,
+    Workload,
+    most_prefill_by_link,
+    pressed,
+    split,
+)
 from libs.policy.roles import Role
 
 # A move costs the measured time from its decision until the worker serves its new role, and the same again on the way
@@ -306,6 +315,8 @@ def _rate_splits(
     budgets do. With `lending` workers, whose budgets stay, it is always true: others get none.
     """
     prefill, mixed = len(pool.prefill), len(pool.mixed)
+    fed = max(int(most_prefill_by_link(engine, work.prompts, prefill + mixed)), prefill, limits.prefill_min)
+    limits = replace(limits, prefill_max=min(limits.prefill_max, fed))
     rides = any(each.budget_tokens for each in pool.mixed)
     pace = DecodePace.of(engine, work, prefill, mixed, rides=rides)
     least_prefill, least_mixed = _fewest(pool, limits)
