@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median_low
 from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
@@ -86,7 +86,7 @@ def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
         return "no worker has said how long its steps take"
     kv_tokens = min((each.kv_blocks * each.block_size_tokens for each in batches), default=0)
     links = [each.step_time.kv_token_ns for each in batches if 0 < each.step_time.kv_token_ns < MAX_COEFFICIENT_NS]
-    return WorkerProfile(model, chunk, min(places), kv_tokens, median(links) if links else 0.0)
+    return WorkerProfile(model, chunk, min(places), kv_tokens, median_low(links) if links else 0.0)
 
 
 def observe(
