@@ -90,7 +90,7 @@ FAR_MORE: Final = 2.0
 """The factor by which prompts must press more than decodes would, for a move that makes those press."""
 BURST_NS: Final = 3_000_000_000
 """The time for which they must, if it is by less; a burst of prompts is over sooner. `TURN_NS` if decodes have
-called the worker lately, or are about to."""
+called the worker lately."""
 APART_GAIN: Final = 0.05
 """The least such share for separating decodes from prompts and for ending that, which moves no KV.
 
@@ -243,7 +243,7 @@ def assign(
     more = usual.decodes / max(work.decodes, 1)
     trades = better is not None and not by_limits and _trades(now, better, more, lately=lately, undone=patience_ns > 0)
     trades_since_ns = (memory.trades_since_ns or now_ns) if trades else 0
-    waits = trades and now_ns - trades_since_ns < (patience_ns or _burst_ns(better or now, work, lately=lately))
+    waits = trades and now_ns - trades_since_ns < (patience_ns or (TURN_NS if lately else BURST_NS))
     wanted = 0 if better is None or waits else better.mixed - now.mixed
     if apart and wanted < 0:  # the present decodes still need room
         wanted = min(max(wanted, _fewest_mixed(engine, work) - len(pool.mixed)), 0)
@@ -439,13 +439,6 @@ def _trades(now: Split, then: Split, more: float, *, lately: bool, undone: bool)
         return decodes > DECODES_PRESS / 2
     most = DECODES_PRESS * (1 - GAIN) ** (2 if lately else 1)
     return decodes > most and now.prompt_pressure < FAR_MORE * decodes
-
-
-def _burst_ns(then: Split, work: Workload, *, lately: bool) -> int:
-    """Return the time for which prompts must press more than decodes would, if that is by less than `FAR_MORE`."""
-    # Decodes that would press as soon as chance brings a few more call the worker back.
-    most = then.decode_pressure * (1 + max(work.decodes, 1) ** -0.5)
-    return TURN_NS if lately or most > DECODES_PRESS else BURST_NS
 
 
 def _role_changes(

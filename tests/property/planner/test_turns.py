@@ -334,14 +334,3 @@ def test_decodes_that_are_few_for_a_moment_keep_their_workers_for_the_time_of_a_
         plan = assign(SLOW, work, pool(4, 4, 0), memory, START_NS)
         assert bool(plan.moves) is moves
         assert assign(SLOW, work, pool(4, 4, 0), plan.memory, START_NS + BURST_NS).moves or moves
-
-
-def test_prompts_wait_longer_for_a_worker_that_a_few_more_sequences_would_call_back() -> None:
-    work = Workload(prompts=4.91, decodes=76, kv_tokens=26_700, tpot_ns=310 * MS)
-    apart = Apart(on=True, since_ns=START_NS - 2 * TURN_NS)
-    plan = assign(SLOW, work, pool(4, 4, 0), Memory(apart=apart), START_NS)
-    plan = assign(SLOW, work, pool(4, 4, 0), plan.memory, START_NS + TURN_NS - 1)
-    assert not plan.moves
-    plan = assign(SLOW, work, pool(4, 4, 0), plan.memory, START_NS + TURN_NS)
-    assert {each.role for each in plan.moves} == {Role.PREFILL}
-    assert plan.then.decode_pressure < DECODES_PRESS
