@@ -12,6 +12,7 @@ from typing import Final
 
 from libs.engine.kv_blocks import BlockChanges, BlockPool, KvWait
 from libs.engine.kv_port import KvHandle
+from libs.policy.kv_links import awaited_prompt
 
 
 class FinishReason(Enum):
@@ -106,6 +107,14 @@ class KvTransferReport:
     """Part of the time from start to end in which ready KV was under way; 0 if unknown. In the rest the sender was
     still computing the prompt.
     """
+
+    def link_ns(self, chunk_tokens: int) -> int:
+        """Return the time that the link took; 0 if the transfer says nothing of it."""
+        # KV of a single step arrives at once, before the receiver is notified that it is ready.
+        if self.ready_ns and self.prompt_tokens > chunk_tokens:
+            return self.ready_ns
+        whole_ns = self.end_unix_ns - self.start_unix_ns
+        return 0 if awaited_prompt(whole_ns, self.ready_ns) else whole_ns
 
 
 @dataclass(frozen=True, slots=True)

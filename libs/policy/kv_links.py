@@ -61,6 +61,15 @@ class MovedKv(NamedTuple):
         return self._replace(beside_bytes=round(carried))
 
 
+READY_SHARE: Final = 0.5
+"""The share of a transfer's time in which ready KV is under way, below which its prompt held it up."""
+
+
+def awaited_prompt(whole_ns: int, ready_ns: int) -> bool:
+    """Return whether a transfer's prompt held it up; `ready_ns` is 0 if that is unknown."""
+    return 0 < ready_ns < whole_ns * READY_SHARE
+
+
 def way(*, shared_memory: bool) -> str:
     """Return the name of a transfer's route in metrics and API."""
     return "shared_memory" if shared_memory else "network"

@@ -97,6 +97,8 @@ def most_prefill_ns(model: StepTimeModel, step_ns: N | float, decode_ns: N, read
 # Sequences grow and prompts need room, so decode counts as full at this share of KV.
 KV_FILL: Final = 0.9
 DECODE_FULL: Final = 0.9
+# Transfers that arrive by chance wait as long as they take where a link is used for this share of the time (M/D/1).
+LINK_FULL: Final = 2 / 3
 LEAST_RIDE: Final = 0.1
 """The share of a prefill worker's speed that mixed workers give prompts if nobody else computes them."""
 DECODE_COST: Final = 10.0
@@ -112,15 +114,17 @@ class WorkerProfile:
     max_sequences: int
     kv_tokens: int
     """KV room in tokens; 0 if there is no bound."""
+    kv_token_ns: float = 0.0
+    """Time in which a worker's link receives the KV of one token; 0 if unknown, and then links are not weighed."""
     chunk_speed: float = field(init=False, repr=False)
     """Prompt tokens a nanosecond in steps of one prompt's first chunk."""
-    _key: tuple[StepTimeModel, int, int, int] = field(init=False, repr=False)
+    _key: tuple[StepTimeModel, int, int, int, float] = field(init=False, repr=False)
     _hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         chunk = self.chunk_tokens
         object.__setattr__(self, "chunk_speed", self.speed_at(chunk))
-        key = (self.step_time, chunk, self.max_sequences, self.kv_tokens)
+        key = (self.step_time, chunk, self.max_sequences, self.kv_tokens, self.kv_token_ns)
         object.__setattr__(self, "_key", key)
         object.__setattr__(self, "_hash", hash(key))  # needed for every split that is compared
 
@@ -289,6 +293,17 @@ def pressed(
 def prompt_pressure(engine: WorkerProfile, work: Workload, decodes: N, kv_tokens: N, *, prefill: N, mixed: N) -> N:
     """Return the prompt pressure alone of a split in which all mixed workers have budgets."""
     return _prompt_pressure(work, _speed(engine, work, decodes, kv_tokens, prefill=prefill, mixed=mixed, lent=mixed))
+
+
+def most_prefill_by_link(engine: WorkerProfile, prompts: float, workers: float) -> float:
+    """Return the largest number of prefill workers, of so many in all, whose KV the links of the others receive.
+
+    `prompts` is the number of workers that prompts keep busy.
+    """
+    # A busy prefill worker fills one link by this much; a little less where prompts are long.
+    filled = engine.chunk_speed * engine.kv_token_ns / LINK_FULL
+    # With more prefill workers than prompts keep busy, only the number of links falls.
+    return max(workers / (1 + filled), workers - prompts * filled)
 
 
 def decode_parts(engine: WorkerProfile, work: Workload, mixed: float) -> tuple[float, float]:

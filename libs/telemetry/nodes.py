@@ -11,7 +11,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2 as pb
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
 from libs.contracts.step_row import step_rows
 from libs.counters import GpuReading
-from libs.policy.kv_links import MAX_TOGETHER, KvLink, MovedKv, way
+from libs.policy.kv_links import MAX_TOGETHER, KvLink, MovedKv, awaited_prompt, way
 from libs.policy.verdict.state import CPU_WAIT, Grade
 from libs.telemetry.rollups import MAX_WORKERS
 
@@ -84,10 +84,6 @@ class Peer(NamedTuple):
     model: str
     node: str
     incarnation: int
-
-
-READY_SHARE: Final = 0.5
-"""The share of a transfer's time in which ready KV is under way, below which its prompt held it up."""
 
 
 class _Pair(NamedTuple):
@@ -164,7 +160,7 @@ def _awaited_prompt(transfer: KvTransfer, chunk_tokens: int) -> bool:
     """Report whether a transfer lasted mostly because its prompt was computed in several steps meanwhile."""
     whole_ns = transfer.end_unix_ns - transfer.start_unix_ns
     # KV of a single step arrives at once, before the receiver is notified that it is ready.
-    return 0 < chunk_tokens < transfer.prompt_tokens and 0 < transfer.ready_ns < whole_ns * READY_SHARE
+    return 0 < chunk_tokens < transfer.prompt_tokens and awaited_prompt(whole_ns, transfer.ready_ns)
 
 
 def _placed(link: KvLink, source: Peer, target: Peer) -> KvLink:

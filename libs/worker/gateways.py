@@ -116,6 +116,8 @@ class WorkerSpeed:
         self._prior = prior_speed(engine.name, engine.device, can.chunk_tokens, can.compute, gpus)
         self._speed = self._prior
         self._transfers = TransferSpeed(can.block_size_tokens)
+        self._link = TransferSpeed(can.block_size_tokens)
+        """The speed of the link alone, without the time in which prompts were computed."""
 
     @property
     def speed(self) -> Speed:
@@ -124,7 +126,7 @@ class WorkerSpeed:
     @property
     def settled_kv_token_ns(self) -> float:
         """The time to receive the KV of one token, for judging the link; 0 before enough transfers."""
-        return self._transfers.settled_token_ns
+        return self._link.settled_token_ns
 
     def learned(self, model: StepTimeModel) -> None:
         self._speed = replace(self._speed, step_time=model, measured=model != self._prior.step_time)
@@ -137,6 +139,7 @@ class WorkerSpeed:
         """Learn the transfer time of a token's KV from an event."""
         for transfer in event.kv_transfers:
             self._transfers.arrived(transfer.blocks, transfer.end_unix_ns - transfer.start_unix_ns)
+            self._link.arrived(transfer.blocks, transfer.link_ns(self._speed.chunk_tokens))
         if self._transfers.differs(self._speed.kv_token_ns):
             self._speed = replace(self._speed, kv_token_ns=self._transfers.token_ns)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Final
 
 import numpy as np
@@ -213,7 +214,10 @@ def _engine(view: FleetView, heard: Ints) -> WorkerProfile | str:
         return "no worker has said how many tokens and sequences a step takes"
     kv_tokens = int((roster.kv_blocks[heard] * roster.block_tokens[heard]).min())
     chunk_tokens = min(int(chunks[chunks > 0].min()), MAX_BUDGET_TOKENS)
-    return WorkerProfile(model, chunk_tokens, int(sequences[sequences > 0].min()), kv_tokens)
+    # The usual link: a slow one is a fault to mend, and workers that never decoded have measured none.
+    links = view.kv_token_ns[heard].tolist()
+    kv_token_ns = median_low(known) if (known := [each for each in links if each > 0]) else 0.0
+    return WorkerProfile(model, chunk_tokens, int(sequences[sequences > 0].min()), kv_tokens, kv_token_ns)
 
 
 def _step_time(view: FleetView, heard: Ints) -> StepTimeModel | None:

@@ -61,20 +61,23 @@ FLOOD: Final = 3.0
 Chance multiplies those of a steady load by up to 2.4 in one look of a hundred.
 """
 USUAL_NS: Final = 10_000_000_000
-"""The time constant of the usual prompts."""
+"""The time constant of the usual work."""
 
 
 @dataclass(frozen=True, slots=True)
-class UsualPrompts:
-    """The running mean of the workers that prompts would take if they were due soon."""
+class UsualWork:
+    """The running means of prompts and decodes."""
 
     workers: float = 0.0
+    """The workers that prompts would take if they were due soon."""
     at_ns: int = 0
+    decodes: float = 0.0
 
-    def seen(self, work: Workload, now_ns: int) -> "UsualPrompts":
+    def seen(self, work: Workload, now_ns: int) -> "UsualWork":
         """Return the mean after another look; before the first one nothing is usual."""
         weight = 1 - exp(-max(now_ns - self.at_ns, 0) / USUAL_NS) if self.at_ns else 0.0
-        return UsualPrompts(self.workers + weight * (_soon(work) - self.workers), now_ns)
+        workers = self.workers + weight * (_soon(work) - self.workers)
+        return UsualWork(workers, now_ns, self.decodes + weight * (work.decodes - self.decodes))
 
     def judged(self, work: Workload) -> Workload:
         """Return the work with its prompts due soon if they are a flood."""
@@ -84,7 +87,7 @@ class UsualPrompts:
         return replace(work, prompts=soon, held_prompts=held_prompts, due_ns=LEAST_DUE_NS)
 
 
-NOTHING_USUAL: Final = UsualPrompts()
+NOTHING_USUAL: Final = UsualWork()
 
 
 def _soon(work: Workload) -> float:

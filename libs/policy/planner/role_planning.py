@@ -18,10 +18,19 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from libs.policy.capacity import MOST_WORKERS
-from libs.policy.planner.due import NOTHING_USUAL, UsualPrompts
+from libs.policy.planner.due import NOTHING_USUAL, UsualWork
 from libs.policy.planner.limits import EVERY, DecodePace, ModelLimits, RatedSplits, SplitBounds, weigh
 from libs.policy.planner.turns import NO_TURN, TOGETHER, TURN_NS, Apart, RoleTurn
-from libs.policy.pressure import DECODE_FULL, Numbers, Split, WorkerProfile, Workload, pressed, split
+from libs.policy.pressure import (
+    DECODE_FULL,
+    Numbers,
+    Split,
+    WorkerProfile,
+    Workload,
+    most_prefill_by_link,
+    pressed,
+    split,
+)
 from libs.policy.roles import Role
 
 # A move costs the measured time from its decision until the worker serves its new role, and the same again on the way
@@ -83,7 +92,10 @@ BURST_NS: Final = 3_000_000_000
 """The time for which they must, if it is by less; a burst of prompts is over sooner. `TURN_NS` if decodes have
 called the worker lately."""
 APART_GAIN: Final = 0.05
-"""The same share for separating decodes from prompts and for ending that; changing a budget costs nothing."""
+"""The least such share for separating decodes from prompts and for ending that, which moves no KV.
+
+Budgets of all decode workers change then. With few sequences it has to be more than chance.
+"""
 # Budgets rise once prompts would press this hard on prefill workers alone, and fall after `CALM_NS` below `LOWER`.
 RAISE: Final = 0.5
 LOWER: Final = 0.2
@@ -164,8 +176,8 @@ class Memory:
     turn: RoleTurn = NO_TURN
     trades_since_ns: int = 0
     """The time since which prompts would be relieved by making decodes press; 0 if they would not."""
-    usual: UsualPrompts = NOTHING_USUAL
-    """The prompts of the last ten seconds, which a flood exceeds."""
+    usual: UsualWork = NOTHING_USUAL
+    """The work of the last ten seconds, which a flood of prompts exceeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,16 +232,16 @@ def assign(
     parted, now, rated = rate(was=memory.apart)
     if (settled := parted.settled(now_ns)) is not parted and _better_split(now, rated, by_limits=False):
         parted, now, rated = rate(was=settled)
-    apart = parted.on
+    apart, lately = parted.on, memory.turn.called_decodes(now_ns)
     resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}
     lacking_since_ns = 0 if pool.mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
     rests = lacking_since_ns and now_ns - lacking_since_ns < LACKING_NS
     unmet_since_ns = 0 if limits.allow(now.prefill, now.mixed) else _unmet_since_ns(memory, asked, now_ns)
     by_limits = unmet_since_ns != 0 and now_ns - unmet_since_ns >= STARTING_NS
-    lately = memory.turn.called_decodes(now_ns)
     better = None if rests else _better_split(now, rated, by_limits=by_limits)
     patience_ns = memory.turn.patience_ns(work, now_ns)
-    trades = better is not None and not by_limits and _trades(now, better, lately=lately, undone=bool(patience_ns))
+    more = usual.decodes / max(work.decodes, 1)
+    trades = better is not None and not by_limits and _trades(now, better, more, lately=lately, undone=patience_ns > 0)
     trades_since_ns = (memory.trades_since_ns or now_ns) if trades else 0
     waits = trades and now_ns - trades_since_ns < (patience_ns or (TURN_NS if lately else BURST_NS))
     wanted = 0 if better is None or waits else better.mixed - now.mixed
@@ -306,7 +318,10 @@ def _rate_splits(
     budgets do. With `lending` workers, whose budgets stay, it is always true: others get none.
     """
     prefill, mixed = len(pool.prefill), len(pool.mixed)
-    rides = any(each.budget_tokens for each in pool.mixed)
+    fed = max(int(most_prefill_by_link(engine, work.prompts, prefill + mixed)), prefill, limits.prefill_min)
+    limits = replace(limits, prefill_max=min(limits.prefill_max, fed))
+    # Sequences that are there just after budgets were taken away are those of steps with prompts.
+    rides = any(each.budget_tokens for each in pool.mixed) or was.is_new(now_ns)
     pace = DecodePace.of(engine, work, prefill, mixed, rides=rides)
     least_prefill, least_mixed = _fewest(pool, limits)
 
@@ -333,7 +348,9 @@ def _rate_splits(
     alone = splits_of(apart=True)
     if alone.best is None:
         return was.ended(now_ns), now, together
-    better = alone.best.cost < best.cost * ((1 + APART_GAIN) if was.on else (1 - APART_GAIN))
+    # Sequences come by chance, so their number and its pressure vary by the root of it.
+    gain = min(max(APART_GAIN, max(work.decodes, 1) ** -0.5), GAIN)
+    better = alone.best.cost < best.cost * ((1 + gain) if was.on else (1 - gain))
     apart = was.called(now_ns, better=better if presses else was.on)
     if not apart.on:
         return apart, now, together
@@ -407,18 +424,21 @@ def _better_split(now: Split, rated: RatedSplits, *, by_limits: bool) -> Split |
     return rated.nearest(now.mixed, best.cost * (1 + GAIN / 3), None if by_limits else enough)
 
 
-def _trades(now: Split, then: Split, *, lately: bool, undone: bool) -> bool:
+def _trades(now: Split, then: Split, more: float, *, lately: bool, undone: bool) -> bool:
     """Return whether a split would relieve prompts by making decodes press, which they do for longer.
+
+    There were `more` times as many lately; if these are few for a moment only, they become as many again.
 
     Decodes that press call the worker back just when a burst of prompts is over. If they have just taken one back
     (`undone`), a move to prefill is such a trade unless it leaves decodes half of what makes them press.
     """
     if then.mixed >= now.mixed:
         return False
+    decodes = then.decode_pressure * max(more, 1.0)
     if undone:
-        return then.decode_pressure > DECODES_PRESS / 2
+        return decodes > DECODES_PRESS / 2
     most = DECODES_PRESS * (1 - GAIN) ** (2 if lately else 1)
-    return then.decode_pressure > most and now.prompt_pressure < FAR_MORE * then.decode_pressure
+    return decodes > most and now.prompt_pressure < FAR_MORE * decodes
 
 
 def _role_changes(

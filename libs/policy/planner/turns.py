@@ -153,6 +153,10 @@ class Apart:
         """The time for which the other way must have been better."""
         return min(TURN_HELD_NS * int(BACK_OFF**self.turns), MOST_HELD_NS)
 
+    def is_new(self, now_ns: int) -> bool:
+        """Return whether decodes run without prompts for so short a time that their number may still fall."""
+        return self.on and now_ns - self.since_ns < TURN_NS
+
     def called(self, now_ns: int, *, better: bool) -> "Apart":
         """Return the state when decodes do better apart, or better together."""
         if better is self.on:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from libs.policy.planner.role_planning import GAIN
-from libs.policy.pressure import Split, Workload, prompt_speed, split
+from libs.policy.pressure import Split, Workload, most_prefill_by_link, prompt_speed, split
 from libs.policy.roles import Role
 from libs.policy.verdict.aftermath import aftermath, decodes_to_come
 from libs.policy.verdict.state import (
@@ -194,10 +194,16 @@ def _least(state: ModelState, now: Split) -> _Tried | None:
 
 
 def _to_prefill(state: ModelState) -> Iterator[_Tried]:
-    """Yield moves of decode workers, adding one at a time, those with the least KV first; the last one stays."""
+    """Yield moves of decode workers, adding one at a time, those with the least KV first.
+
+    The last one stays, and as many as can receive the KV of all prompts.
+    """
     order, counts = _cheapest(state.workers, Role.MIXED, lambda each: each.kv_tokens), role_counts(state.workers)
+    fed = most_prefill_by_link(state.engine, state.work.prompts, counts.prefill + counts.mixed)
     for number, each in enumerate(order[:-1]):
         counts = _moved(counts, [each])
+        if counts.prefill > fed:
+            return
         yield order[: number + 1], _split(state, counts)
 
 

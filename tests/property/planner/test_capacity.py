@@ -21,7 +21,7 @@ from libs.policy.planner.role_planning import (
     RoleReason,
     assign,
 )
-from libs.policy.pressure import WorkerProfile, Workload, most_decodes, ride, split
+from libs.policy.pressure import LINK_FULL, WorkerProfile, Workload, most_decodes, most_prefill_by_link, ride, split
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.pace import IN_HAND, largest_batch
@@ -274,3 +274,43 @@ def test_the_pace_of_a_split_as_it_is_leaves_its_decodes_about_as_they_are(
     busy = work.decodes / mixed * (MODEL.decode_sequence_ns + MODEL.decode_kv_token_ns * 8000)
     if busy < MODEL.decode_fixed_ns:  # well below where a pace sets in that is none
         assert decodes == pytest.approx(work.decodes, rel=0.05, abs=1)
+
+
+def with_links(share: float) -> WorkerProfile:
+    """Return a profile of which one busy prefill worker fills a decode worker's link by this share."""
+    return replace(ENGINE, kv_token_ns=share / ENGINE.chunk_speed)
+
+
+@given(st.floats(0, 30), st.integers(2, 16), st.floats(0.01, 3))
+def test_the_most_prefill_workers_are_those_whose_kv_the_links_of_the_others_receive(
+    prompts: float, workers: int, share: float
+) -> None:
+    most = most_prefill_by_link(with_links(share), prompts, workers)
+    for prefill in range(1, workers):
+        used = min(prefill, prompts) * share / (workers - prefill)
+        if abs(prefill - most) > 1e-6:
+            assert (used <= LINK_FULL) is (prefill < most)
+
+
+def test_links_of_unknown_speed_bound_nothing() -> None:
+    assert most_prefill_by_link(ENGINE, 1_000.0, 8) == 8
+
+
+def settled_roles(engine: WorkerProfile, work: Workload, prefill: int, mixed: int) -> tuple[int, int]:
+    workers, memory = pool(prefill, mixed, 0), Memory()
+    for turn in range(10, 30):
+        assigned = assign(engine, work, workers, memory, turn * TURN_NS)
+        workers, memory = after(workers, assigned), assigned.memory
+    roles = [each.role for each in workers]
+    return roles.count(Role.PREFILL), roles.count(Role.MIXED)
+
+
+def test_a_flood_of_prompts_leaves_as_many_decode_workers_as_can_receive_their_kv() -> None:
+    flood = Workload(40.0, 4, 28_000, 50 * MS)
+    assert settled_roles(ENGINE, flood, 1, 4) == (4, 1)
+    assert settled_roles(with_links(0.3), flood, 1, 4) == (3, 2)
+    assert settled_roles(with_links(0.5), flood, 1, 4) == (2, 3)
+
+
+def test_roles_whose_links_are_too_full_are_left_while_nothing_else_presses() -> None:
+    assert settled_roles(with_links(0.5), Workload(2.0, 4, 28_000, 50 * MS), 4, 1) == (4, 1)

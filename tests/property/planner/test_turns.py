@@ -5,6 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.policy.planner.due import UsualWork
 from libs.policy.planner.limits import EVERY, ModelLimits
 from libs.policy.planner.role_planning import (
     BURST_NS,
@@ -208,7 +209,8 @@ def test_a_worker_that_moves_takes_the_budget_that_suits_its_new_role_at_once() 
     """Budgets that are settled a moment after a move turn the worker halfway back."""
     work = Workload(6.6, 93, 10_602, 310 * MS, waiting_ns=2.3e9)
     apart = Apart(on=True, since_ns=START_NS - 2 * TURN_NS)
-    plan = assign(SLOW, work, pool(5, 3, budget_tokens=0), Memory(apart=apart), START_NS)
+    hides = replace(SLOW, step_time=replace(SLOW.step_time, interference=0.1))
+    plan = assign(hides, work, pool(5, 3, budget_tokens=0), Memory(apart=apart), START_NS)
     assert [(each.role, each.budget_tokens) for each in plan.moves] == [(Role.MIXED, SLOW.chunk_tokens)]
     assert {each.budget_tokens for each in plan.budgets} == {SLOW.chunk_tokens}
     assert not plan.memory.apart.on
@@ -303,3 +305,32 @@ def test_prompts_that_press_beside_idle_decodes_get_a_worker_however_often_one_w
     roles.memory = Memory(turn=turn)
     plans = [roles.decide(prompts, at_ns + each * TURN_HELD_NS) for each in range(1, 4)]
     assert {each.role for plan in plans for each in plan.moves} == {Role.PREFILL}
+
+
+def test_sequences_of_steps_with_prompts_call_no_worker_just_after_prompts_have_left_these_steps() -> None:
+    """They are as many because those steps were long, and become fewer within seconds."""
+    # Taken from a steady load of `make bench-operator`: apart, 91 sequences would press 0.82.
+    work = Workload(prompts=4.7, decodes=91, kv_tokens=32_000, tpot_ns=310 * MS)
+    apart = Apart(on=True, since_ns=START_NS)
+    soon = assign(SLOW, work, pool(5, 3, 0), Memory(apart=apart), START_NS + TURN_HELD_NS)
+    later = assign(SLOW, work, pool(5, 3, 0), Memory(apart=apart), START_NS + 2 * TURN_NS)
+    assert not soon.moves
+    assert {each.role for each in later.moves} == {Role.MIXED}
+    assert soon.now.decode_pressure < later.now.decode_pressure
+
+
+def test_budgets_change_among_few_sequences_only_for_more_than_chance() -> None:
+    """Decodes apart would press a little less, which is chance among a hundred sequences and none among thousands."""
+    few = Workload(prompts=5.2, decodes=100, kv_tokens=35_200, tpot_ns=310 * MS)
+    many = replace(few, prompts=20 * few.prompts, decodes=20 * few.decodes, kv_tokens=20 * few.kv_tokens)
+    assert not assign(SLOW, few, pool(5, 3, 512), Memory(), START_NS).memory.apart.on
+    assert assign(SLOW, many, pool(100, 60, 512), Memory(), START_NS).memory.apart.on
+
+
+def test_decodes_that_are_few_for_a_moment_keep_their_workers_for_the_time_of_a_burst() -> None:
+    work = Workload(prompts=3.03, decodes=56, kv_tokens=19_700, tpot_ns=310 * MS)
+    for usual, moves in ((56.0, True), (80.0, False)):
+        memory = Memory(apart=Apart(on=True, since_ns=START_NS - 2 * TURN_NS), usual=UsualWork(3.0, START_NS, usual))
+        plan = assign(SLOW, work, pool(4, 4, 0), memory, START_NS)
+        assert bool(plan.moves) is moves
+        assert assign(SLOW, work, pool(4, 4, 0), plan.memory, START_NS + BURST_NS).moves or moves

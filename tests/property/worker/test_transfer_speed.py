@@ -1,8 +1,10 @@
 """What a worker learns of its KV link from transfers of any length and speed."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.engine.reports import KvTransferReport
 from libs.policy.worker.handing_over import LEAST_TRANSFERS, LINK_FORGETS, MIN_TRANSFER_BLOCKS, TransferSpeed
 
 BLOCK = 16
@@ -46,3 +48,19 @@ def test_a_link_is_not_judged_by_its_first_transfers() -> None:
         speed.arrived(MIN_TRANSFER_BLOCKS, 64_000)
         settled.append(speed.settled_token_ns)
     assert settled == [0.0] * (LEAST_TRANSFERS - 1) + [speed.token_ns]
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "ready_ns", "link_ns"),
+    [
+        pytest.param(7_000, 80, 80, id="computed in several steps: the time in which ready KV was on its way"),
+        pytest.param(500, 0, 1_000, id="ready before it was asked for: all of it"),
+        pytest.param(500, 900, 1_000, id="ready for most of the time: all of it"),
+        pytest.param(500, 80, 0, id="computed meanwhile in one step: nothing is known"),
+    ],
+)
+def test_the_time_on_the_link_leaves_out_the_time_in_which_the_prompt_was_computed(
+    prompt_tokens: int, ready_ns: int, link_ns: int
+) -> None:
+    report = KvTransferReport("r", "p", 10, 0, 5, 1_005, prompt_tokens, 0, ready_ns=ready_ns)
+    assert report.link_ns(chunk_tokens=2_048) == link_ns

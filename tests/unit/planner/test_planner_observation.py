@@ -257,6 +257,7 @@ def test_how_fast_kv_comes_to_workers_is_known_and_a_slow_link_becomes_advice() 
     cluster.state.decide(at(cluster.ms + 1))
     (plan,) = cluster.state.plans
     assert [(each.worker_id, each.gb_per_s) for each in plan.observed.links] == [("d", 10.0), ("e", 0.5)]
+    assert plan.observed.engine.kv_token_ns == 10_000.0, "the usual link bounds roles, a slow one is to be mended"
     advisor = Advisor()
     given = [
         decision

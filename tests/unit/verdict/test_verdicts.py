@@ -86,6 +86,13 @@ def test_what_a_move_leaves_counts_slow_workers_for_less_and_is_promised_as_a_ra
     assert least < fast.pressure_then < most
 
 
+def test_a_command_leaves_as_many_decode_workers_as_can_receive_the_kv_of_all_prompts():
+    subject = state(prompts=20.0, decodes=8, prefill=1, mixed=4)
+    known = replace(subject, engine=replace(ENGINE, kv_token_ns=0.3 / ENGINE.chunk_speed))
+    assert len(causes(subject, LIMITS)[0].action.workers) == 3
+    assert len(causes(known, LIMITS)[0].action.workers) == 2  # three would fill the last link to 1.2
+
+
 def test_prompts_that_are_computed_sooner_bring_decodes_which_the_advice_leaves_room_for():
     bound = state(prompts=6.0, decodes=250)
     assert bound.pressures.decode < 0.9
