@@ -41,6 +41,10 @@ class Relayed:
     reader: str = ""
     """The name of the process that reads the worker's telemetry."""
 
+    @property
+    def incarnation(self) -> int:
+        return self.facts.incarnation
+
     def listed(self) -> Listed:
         return listed_of(self.facts, own=False, reader=self.reader)
 
@@ -132,13 +136,13 @@ class WorkerDirectory:
         return known.lost_batches if known else 0
 
     def known(self) -> Iterator[WorkerFacts]:
-        """Iterate over the facts of all workers, ordered by id."""
+        """Iterate over the facts of all workers, ordered by id. They are extracted once the first one is taken."""
         if self._order is None:
             self._order = sorted({**self.timelines, **self.relayed})
         if self._known is None:
             known = map(self.newest, self._order)
             self._known = [each.facts for each in known if each is not None and each.facts is not None]
-        return iter(self._known)
+        yield from self._known
 
     def listed(self, now_ns: int) -> Iterator[WorkerFacts]:
         """Iterate by id over workers that have neither been silent for `LISTED_NS` nor gone for `LEFT_NS`.

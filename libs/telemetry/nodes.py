@@ -145,6 +145,10 @@ class KvLinks:
         self._pairs[key] = _Pair(link, source or pair.source_incarnation, batch.incarnation, last)
         self._pairs.move_to_end(key)
 
+    def ends(self) -> set[str]:
+        """Return the workers at either end of a link."""
+        return {worker_id for pair in self._pairs for worker_id in pair}
+
     def among(self, peers: Mapping[str, Peer], now_ns: int) -> list[KvLink]:
         """Return recently used links between processes that still run; `peers` holds the live workers by name."""
         found = []
