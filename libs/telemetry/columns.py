@@ -7,7 +7,7 @@ gathered, computed in arrays and summed into the newest windows before anything 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -264,7 +264,7 @@ class WindowAccumulator:
         taken = laid.plain & (laid.covers.ends_ns <= arrived_ns + MAX_AHEAD * WINDOW_NS)
         cover, numbers, lows, highs = _by_window(laid.covers)
         self._open(numbers[taken[cover]])
-        indices = np.array([self._index_of[worker_id] for worker_id in worker_ids], np.int64)
+        indices = np.fromiter(map(self._index_of.__getitem__, worker_ids), np.int64, len(worker_ids))
 
         def put(part: int, batches: Ints, numbers: Ints, ns: Ints) -> None:
             rows = numbers % WINDOWS
@@ -291,7 +291,7 @@ class WindowAccumulator:
 
         Times and roles are meaningless where `exact` is False.
         """
-        indices = np.array([self._index_of.get(worker_id, -1) for worker_id in worker_ids], np.int64)
+        indices = np.fromiter(map(self._index_of.get, worker_ids, repeat(-1)), np.int64, len(worker_ids))
         number = start_ns // WINDOW_NS
         row = number % WINDOWS
         exact = (np.frombuffer(self._exact_from, np.int64)[indices] <= start_ns) & (indices >= 0)

@@ -84,11 +84,11 @@ class WorkerDirectory:
 
     def heard(self, worker_id: str, covered_to_ns: int) -> None:
         """Record that a worker of this process has reported up to `covered_to_ns`."""
-        self.newest_cover_ns = max(covered_to_ns, self.newest_cover_ns)
+        self.newest_cover_ns = max(self.newest_cover_ns, covered_to_ns)
         self._known = None
-        if worker_id not in self._listing:  # it was given up or had left
+        if worker_id not in self._listing.known_ids:  # it was given up or had left
             self._listed_ns = None
-        relayed = self.relayed.get(worker_id)
+        relayed = self.relayed.get(worker_id) if self.relayed else None
         if relayed is not None and covered_to_ns > relayed.facts.covered_to_unix_ns:
             del self.relayed[worker_id]
             self._listed_ns = None
@@ -102,7 +102,7 @@ class WorkerDirectory:
         self._known = None
         if known is None:
             self.came_or_went()
-        elif worker_id not in self._listing or known.listed() != worker.listed():
+        elif worker_id not in self._listing.known_ids or known.listed() != worker.listed():
             self._listed_ns = None
 
     def said_new(self) -> None:

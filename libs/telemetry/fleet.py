@@ -73,20 +73,21 @@ class FleetTelemetry:
     def add(self, batch: StepBatch, now_ns: int) -> BatchOutcome:
         """Record a worker's batch received at `now_ns`."""
         self.latest_arrival_ns = now_ns
+        directory = self.directory
         worker_id, covered_to_ns = batch.worker_id, batch.covered_to_unix_ns
         if covered_to_ns > now_ns + MAX_AHEAD_NS:
             return self._count(BatchOutcome.MALFORMED)
-        relayed = self.directory.relayed.get(worker_id)
+        relayed = directory.relayed.get(worker_id) if directory.relayed else None
         if relayed is not None and covered_to_ns > relayed.facts.covered_to_unix_ns:
             self.settle()  # gathered batches are counted by the other process, which is forgotten after this batch
-        timeline = self.directory.timelines.get(worker_id)
+        timeline = directory.timelines.get(worker_id)
         try:
             followed = None if timeline is None else timeline.follow(batch, now_ns)
         except ValueError:
             return self._count(BatchOutcome.MALFORMED)
         if followed is None:
             return self._count(self._add(batch, worker_id, now_ns))
-        self.directory.heard(worker_id, covered_to_ns)
+        directory.heard(worker_id, covered_to_ns)
         self._followed.append(followed)
         if len(self._followed) >= MAX_FOLLOWED:
             self.settle()

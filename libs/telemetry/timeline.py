@@ -170,8 +170,7 @@ class Timeline:
     def enter(self, batch: PlainBatch, last_end_ns: int) -> None:
         """Enter a plain batch that `follow` accepted, whose last step ended at `last_end_ns`; 0 without steps."""
         self._new.append(batch)
-        if last_end_ns > self.last_step_end_ns:
-            self.last_step_end_ns = last_end_ns
+        self.last_step_end_ns = max(self.last_step_end_ns, last_end_ns)
         self._until_turn -= 1
         if not self._until_turn:
             self._until_turn = MAX_NEW
@@ -224,8 +223,8 @@ class Timeline:
     @property
     def running_step(self) -> RunningStep | None:
         """The step that runs now as far as is known; None if there is none."""
-        self._take_in()
-        return self._steps.running()
+        # Batches that wait for the history have no announced step, and `follow` took none after an announced one.
+        return None if self._new else self._steps.running()
 
     def unfinished(self) -> RanStep | None:
         """Return the step that runs now, with its work, as far as it has run; None if there is none."""
