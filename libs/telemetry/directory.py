@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
@@ -9,10 +10,10 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker
 from libs.telemetry.steps import FULL_SHARE, RunningStep
 from libs.telemetry.timeline import Timeline
 from libs.telemetry.workers import (
+    LISTED_FACTS,
     LISTED_FOR_NS,
     LOAD_NS,
     RELIST_NS,
-    Listed,
     Listing,
     Loads,
     WorkerFacts,
@@ -45,8 +46,8 @@ class Relayed:
     def incarnation(self) -> int:
         return self.facts.incarnation
 
-    def listed(self) -> Listed:
-        return listed_of(self.facts, own=False, reader=self.reader)
+
+_described: Final = attrgetter("reader", *(f"facts.{name}" for name in LISTED_FACTS))
 
 
 def relayed_of(worker: SharedWorker, reader: str) -> Relayed:
@@ -102,7 +103,7 @@ class WorkerDirectory:
         self._known = None
         if known is None:
             self.came_or_went()
-        elif worker_id not in self._listing.known_ids or known.listed() != worker.listed():
+        elif worker_id not in self._listing.known_ids or _described(known) != _described(worker):
             self._listed_ns = None
 
     def said_new(self) -> None:

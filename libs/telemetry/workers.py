@@ -154,6 +154,10 @@ class Loads(NamedTuple):
     free_kv_blocks: Ints
 
 
+LISTED_FACTS: Final = ("node", "assignment", "gpus", "engine", "kv_blocks", "max_sequences", "left", "group")
+"""The facts that `listed_of` reads beside the worker's id."""
+
+
 def listed_of(facts: WorkerFacts, *, own: bool, reader: str) -> Listed:
     return Listed(
         facts.worker_id,
