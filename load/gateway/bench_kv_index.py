@@ -37,7 +37,7 @@ def hashes(count: int) -> list[bytes]:
     return [secrets.token_bytes(HASH_BYTES) for _ in range(count)]
 
 
-async def bytes_a_block(redis: "Redis[bytes]", index: RedisKvIndex, workers: int, blocks: int) -> float:
+async def bytes_a_block(redis: Redis, index: RedisKvIndex, workers: int, blocks: int) -> float:
     """Fill the sets of `workers`; return the bytes that one block takes in Redis."""
     before = int((await redis.info("memory"))["used_memory"])
     for number in range(workers):
@@ -51,7 +51,7 @@ async def bytes_a_block(redis: "Redis[bytes]", index: RedisKvIndex, workers: int
     return taken / sum(listed)
 
 
-async def update_us(redis: "Redis[bytes]", index: RedisKvIndex, updates: int) -> dict[str, float]:
+async def update_us(redis: Redis, index: RedisKvIndex, updates: int) -> dict[str, float]:
     """Return the time of an update of one worker, and the CPU time that Redis spends on it, in microseconds."""
     stored, cpu_s, began_s = hashes(CHANGED_BLOCKS), await _redis_cpu_s(redis), time.monotonic()
     for _ in range(updates):
@@ -61,7 +61,7 @@ async def update_us(redis: "Redis[bytes]", index: RedisKvIndex, updates: int) ->
     return {"wall": 1e6 * took_s / updates, "redis_cpu": 1e6 * (await _redis_cpu_s(redis) - cpu_s) / updates}
 
 
-async def look_up_ms(redis: "Redis[bytes]", index: RedisKvIndex, workers: int, lookups: int) -> dict[str, float]:
+async def look_up_ms(redis: Redis, index: RedisKvIndex, workers: int, lookups: int) -> dict[str, float]:
     """Return percentiles of look-ups over `workers` in ms, and the CPU time of one in Redis and in this process."""
     prefix = hashes(PREFIX_BLOCKS)
     await index.publish(MODEL, "worker-0", stored=prefix, removed=())
@@ -83,7 +83,7 @@ async def look_up_ms(redis: "Redis[bytes]", index: RedisKvIndex, workers: int, l
     }
 
 
-async def _redis_cpu_s(redis: "Redis[bytes]") -> float:
+async def _redis_cpu_s(redis: Redis) -> float:
     used = await redis.info("cpu")
     return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
 
@@ -108,7 +108,7 @@ def whole(block_bytes: float, update_cpu_us: float, by_workers: dict[int, dict[s
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     with real_redis() as server:
-        redis: Redis[bytes] = Redis.from_url(server.url)
+        redis: Redis = Redis.from_url(server.url)
         index = RedisKvIndex(server.url, "bench", lookup_timeout_s=PATIENCE_S)
         try:
             block_bytes = await bytes_a_block(redis, index, options.filled, options.blocks)

@@ -51,7 +51,7 @@ def fill(path: Path) -> None:
             file.write(bytes(4096))
 
 
-async def until_writes_are(redis: "Redis[bytes]", *, accepted: bool) -> None:
+async def until_writes_are(redis: Redis, *, accepted: bool) -> None:
     """Write every 50 ms until that is accepted, or refused. Redis notices a full disk at its next write to the file."""
     async with asyncio.timeout(WAIT_S):
         while True:
@@ -79,7 +79,7 @@ async def test_lookups_go_on_and_writes_recover_once_there_is_room_again(small_d
         server = Server("Redis", command, log=tmp_path / "log", ready=lambda _: answers_ping(port))
         url = f"redis://127.0.0.1:{port}/0"
         with running(server):
-            redis: Redis[bytes] = Redis.from_url(url)
+            redis: Redis = Redis.from_url(url)
             index, registry = RedisKvIndex(url, "c", lookup_timeout_s=5), RedisRegistry(url, "c")
             worker = Worker(id="a", incarnation=1, address="127.0.0.1:1")
             try:
