@@ -221,6 +221,10 @@ bench-observe: setup-dev ## 1,000 servers observed by their /metrics once a seco
 bench-observe-dynamo: setup-dev peer-dynamo ## shares of a 2+2 fleet of Dynamo's mockers on the page, beside Dynamo's own step log (2 minutes)
 	@$(BIN)/python -m load.metrics.bench_observe_dynamo $(ARGS)
 
+bench-fleet: setup-dev ## what 10,000 GPUs need: CPU and memory of telemetry, then the KV index in a real Redis; a JSON line each
+	@$(BIN)/python -m load.metrics.bench_fleet $(ARGS)
+	@$(BIN)/python -m load.gateway.bench_kv_index
+
 bench-occupancy: setup-dev ## live occupancy of 10 to 3,000 GPUs: CPU, freshness, memory, and the page over 1,000
 	@$(BIN)/python -m load.metrics.bench_occupancy $(ARGS)
 

@@ -41,16 +41,21 @@ def step_columns(rows: Iterable[StepRow]) -> StepColumns:
     return StepColumns(**{name: column.tobytes() for name, column in named if any(column)})
 
 
-def whole_columns(steps: StepColumns) -> list[bytes]:
-    """Return all columns in the order of `StepRow`, with zeros for omitted ones. Raise ValueError if lengths differ."""
+def sent_columns(steps: StepColumns) -> tuple[bytes, ...]:
+    """Return all columns in the order of `StepRow`; omitted ones are empty. Raise ValueError if lengths differ."""
     columns: tuple[bytes, ...] = _COLUMNS(steps)
     length = len(columns[0])
-    zeros = bytes(length)
-    whole = [column or zeros for column in columns]
-    if length % ENTRY_BYTES == 0 and {*map(len, whole)} == {length}:
-        return whole
+    if length % ENTRY_BYTES == 0 and {*map(len, columns)} <= {0, length}:
+        return columns
     lengths = ", ".join(f"{name} {len(column)}" for name, column in zip(COLUMN_NAMES, columns, strict=True) if column)
     raise ValueError(f"columns of different lengths in bytes: {lengths}")
+
+
+def whole_columns(steps: StepColumns) -> list[bytes]:
+    """Return all columns in the order of `StepRow`, with zeros for omitted ones. Raise ValueError if lengths differ."""
+    columns = sent_columns(steps)
+    zeros = bytes(len(columns[0]))
+    return [column or zeros for column in columns]
 
 
 def step_rows(steps: StepColumns) -> list[StepRow]:

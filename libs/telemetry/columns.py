@@ -7,7 +7,7 @@ gathered, computed in arrays and summed into the newest windows before anything 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -38,7 +38,7 @@ PrefillShares = Callable[[StepBatch], list[int]]
 """A function that returns the prefill part of each step of a batch, 0..`FULL_SHARE`; it raises ValueError for
 malformed steps.
 """
-Followed = tuple[StepBatch, str, int, int, list[bytes], int]
+Followed = tuple[StepBatch, str, int, int, Sequence[bytes], int]
 """A single batch with the fields of `StepBatchColumns` in order. It is a bare tuple, as millions are made."""
 
 
@@ -50,8 +50,8 @@ class StepBatchColumns(NamedTuple):
     lows_ns: Sequence[int]
     highs_ns: Sequence[int]
     """Ends of the covers, each [low, high)."""
-    columns: Sequence[list[bytes]]
-    """Packed columns of each batch's steps, in the order of `StepRow`."""
+    columns: Sequence[Sequence[bytes]]
+    """Packed columns of each batch's steps, in the order of `StepRow`; one of zeros may be empty."""
     arrived_ns: Sequence[int]
 
     @classmethod
@@ -93,7 +93,7 @@ def lay(gathered: StepBatchColumns, prefill_shares: Callable[[StepBatch], list[i
     of = np.repeat(indices, counts)
 
     def column(index: int) -> Ints:
-        return np.frombuffer(b"".join([columns[index] for columns in gathered.columns]), np.int64)
+        return side_by_side([columns[index] for columns in gathered.columns], counts)
 
     covers = Spans(indices, np.array(gathered.lows_ns, np.int64), np.array(gathered.highs_ns, np.int64))
     steps, waits = Spans(of, column(START), column(END)), _waits(gathered.batches)
@@ -108,6 +108,18 @@ def lay(gathered: StepBatchColumns, prefill_shares: Callable[[StepBatch], list[i
         except ValueError:
             plain[index] = False
     return AlignedSteps(covers, steps, shares, waits, list(pairwise(edges)), plain)
+
+
+def side_by_side(parts: Sequence[bytes], counts: Ints) -> Ints:
+    """Join the parts of a column, of `counts` entries each; an empty part stands for zeros."""
+    known = np.frombuffer(b"".join(parts), np.int64)
+    whole = int(counts.sum())
+    if len(known) == whole:  # the usual case
+        return known
+    filled = np.zeros(whole, np.int64)
+    if len(known):
+        filled[np.repeat(np.fromiter(map(bool, parts), np.bool_, len(parts)), counts)] = known
+    return filled
 
 
 MAX_ENGINES: Final = 32
@@ -252,7 +264,7 @@ class WindowAccumulator:
         taken = laid.plain & (laid.covers.ends_ns <= arrived_ns + MAX_AHEAD * WINDOW_NS)
         cover, numbers, lows, highs = _by_window(laid.covers)
         self._open(numbers[taken[cover]])
-        indices = np.array([self._index_of[worker_id] for worker_id in worker_ids], np.int64)
+        indices = np.fromiter(map(self._index_of.__getitem__, worker_ids), np.int64, len(worker_ids))
 
         def put(part: int, batches: Ints, numbers: Ints, ns: Ints) -> None:
             rows = numbers % WINDOWS
@@ -279,7 +291,7 @@ class WindowAccumulator:
 
         Times and roles are meaningless where `exact` is False.
         """
-        indices = np.array([self._index_of.get(worker_id, -1) for worker_id in worker_ids], np.int64)
+        indices = np.fromiter(map(self._index_of.get, worker_ids, repeat(-1)), np.int64, len(worker_ids))
         number = start_ns // WINDOW_NS
         row = number % WINDOWS
         exact = (np.frombuffer(self._exact_from, np.int64)[indices] <= start_ns) & (indices >= 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
@@ -9,10 +10,10 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker
 from libs.telemetry.steps import FULL_SHARE, RunningStep
 from libs.telemetry.timeline import Timeline
 from libs.telemetry.workers import (
+    LISTED_FACTS,
     LISTED_FOR_NS,
     LOAD_NS,
     RELIST_NS,
-    Listed,
     Listing,
     Loads,
     WorkerFacts,
@@ -41,8 +42,12 @@ class Relayed:
     reader: str = ""
     """The name of the process that reads the worker's telemetry."""
 
-    def listed(self) -> Listed:
-        return listed_of(self.facts, own=False, reader=self.reader)
+    @property
+    def incarnation(self) -> int:
+        return self.facts.incarnation
+
+
+_described: Final = attrgetter("reader", *(f"facts.{name}" for name in LISTED_FACTS))
 
 
 def relayed_of(worker: SharedWorker, reader: str) -> Relayed:
@@ -80,11 +85,11 @@ class WorkerDirectory:
 
     def heard(self, worker_id: str, covered_to_ns: int) -> None:
         """Record that a worker of this process has reported up to `covered_to_ns`."""
-        self.newest_cover_ns = max(covered_to_ns, self.newest_cover_ns)
+        self.newest_cover_ns = max(self.newest_cover_ns, covered_to_ns)
         self._known = None
-        if worker_id not in self._listing:  # it was given up or had left
+        if worker_id not in self._listing.known_ids:  # it was given up or had left
             self._listed_ns = None
-        relayed = self.relayed.get(worker_id)
+        relayed = self.relayed.get(worker_id) if self.relayed else None
         if relayed is not None and covered_to_ns > relayed.facts.covered_to_unix_ns:
             del self.relayed[worker_id]
             self._listed_ns = None
@@ -98,7 +103,7 @@ class WorkerDirectory:
         self._known = None
         if known is None:
             self.came_or_went()
-        elif worker_id not in self._listing or known.listed() != worker.listed():
+        elif worker_id not in self._listing.known_ids or _described(known) != _described(worker):
             self._listed_ns = None
 
     def said_new(self) -> None:
@@ -132,13 +137,13 @@ class WorkerDirectory:
         return known.lost_batches if known else 0
 
     def known(self) -> Iterator[WorkerFacts]:
-        """Iterate over the facts of all workers, ordered by id."""
+        """Iterate over the facts of all workers, ordered by id. They are extracted once the first one is taken."""
         if self._order is None:
             self._order = sorted({**self.timelines, **self.relayed})
         if self._known is None:
             known = map(self.newest, self._order)
             self._known = [each.facts for each in known if each is not None and each.facts is not None]
-        return iter(self._known)
+        yield from self._known
 
     def listed(self, now_ns: int) -> Iterator[WorkerFacts]:
         """Iterate by id over workers that have neither been silent for `LISTED_NS` nor gone for `LEFT_NS`.

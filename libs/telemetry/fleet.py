@@ -26,7 +26,7 @@ from libs.telemetry.directory import Relayed, WorkerDirectory, relayed_of
 from libs.telemetry.estimates import Estimates
 from libs.telemetry.nodes import Clocks, NodeGpus, NodeStats, Peer
 from libs.telemetry.rollups import MAX_WORKERS, NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells, RollUps
-from libs.telemetry.steps import COUNTS, PhaseTime, RunningStep
+from libs.telemetry.steps import PhaseTime, RunningStep
 from libs.telemetry.timeline import MAX_STEPS, BatchOutcome, Timeline
 from libs.telemetry.workers import Listing, Members, member_of
 
@@ -73,20 +73,21 @@ class FleetTelemetry:
     def add(self, batch: StepBatch, now_ns: int) -> BatchOutcome:
         """Record a worker's batch received at `now_ns`."""
         self.latest_arrival_ns = now_ns
+        directory = self.directory
         worker_id, covered_to_ns = batch.worker_id, batch.covered_to_unix_ns
         if covered_to_ns > now_ns + MAX_AHEAD_NS:
             return self._count(BatchOutcome.MALFORMED)
-        relayed = self.directory.relayed.get(worker_id)
+        relayed = directory.relayed.get(worker_id) if directory.relayed else None
         if relayed is not None and covered_to_ns > relayed.facts.covered_to_unix_ns:
             self.settle()  # gathered batches are counted by the other process, which is forgotten after this batch
-        timeline = self.directory.timelines.get(worker_id)
+        timeline = directory.timelines.get(worker_id)
         try:
             followed = None if timeline is None else timeline.follow(batch, now_ns)
         except ValueError:
             return self._count(BatchOutcome.MALFORMED)
         if followed is None:
             return self._count(self._add(batch, worker_id, now_ns))
-        self.directory.heard(worker_id, covered_to_ns)
+        directory.heard(worker_id, covered_to_ns)
         self._followed.append(followed)
         if len(self._followed) >= MAX_FOLLOWED:
             self.settle()
@@ -121,7 +122,9 @@ class FleetTelemetry:
     def kv_links(self, now_ns: int) -> list[KvLink]:
         """Return the recent KV speeds between workers that have not left, if this process reads the receiver."""
         self.settle()
-        there = (each for each in self.directory.listing(now_ns).workers if not each.left)
+        ends = self._nodes.kv_links.ends()
+        listed = self.directory.listing(now_ns).workers
+        there = (each for each in listed if each.worker_id in ends and not each.left)
         peers = {each.worker_id: Peer(each.model, each.node, self._incarnation_of(each.worker_id)) for each in there}
         return self._nodes.kv_links.among(peers, now_ns)
 
@@ -254,8 +257,8 @@ class FleetTelemetry:
         return np.array([known.last_step_end_ns if known else 0 for known in newest], np.int64)
 
     def _incarnation_of(self, worker_id: str) -> int:
-        facts = self.directory.facts(worker_id)
-        return facts.incarnation if facts else 0
+        known = self.directory.newest(worker_id)
+        return known.incarnation if known else 0
 
     def _count(self, taken: BatchOutcome) -> BatchOutcome:
         self._batches[taken] += 1
@@ -325,21 +328,18 @@ class FleetTelemetry:
         for index, *wait in zip(*(each.tolist() for each in laid.waits), strict=True):
             waits.setdefault(index, []).append((wait[0], wait[1]))
         shares, ends_ns, plain = laid.shares.tobytes(), laid.steps.ends_ns.tolist(), laid.plain.tolist()
-        for index, (worker_id, columns, (first, last)) in enumerate(
-            zip(worker_ids, gathered.columns, laid.ranges, strict=True)
+        timelines, max_steps = self.directory.timelines, self._max_steps
+        for index, (worker_id, low_ns, high_ns, columns, (first, last)) in enumerate(
+            zip(worker_ids, gathered.lows_ns, gathered.highs_ns, gathered.columns, laid.ranges, strict=True)
         ):
-            timeline = self.directory.timelines[worker_id]
-            timeline.max_steps = self._max_steps
-            if not plain[index]:
+            timeline = timelines[worker_id]
+            timeline.max_steps = max_steps
+            if plain[index]:
+                part = shares[ENTRY_BYTES * first : ENTRY_BYTES * last]
+                last_end_ns = ends_ns[last - 1] if last > first else 0
+                timeline.enter((low_ns, high_ns, columns, part, waits.get(index, ())), last_end_ns)
+            else:
                 self._sort_in(gathered.batches[index], worker_id, timeline)
-                continue
-            timeline.enter(
-                gathered.lows_ns[index],
-                gathered.highs_ns[index],
-                [*columns[:2], shares[ENTRY_BYTES * first : ENTRY_BYTES * last], *columns[COUNTS]],
-                waits.get(index, ()),
-                ends_ns[last - 1] if last > first else 0,
-            )
         for worker_id in {worker_ids[index] for index in np.flatnonzero(~added).tolist()}:
             self._begin_newest(self.directory.timelines[worker_id], worker_id)
 

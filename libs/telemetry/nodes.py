@@ -141,6 +141,10 @@ class KvLinks:
         self._pairs[key] = _Pair(link, source or pair.source_incarnation, batch.incarnation, last)
         self._pairs.move_to_end(key)
 
+    def ends(self) -> set[str]:
+        """Return the workers at either end of a link."""
+        return {worker_id for pair in self._pairs for worker_id in pair}
+
     def among(self, peers: Mapping[str, Peer], now_ns: int) -> list[KvLink]:
         """Return recently used links between processes that still run; `peers` holds the live workers by name."""
         found = []
@@ -279,12 +283,8 @@ class NodeStats:
             self.add(batch)
         delays_ns = [at_ns - batch.covered_to_unix_ns for batch, at_ns in zip(batches, arrived_ns, strict=True)]
         # Index of the batch with the smallest delay, by node. The others arrived with it and add nothing.
-        shortest: dict[str, int] = {}
-        for place, batch in enumerate(batches):
-            known = shortest.setdefault(batch.node, place)
-            if delays_ns[place] < delays_ns[known]:
-                shortest[batch.node] = place
-        for node, place in shortest.items():
+        longest_first = sorted(range(len(batches)), key=delays_ns.__getitem__, reverse=True)
+        for node, place in {batches[place].node: place for place in longest_first}.items():
             self.clocks.note(node, batches[place].covered_to_unix_ns, arrived_ns[place])
 
     def add(self, batch: StepBatch) -> None:

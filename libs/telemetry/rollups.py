@@ -407,8 +407,8 @@ class RollUps:
 
     def _slots_of(self, worker_ids: Sequence[str]) -> NDArray[np.int64]:
         """Return the slots [workers], assigning new ones where needed."""
-        slots = [self._slots.get(worker_id, -1) for worker_id in worker_ids]
-        return np.array([self._slot(worker_id) for worker_id in worker_ids] if -1 in slots else slots, np.int64)
+        slots = list(map(self._slots.get, worker_ids))
+        return np.array(list(map(self._slot, worker_ids)) if None in slots else slots, np.int64)
 
     def _slot(self, worker_id: str) -> int:
         slot = self._slots.get(worker_id)

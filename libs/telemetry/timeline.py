@@ -10,9 +10,9 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import role_name
-from libs.contracts.step_row import ENTRY_BYTES, StepRow, step_rows, whole_columns
+from libs.contracts.step_row import ENTRY_BYTES, StepRow, sent_columns, step_rows
 from libs.perfmodel.utilisation import Effort
-from libs.telemetry.columns import END, INT64_END, LONGEST_NS, NO_END, Followed, PrefillShares, well_formed
+from libs.telemetry.columns import END, INT64_END, LONGEST_NS, NO_END, START, Followed, PrefillShares, well_formed
 from libs.telemetry.intervals import IdleParts, Intervals, RoleLog, total_ns
 from libs.telemetry.steps import (
     COUNTS,
@@ -40,6 +40,25 @@ MAX_NEW: Final = 16
 """The maximum number of batches held back from the history, nearly two seconds of a worker's."""
 # attrgetter reads protobuf fields in C, several times faster than one by one.
 _HEAD: Final = attrgetter("incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "steps")
+
+
+PlainBatch = tuple[int, int, Sequence[bytes], bytes, Sequence[tuple[int, int]]]
+"""Cover [low, high), columns as sent, packed prefill shares and KV waits of a batch. A bare tuple, as millions are
+made.
+"""
+
+
+def _joined(columns: Sequence[Sequence[bytes]], shares: Sequence[bytes]) -> Iterator[bytes]:
+    """Yield the columns of several batches for `StepLog.extend`, with zeros for omitted ones."""
+    whole = sum(map(len, shares))
+    for index in (START, END):
+        yield b"".join([each[index] for each in columns])
+    yield b"".join(shares)
+    for index in range(COUNTS.start, COUNTS.stop):
+        column = b"".join([each[index] for each in columns])
+        if len(column) != whole and column:
+            column = b"".join([each[index] or bytes(len(each[START])) for each in columns])
+        yield column or bytes(whole)
 
 
 class BatchOutcome(StrEnum):
@@ -83,7 +102,7 @@ class Timeline:
         """The time beyond which no report reaches, except for a step that still runs; it never goes back."""
         self.changed_from_ns = 0
         """The earliest time that the last batch changed."""
-        self._new: list[tuple[int, int, list[bytes], Sequence[tuple[int, int]]]] = []
+        self._new: list[PlainBatch] = []
         """Batches that were entered and are not merged into the history yet. Touching all parts of the history costs
         more than adding one batch to them.
         """
@@ -134,8 +153,9 @@ class Timeline:
             and what_stays(batch) == self._stays
         ):
             return None
-        columns = whole_columns(steps)
-        if columns[END][-ENTRY_BYTES:] == NO_END:
+        columns = sent_columns(steps)
+        ends = columns[END]
+        if ends[-ENTRY_BYTES:] == NO_END or (columns[START] and not ends):
             return None
         if number == self._next:  # the usual case
             self._next += 1
@@ -147,14 +167,9 @@ class Timeline:
             self._idle_parts.take(batch)
         return batch, self._worker_id, low_ns, high_ns, columns, arrived_ns
 
-    def enter(
-        self, low_ns: int, high_ns: int, columns: list[bytes], waits_ns: Sequence[tuple[int, int]], last_end_ns: int
-    ) -> None:
-        """Enter a plain batch that `follow` accepted, whose last step ended at `last_end_ns`.
-
-        The columns are starts, ends, prefill shares and then `StepCounts`.
-        """
-        self._new.append((low_ns, high_ns, columns, waits_ns))
+    def enter(self, batch: PlainBatch, last_end_ns: int) -> None:
+        """Enter a plain batch that `follow` accepted, whose last step ended at `last_end_ns`; 0 without steps."""
+        self._new.append(batch)
         self.last_step_end_ns = max(self.last_step_end_ns, last_end_ns)
         self._until_turn -= 1
         if not self._until_turn:
@@ -177,6 +192,11 @@ class Timeline:
     def newest(self) -> StepBatch | None:
         """The batch that describes the worker's present state."""
         return self._newest
+
+    @property
+    def incarnation(self) -> int:
+        """The incarnation of the newest batch; 0 before the first one."""
+        return self._incarnation
 
     @property
     def facts(self) -> WorkerFacts | None:
@@ -203,8 +223,8 @@ class Timeline:
     @property
     def running_step(self) -> RunningStep | None:
         """The step that runs now as far as is known; None if there is none."""
-        self._take_in()
-        return self._steps.running()
+        # Batches that wait for the history have no announced step, and `follow` took none after an announced one.
+        return None if self._new else self._steps.running()
 
     def unfinished(self) -> RanStep | None:
         """Return the step that runs now, with its work, as far as it has run; None if there is none."""
@@ -349,14 +369,14 @@ class Timeline:
         if not new:
             return
         role = self._roles.newest
-        lows_ns, highs_ns, columns, waits_ns = zip(*new, strict=True)
+        lows_ns, highs_ns, columns, shares, waits_ns = zip(*new, strict=True)
         gapless = lows_ns[1:] == highs_ns[:-1]  # the usual case
         for low_ns, high_ns in [(lows_ns[0], highs_ns[-1])] if gapless else zip(lows_ns, highs_ns, strict=True):
             self._covers.add(low_ns, high_ns)
             self._roles.add(low_ns, high_ns, role)
         for wait in chain.from_iterable(waits_ns):
             self._kv_waits.add(*wait)
-        self._steps.extend(map(b"".join, zip(*columns, strict=True)))
+        self._steps.extend(_joined(columns, shares))
         self._reported_to_ns = highs_ns[-1]
         self._forget_old()
 

@@ -1,6 +1,7 @@
 """Workers by their own reports: the facts of a batch, the cached list of live workers with loads, and members. Pure."""
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -70,7 +71,16 @@ class Shape:
 
 def reported_compute(batch: StepBatch) -> Compute | None:
     """Return the compute shape that a batch reports; None if it reports none."""
-    return compute_of(batch.compute) if batch.HasField("compute") else None
+    return _compute_of(batch.compute.SerializeToString(deterministic=True)) if batch.HasField("compute") else None
+
+
+MAX_SHAPES: Final = 256
+"""The maximum number of decoded shapes that are cached. Workers of one model on equal GPUs have the same."""
+
+
+@lru_cache(maxsize=MAX_SHAPES)
+def _compute_of(message: bytes) -> Compute | None:
+    return compute_of(ComputeMessage.FromString(message))
 
 
 def facts_of(batch: StepBatch, compute: Compute | None = None) -> WorkerFacts:
@@ -121,15 +131,12 @@ class Listing:
     def __init__(self, workers: Sequence[Listed]) -> None:
         self.workers = workers
         self.ids = [worker.worker_id for worker in workers]
-        self._ids = frozenset(self.ids)
+        self.known_ids = frozenset(self.ids)
         self.own_ids = [worker.worker_id for worker in workers if worker.own]
         self.gpus: Ints = np.array([worker.gpus for worker in workers], np.int64)
         self.left: Bools = np.array([worker.left for worker in workers], np.bool_)
         self.pools = _pools(workers)
         """Places of the workers that have not left, by model and role."""
-
-    def __contains__(self, worker_id: str) -> bool:
-        return worker_id in self._ids
 
 
 class Loads(NamedTuple):
@@ -145,6 +152,10 @@ class Loads(NamedTuple):
     waiting_prefill_tokens: Ints
     awaiting_kv: Ints
     free_kv_blocks: Ints
+
+
+LISTED_FACTS: Final = ("node", "assignment", "gpus", "engine", "kv_blocks", "max_sequences", "left", "group")
+"""The facts that `listed_of` reads beside the worker's id."""
 
 
 def listed_of(facts: WorkerFacts, *, own: bool, reader: str) -> Listed:

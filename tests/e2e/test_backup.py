@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,6 +122,18 @@ def stored(suite: RunningSuite) -> dict[str, Any]:
     }
 
 
+class Stopwatch:
+    """Seconds from each note to the next, the first one from the creation."""
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+        self.noted: dict[str, float] = {}
+
+    def note(self, name: str) -> None:
+        now_s = time.monotonic()
+        self.noted[name], self._last_s = round(now_s - self._last_s, 2), now_s
+
+
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.kafka)], ids=["embedded", "apache-kafka"])
 async def test_keys_limits_files_batches_and_demand_are_there_after_a_restore(real: bool, tmp_path: Path) -> None:
     """A job interrupted by the stop completes after the restore, with each line answered once."""
@@ -142,18 +155,26 @@ async def test_keys_limits_files_batches_and_demand_are_there_after_a_restore(re
                 files = (await http.get(f"{suite.gateway}/v1/files")).json()["data"]
             before = stored(suite)
             assert suite.fulcrum("down").returncode == 0
+        took = Stopwatch()
         old.type(block("Back up"), tmp_path)
+        took.note("back_up_s")
         new.type(block("Restore"), tmp_path)
+        took.note("unpack_s")
         with new.suite(real=real) as suite:
-            assert stored(suite) == before
             headers = {"authorization": f"Bearer {secret}"}
             async with httpx.AsyncClient(timeout=30, headers=headers) as http:
+                body = {"model": "sim", "prompt": "a b c", "max_tokens": 2}
+                (await http.post(f"{suite.gateway}/v1/completions", json=body)).raise_for_status()
+                took.note("start_until_first_answer_s")
+                assert stored(suite) == before
                 there = (await http.get(f"{suite.gateway}/v1/files")).json()["data"]
                 assert {each["id"] for each in files} <= {each["id"] for each in there}
                 for batch_id in (ended, begun):
                     batch = await until_answered(http, [suite.gateway], batch_id, timeout_s=60)
                     assert batch["status"] == "completed"
                     assert not shown(unanswered(await answered(http, suite.gateway, batch), LINES))
+                took.note("resume_jobs_s")
+                print(json.dumps(took.noted))  # the recovery time, of which speeds are never asserted
                 # The resumed job alone has fewer lines than this, so the history must have been restored.
                 await requests_counted(http, suite, LINES + COMPLETIONS)
             async with httpx.AsyncClient(timeout=30) as stranger:
