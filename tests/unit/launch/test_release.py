@@ -25,6 +25,16 @@ def test_package_plugin_and_chart_have_one_version():
     assert release() == dist.version() == chart["version"] == chart["appVersion"]
 
 
+def test_advice_to_install_names_this_package_and_extras_that_it_has() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    files = [path for folder in ("libs", "services") for path in (ROOT / folder).rglob("*.py")]
+    files += [path for path in (ROOT / "docs").rglob("*.md") if "results" not in path.parts]
+    named = {each for path in files for each in re.findall(r"'(fulcrum[\w-]*)\[([\w,-]+)\]'", path.read_text())}
+    assert {package for package, _ in named} == {project["name"]}
+    assert {extra for _, extras in named for extra in extras.split(",")} <= set(project["optional-dependencies"])
+    assert ("fulcrum-serving", "s3") in named
+
+
 def test_images_are_labelled_with_the_version_and_the_commit() -> None:
     recipe = (ROOT / "deploy" / "images" / "Dockerfile").read_text()
     assert dict(re.findall(r"^ARG (VERSION|REVISION)=(.*)$", recipe, re.MULTILINE)) == {
