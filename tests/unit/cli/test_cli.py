@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from libs.cli.find import find_one_suite, find_suite
+from libs.cli.forecast import live
 from libs.cli.main import app
 from libs.cli.planner.tune import of_each
 from libs.cli.status.tables import BAR_CELLS, PHASES, last_move, phase_bar
@@ -195,6 +197,21 @@ def test_an_observed_fleet_is_found_and_has_no_gateway(tmp_path: Path, monkeypat
         write_suite(tmp_path, 9000, url, gateway="")
         found = find_suite(None)
     assert (found.metrics, found.gateway) == (url, "http://127.0.0.1:1")
+
+
+def test_a_forecast_without_history_prints_no_zeros(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bands = {name: [0.0] for name in ("p5", "p25", "p50", "p75", "p95")}
+    found = {"model": "m", "starts_unix_s": [1e9], "trend": [], "series": dict.fromkeys(live.UNITS, bands)}
+    monkeypatch.setattr(live, "find_suite", lambda _: SimpleNamespace(metrics="http://127.0.0.1:1"))
+    unknown = "no bin of this series is known: nothing is predicted"
+    monkeypatch.setattr(live, "get_json", lambda *_, **__: found | {"notes": [unknown]})
+    live.show_forecast(None, "", "1h", "", as_json=False)
+    assert capsys.readouterr().out.startswith("No demand is known yet: ask again after some requests, or `fulcrum")
+    monkeypatch.setattr(live, "get_json", lambda *_, **__: found | {"notes": []})
+    live.show_forecast(None, "", "1h", "", as_json=False)
+    assert "requests/s, 90 % band" in capsys.readouterr().out
 
 
 def test_the_last_move_is_told_by_its_age() -> None:
