@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tomllib
@@ -133,7 +134,8 @@ def broker_wheel(arch: str, program: Path) -> Path:
         for path, data in files.items():
             entry = zipfile.ZipInfo(path, ZIP_TIME)
             entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = (0o755 if path.endswith("/fulcrum-broker") else 0o644) << 16
+            # pip makes a program executable only if its entry says that it is a regular file.
+            entry.external_attr = (stat.S_IFREG | (0o755 if path.endswith("/fulcrum-broker") else 0o644)) << 16
             archive.writestr(entry, data)
     return wheel
 

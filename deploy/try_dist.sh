@@ -22,9 +22,11 @@ step() {
   began=$SECONDS
 }
 
-"$uv" venv -q "$work/env"
+"$uv" venv -q --seed "$work/env"
 "$uv" pip install -q --python "$work/env/bin/python" --find-links "$dist" \
   --refresh-package fulcrum-serving --refresh-package fulcrum-broker "fulcrum-serving[up]"
+# Most people install by pip, which places a wheel's programs by rules of its own.
+"$work/env/bin/pip" install -q --no-index --no-deps --force-reinstall --find-links "$dist" fulcrum-serving fulcrum-broker
 step "install ($(du -sm "$work/env" | cut -f1) MB)"
 for name in libs services; do
   [ ! -e "$work"/env/lib/python3*/site-packages/$name ] || { echo "$name is in site-packages" >&2; exit 1; }

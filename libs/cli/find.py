@@ -5,7 +5,9 @@ It uses plain `http.client`: importing httpx takes 0.2 s, for which people would
 
 import json
 import os
-from collections.abc import Mapping
+import socket
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -13,6 +15,8 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
+
+import msgspec
 
 from libs.contracts.errors import StartupError
 from libs.contracts.foreign_text import plain_values
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from libs.runtime.net.access import CallSettings
 
 TIMEOUT_S: Final = 10.0
+CONNECT_TIMEOUT_S: Final = 0.5
 FORECAST_TIMEOUT_S: Final = 60.0
 """The timeout of forecasts, of which a suite of several models makes some before it answers."""
 CALL_VARIABLES: Final = ("FULCRUM_TLS_", "FULCRUM_TOKEN", "FULCRUM_ALLOW_PLAINTEXT_TOKEN")
@@ -67,8 +72,11 @@ def call_settings() -> "CallSettings":
     return load_settings(CommonSettings)
 
 
-def find_suite(ready_file: Path | None) -> Ready:
-    """Return the suite of the named file, else of the default file, else the default addresses."""
+def find_suite(ready_file: Path | None, *, quiet: bool = False) -> Ready:
+    """Return the suite of the named file, else the one at the default addresses, else the only one there is.
+
+    The last is named on stderr unless `quiet`. Raise StartupError if there are several, all at other addresses.
+    """
     if ready_file is not None:
         ready = read_ready(ready_file)
         if ready is None:
@@ -76,7 +84,21 @@ def find_suite(ready_file: Path | None) -> Ready:
                 f"no suite runs behind {ready_file}: start one with `fulcrum up --json-ready {ready_file}`"
             )
         return remember(ready)
-    return remember(read_ready(default_ready_file(DEFAULT_GATEWAY_PORT)) or _default())
+    at_default = read_ready(default_ready_file(DEFAULT_GATEWAY_PORT))
+    if at_default is not None:
+        return remember(at_default)
+    default = _default()
+    # A suite that was killed leaves its file, whose process id another program may have by now.
+    running = [(file, ready) for file, ready in _running() if _listens(ready.metrics)]
+    if not running or _listens(default.metrics):  # containers serve there without a ready file
+        return remember(default)
+    if len(running) > 1:
+        raise _several(running)
+    file, only = running[0]
+    if not quiet:
+        sys.stderr.write(f"suite at {only.gateway or only.metrics} ({file})\n")
+    # An observed fleet has no gateway: who asks one is told that none answers.
+    return remember(only if only.gateway else msgspec.structs.replace(only, gateway=default.gateway))
 
 
 def find_one_suite(ready_file: Path | None) -> Ready:
@@ -84,13 +106,27 @@ def find_one_suite(ready_file: Path | None) -> Ready:
     if ready_file is None:
         running = _running()
         if len(running) > 1:
-            raise StartupError(
-                f"{len(running)} suites run here: name one with --ready FILE, of "
-                + ", ".join(f"{file} ({ready.gateway})" for file, ready in running)
-            )
+            raise _several(running)
         if running:
             return remember(running[0][1])
     return find_suite(ready_file)
+
+
+def _several(running: Sequence[tuple[Path, Ready]]) -> StartupError:
+    return StartupError(
+        f"{len(running)} suites run here: name one with --ready FILE, of "
+        + ", ".join(f"{file} ({ready.gateway or ready.metrics})" for file, ready in running)
+    )
+
+
+def _listens(url: str) -> bool:
+    """Return whether something on this machine accepts connections at `url`."""
+    address = urlsplit(url)
+    try:
+        with socket.create_connection((address.hostname, address.port), CONNECT_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
 
 
 def _running() -> list[tuple[Path, Ready]]:

@@ -23,7 +23,7 @@ def complete_worker(incomplete: str) -> list[str]:
     from libs.contracts.errors import FulcrumError  # noqa: PLC0415
 
     try:
-        workers = get_json(find_suite(None).planner, "/v1/workers")
+        workers = get_json(find_suite(None, quiet=True).planner, "/v1/workers")
     except FulcrumError:
         return []
     return [worker["id"] for worker in workers if worker["id"].startswith(incomplete)]
@@ -37,9 +37,14 @@ def complete_role(incomplete: str) -> list[str]:
 def complete_log(incomplete: str) -> list[str]:
     """Return the names of the suite's processes that log on this machine."""
     from libs.cli.find import find_suite  # noqa: PLC0415 (only when a shell asks)
+    from libs.contracts.errors import FulcrumError  # noqa: PLC0415
     from libs.launch.ready import logs_folder  # noqa: PLC0415
 
-    names = sorted(path.stem for path in logs_folder(find_suite(None).gateway_port).glob("*.log"))
+    try:
+        folder = logs_folder(find_suite(None, quiet=True).gateway_port)
+    except FulcrumError:
+        return []
+    names = sorted(path.stem for path in folder.glob("*.log"))
     return [name for name in names if name.startswith(incomplete)]
 
 

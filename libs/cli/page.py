@@ -45,7 +45,7 @@ def check_plots(option: str = "--report") -> None:
     try:
         import matplotlib as mpl  # noqa: PLC0415 (only where a report is asked for)
     except ImportError:
-        raise InvalidRequest(f"{option} needs matplotlib: pip install 'fulcrum[plots]'") from None
+        raise InvalidRequest(f"{option} needs matplotlib: pip install 'fulcrum-serving[plots]'") from None
     mpl.use("Agg")
 
 

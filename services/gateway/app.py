@@ -90,7 +90,7 @@ async def _open_files(settings: GatewaySettings) -> AsyncIterator[FileStore]:
     try:
         from libs.filestore.s3 import open_s3  # noqa: PLC0415 (an extra that few installations have)
     except ImportError:
-        raise StartupError("FULCRUM_GATEWAY_FILES_S3_BUCKET needs `pip install 'fulcrum[s3]'`") from None
+        raise StartupError("FULCRUM_GATEWAY_FILES_S3_BUCKET needs `pip install 'fulcrum-serving[s3]'`") from None
     async with open_s3(
         settings.files_s3_bucket,
         max_bytes=settings.files_max_bytes,

@@ -146,7 +146,7 @@ class GatewaySettings(HttpSettings):
     cache.
     """
     files_s3_bucket: str = ""
-    """Existing bucket for these files, in place of the folder; needs `pip install 'fulcrum[s3]'`."""
+    """Existing bucket for these files, in place of the folder; needs `pip install 'fulcrum-serving[s3]'`."""
     files_s3_prefix: str = ""
     """Prefix of the files' keys in the bucket."""
     files_s3_endpoint: str = ""

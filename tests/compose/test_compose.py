@@ -1,11 +1,15 @@
 """`docker compose up`, as an operator runs it: real images, containers scaled, killed and restarted under load."""
 
+import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import httpx
 import pytest
 
 from libs.testing.suites.compose import ROOT, ComposeCluster, ComposeLoad, eventually, running_cluster, running_load
@@ -107,6 +111,46 @@ async def restart_stores(cluster: ComposeCluster, load: ComposeLoad) -> None:
 
 
 TLS = "compose/tls.yaml"
+
+
+async def test_keys_limits_and_files_are_there_after_a_restore_of_volumes(tmp_path: Path) -> None:
+    """Type the blocks of docs/backup.md, with all containers and volumes removed between them."""
+    section = (ROOT / "docs" / "backup.md").read_text().partition("\n## Volumes of containers\n")[2]
+    back_up, restore = re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    async with running_cluster(PROFILE) as cluster:
+        secret = json.loads(await fulcrum(cluster, "keys", "create", "--tenant", "ops", "--role", "admin", "--json"))[
+            "key"
+        ]
+        await fulcrum(cluster, "keys", "limits", "search", "--requests", "600")
+        headers = {"authorization": f"Bearer {secret}"}
+        async with httpx.AsyncClient(base_url=cluster.gateway, headers=headers, trust_env=False, timeout=30) as http:
+            sent = b'{"custom_id": "1"}\n'
+            uploaded = await http.post("/v1/files", files={"file": ("lines.jsonl", sent)}, data={"purpose": "batch"})
+            file_id = uploaded.raise_for_status().json()["id"]
+            tell("back up")
+            await typed(cluster, back_up, tmp_path)
+            await cluster.compose("down", "--volumes", "--timeout", "40")
+            tell("restore")
+            await typed(cluster, restore, tmp_path)
+            await cluster.compose("up", "-d", "--no-build", "--wait")
+            content = (await http.get(f"/v1/files/{file_id}/content")).raise_for_status().content
+            assert content == sent
+            assert (await http.get("/v1/models", headers={"authorization": ""})).status_code == httpx.codes.UNAUTHORIZED
+        limits = json.loads(await fulcrum(cluster, "keys", "limits", "--json"))
+        assert {tenant: each["requests_per_minute"] for tenant, each in limits.items()} == {"search": 600}
+
+
+async def fulcrum(cluster: ComposeCluster, *arguments: str) -> str:
+    return await cluster.compose("exec", "-T", cluster.kind.gateway, "fulcrum", *arguments)
+
+
+async def typed(cluster: ComposeCluster, commands: str, folder: Path) -> None:
+    """Type commands at a shell whose `docker compose` is the cluster's."""
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-ec", commands, cwd=folder, env=cluster.shell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )  # fmt: skip
+    output = (await process.communicate())[0].decode()
+    assert process.returncode == 0, output[-4000:]
 
 
 async def served_certificate(cluster: ComposeCluster, service: str) -> str:

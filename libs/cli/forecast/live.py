@@ -15,6 +15,7 @@ MOST_ROWS: Final = 12
 WEEK_S: Final = 6 * 86_400.0
 # Times of a file from here on are Unix seconds; earlier ones count from the file's beginning.
 UNIX_S: Final = 1e9
+NOT_PREDICTED: Final = "nothing is predicted"
 UNITS: Final = {"requests": "requests/s", "prefill": "prefill", "decode": "decode"}
 
 
@@ -27,6 +28,9 @@ def show_forecast(ready_file: Path | None, model: str, horizon: str, by: str, *,
         print(json.dumps(found))
         return
     console = make_console()
+    if _is_unknown(found):
+        console.print("No demand is known yet: ask again after some requests, or `fulcrum forecast import` some.")
+        return
     console.print(f"{found['model']}, from {clock_time(found['starts_unix_s'][0])}")
     console.print(_table(found))
     if "parts" in found:
@@ -38,6 +42,11 @@ def show_forecast(ready_file: Path | None, model: str, horizon: str, by: str, *,
         console.print(line)
     if not found["trend"]:
         console.print("No change of level or balance was found.")
+
+
+def _is_unknown(found: dict[str, Any]) -> bool:
+    """Return whether the forecast is empty because nothing has been counted, in place of a forecast of no demand."""
+    return any(NOT_PREDICTED in note for note in found["notes"]) and not any(found["series"]["requests"]["p95"])
 
 
 def _table(found: dict[str, Any]) -> Table:

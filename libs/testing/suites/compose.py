@@ -51,6 +51,12 @@ class ComposeCluster:
             f"http://127.0.0.1:{environment[f'FULCRUM_{name}_PORT']}" for name in ("GATEWAY", "PLANNER", "METRICS")
         )
 
+    @property
+    def shell(self) -> dict[str, str]:
+        """The environment in which a plain `docker compose` means this cluster, in any folder."""
+        named = {"COMPOSE_PROJECT_NAME": self.project, "COMPOSE_FILE": str(ROOT / "compose.yaml")}
+        return {**os.environ, **self._environment, **named, "COMPOSE_PROFILES": self.kind.profile}
+
     async def compose(self, *arguments: str, timeout_s: float = COMMAND_S) -> str:
         """Run one command; its output. Fails the test with that output on an error."""
         command = (

@@ -3,9 +3,12 @@
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +17,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from libs.cli.find import find_one_suite
+from libs.cli.find import find_one_suite, find_suite
+from libs.cli.forecast import live
 from libs.cli.main import app
 from libs.cli.planner.tune import of_each
 from libs.cli.status.tables import BAR_CELLS, PHASES, last_move, phase_bar
@@ -143,6 +147,71 @@ def test_of_several_suites_one_must_be_named(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(StartupError, match=r"2 suites run here: name one with --ready FILE, of .*9000.json"):
         find_one_suite(None)
     assert find_one_suite(file).gateway.endswith(":9000")
+
+
+def write_suite(folder: Path, port: int, metrics: str, gateway: str | None = None) -> Path:
+    url = f"http://127.0.0.1:{port}" if gateway is None else gateway
+    rest = dict.fromkeys(("token", "kafka", "redis", "cluster", "model", "engine"), "x")
+    file = folder / "suites" / f"{port}.json"
+    write_ready(file, Ready(gateway=url, gateways=(url,), planner=metrics, metrics=metrics, pid=os.getpid(), **rest))
+    return file
+
+
+@pytest.mark.system
+def test_the_only_suite_that_answers_is_found_at_any_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FULCRUM_CACHE", str(tmp_path))
+    with ExitStack() as stack:
+        nobody, at_default, one, other = (stack.enter_context(socket.socket()) for _ in range(4))
+        for each in (nobody, at_default, one, other):
+            each.bind(("127.0.0.1", 0))
+        urls = [f"http://127.0.0.1:{each.getsockname()[1]}" for each in (nobody, at_default, one, other)]
+        default_port = at_default.getsockname()[1] - 2
+        monkeypatch.setattr("libs.cli.find.DEFAULT_GATEWAY_PORT", default_port)
+        write_suite(tmp_path, 9000, urls[0])
+        assert find_suite(None).pid == 0  # whoever wrote it answers no more
+        one.listen()
+        file = write_suite(tmp_path, 9010, urls[2])
+        assert find_suite(None).metrics == urls[2]
+        assert capsys.readouterr().err == f"suite at http://127.0.0.1:9010 ({file})\n"
+        assert find_suite(None, quiet=True).metrics == urls[2]
+        assert capsys.readouterr().err == ""
+        other.listen()
+        write_suite(tmp_path, 9020, urls[3])
+        with pytest.raises(StartupError, match=r"2 suites run here: .*9010\.json .*, .*9020\.json"):
+            find_suite(None)
+        at_default.listen()  # containers, which write no file
+        assert find_suite(None).pid == 0
+        at_default.close()
+        write_suite(tmp_path, default_port, urls[0])
+        assert find_suite(None).metrics == urls[0]
+
+
+@pytest.mark.system
+def test_an_observed_fleet_is_found_and_has_no_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULCRUM_CACHE", str(tmp_path))
+    monkeypatch.setattr("libs.cli.find.DEFAULT_GATEWAY_PORT", 1)
+    with socket.create_server(("127.0.0.1", 0)) as metrics:
+        url = f"http://127.0.0.1:{metrics.getsockname()[1]}"
+        write_suite(tmp_path, 9000, url, gateway="")
+        found = find_suite(None)
+    assert (found.metrics, found.gateway) == (url, "http://127.0.0.1:1")
+
+
+def test_a_forecast_without_history_prints_no_zeros(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bands = {name: [0.0] for name in ("p5", "p25", "p50", "p75", "p95")}
+    found = {"model": "m", "starts_unix_s": [1e9], "trend": [], "series": dict.fromkeys(live.UNITS, bands)}
+    monkeypatch.setattr(live, "find_suite", lambda _: SimpleNamespace(metrics="http://127.0.0.1:1"))
+    unknown = "no bin of this series is known: nothing is predicted"
+    monkeypatch.setattr(live, "get_json", lambda *_, **__: found | {"notes": [unknown]})
+    live.show_forecast(None, "", "1h", "", as_json=False)
+    assert capsys.readouterr().out.startswith("No demand is known yet: ask again after some requests, or `fulcrum")
+    monkeypatch.setattr(live, "get_json", lambda *_, **__: found | {"notes": []})
+    live.show_forecast(None, "", "1h", "", as_json=False)
+    assert "requests/s, 90 % band" in capsys.readouterr().out
 
 
 def test_the_last_move_is_told_by_its_age() -> None:

@@ -4,7 +4,11 @@ import base64
 import csv
 import hashlib
 import io
+import platform
 import re
+import stat
+import subprocess
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -24,6 +28,16 @@ def test_package_plugin_and_chart_have_one_version():
     assert plugin["version"] == release()
     chart = yaml.safe_load((ROOT / "deploy" / "helm" / "fulcrum" / "Chart.yaml").read_text())
     assert release() == dist.version() == chart["version"] == chart["appVersion"]
+
+
+def test_advice_to_install_names_this_package_and_extras_that_it_has() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    files = [path for folder in ("libs", "services") for path in (ROOT / folder).rglob("*.py")]
+    files += [path for path in (ROOT / "docs").rglob("*.md") if "results" not in path.parts]
+    named = {each for path in files for each in re.findall(r"'(fulcrum[\w-]*)\[([\w,-]+)\]'", path.read_text())}
+    assert {package for package, _ in named} == {project["name"]}
+    assert {extra for _, extras in named for extra in extras.split(",")} <= set(project["optional-dependencies"])
+    assert ("fulcrum-serving", "s3") in named
 
 
 def test_images_are_labelled_with_the_version_and_the_commit() -> None:
@@ -62,13 +76,25 @@ def test_the_wheel_of_the_broker_installs_a_program_under_its_own_digest(
     assert wheel.name == f"fulcrum_broker-{release()}-py3-none-manylinux_2_17_aarch64.whl"
     with zipfile.ZipFile(wheel) as archive:
         (script,) = [each for each in archive.infolist() if each.filename.endswith("/scripts/fulcrum-broker")]
-        assert script.external_attr >> 16 == 0o755
+        assert script.external_attr >> 16 == stat.S_IFREG | 0o755
         (record,) = [name for name in archive.namelist() if name.endswith("/RECORD")]
         rows = {path: digest for path, digest, _ in csv.reader(io.StringIO(archive.read(record).decode()))}
         assert set(rows) == set(archive.namelist())
         for path in set(rows) - {record}:
             digest = base64.urlsafe_b64encode(hashlib.sha256(archive.read(path)).digest()).rstrip(b"=").decode()
             assert rows[path] == f"sha256={digest}"
+
+
+@pytest.mark.system  # runs pip
+def test_pip_installs_the_broker_as_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "OUT", tmp_path)
+    (tmp_path / "program").write_text("#!/bin/sh\necho serves\n")
+    arch = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+    wheel = dist.broker_wheel(arch, tmp_path / "program")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(tmp_path / "there")]
+    subprocess.run([*pip, str(wheel)], check=True)
+    done = subprocess.run([tmp_path / "there" / "bin" / "fulcrum-broker"], capture_output=True, text=True, check=True)
+    assert done.stdout == "serves\n"
 
 
 def test_the_extra_of_the_embedded_stores_takes_the_broker_of_the_same_version():
