@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.contracts.ranges import MOST_JOB_LINES
@@ -12,7 +12,8 @@ from libs.policy.gateway.binding import PolicyName
 from libs.policy.gateway.view import MAX_SILENT_MS, SILENT_MS
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
-from services.gateway.request.images import MAX_TOTAL_BYTES
+from services.gateway.images.files import MAX_TOTAL_BYTES
+from services.gateway.images.hosts import ImageHosts
 from services.gateway.request.schema import MAX_CHOICES
 
 ReasoningName = Literal["think", "mistral", "seed", "harmony", "none"]
@@ -91,6 +92,16 @@ class GatewaySettings(HttpSettings):
     """Bound on the file of one image. Its base64 must also fit in FULCRUM_GATEWAY_MAX_BODY_BYTES."""
     max_image_pixels: int = Field(16 * 1024 * 1024, ge=1)
     """Bound on the width times the height of one image."""
+    image_hosts: str = ""
+    """Hosts, separated by commas, from which images are fetched: images.example.com, files.internal:9000. Names that
+    resolve to private addresses need these in the list too: 10.1.2.3, or 10.0.0.0/8. Empty: no address is fetched.
+    """
+    image_fetch_s: float = Field(10.0, gt=0, le=60)
+    """Maximum time for fetching one image."""
+    image_redirects: int = Field(3, ge=0, le=10)
+    """Redirects that a fetch follows, within these hosts and the scheme."""
+    image_fetches: int = Field(16, ge=1)
+    """Images that are fetched at a time; more wait as long as a fetch may take."""
     max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES)
     """Bound on a request's `n`."""
     max_choices: int = Field(128, ge=1)
@@ -180,6 +191,12 @@ class GatewaySettings(HttpSettings):
     """
     batch_max_in_flight: int = Field(256, ge=1)
     """Batch lines that this gateway runs at once."""
+
+    @field_validator("image_hosts")
+    @classmethod
+    def _names_hosts(cls, value: str) -> str:
+        ImageHosts.parse(value)
+        return value
 
     @model_validator(mode="after")
     def _has_models(self) -> Self:
