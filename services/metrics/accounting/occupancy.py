@@ -35,7 +35,7 @@ from services.metrics.accounting.series import Scope
 
 
 class KnownParts(NamedTuple):
-    """Parts of a worker's idle or prefill time in GPU-nanoseconds, each at most all of it. Parts of idle may overlap."""
+    """Parts of a worker's idle or prefill GPU-nanoseconds, each at most all of it. Parts of idle may overlap."""
 
     starved_ns: int = 0
     dummy_ns: int = 0
