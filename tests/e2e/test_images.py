@@ -238,6 +238,28 @@ async def test_an_image_by_address_is_the_same_file_as_in_a_data_url(
     assert 'fulcrum_gateway_image_fetches_total{outcome="ok"}' in metrics
 
 
+async def test_images_of_responses_are_answered_alike_and_kept_for_the_next_one(
+    client: openai.AsyncOpenAI, cluster: Cluster, reference: Reference
+) -> None:
+    files = [picture(41), picture(42)]
+    cluster.images.answers["/41.png"] = reply(files[0])
+    urls = [cluster.images.url("/41.png"), url_of(files[1])]
+    images = [{"type": "input_image", "image_url": url, "detail": "auto"} for url in urls]
+    asking: Any = [{"role": "user", "content": [*images, {"type": "input_text", "text": QUESTION}]}]
+    first = await client.responses.create(model=MODEL, input=asking, max_output_tokens=TOKENS, temperature=0)
+    assert first.output_text == reference.chat(as_template(2), files, TOKENS)[1]
+    second = await client.responses.create(
+        model=MODEL, input="and now?", previous_response_id=first.id, max_output_tokens=TOKENS, temperature=0
+    )
+    turns = [*as_template(2), {"role": "assistant", "content": [{"type": "text", "text": first.output_text}]}]
+    turns.append({"role": "user", "content": [{"type": "text", "text": "and now?"}]})
+    assert second.output_text == reference.chat(turns, files, TOKENS)[1]
+    broken: Any = [{"role": "user", "content": [images[0], {**images[1], "image_url": url_of(b"no picture")}]}]
+    with pytest.raises(openai.BadRequestError, match="not an image in a known format") as caught:
+        await client.responses.create(model=MODEL, input=broken, previous_response_id=first.id)
+    assert caught.value.param == "input[0].content[1].image_url"
+
+
 async def test_a_fetched_file_is_checked_as_one_in_a_data_url(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
     cluster.images.answers["/page.html"] = reply(b"<html>no picture</html>")
     with pytest.raises(openai.BadRequestError, match="not an image in a known format"):
