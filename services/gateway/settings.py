@@ -85,7 +85,7 @@ class GatewaySettings(HttpSettings):
     all; cookies are never taken. Empty: none. On loopback without keys FULCRUM_HTTP_HOSTS has to name them too."""
 
     max_body_bytes: int = Field(6 * 1024 * 1024, ge=1024)
-    """Bound on a request's body; larger ones are refused with 413. The default holds one image of the largest size."""
+    """Bound on a request's body; larger ones are refused with 413."""
     max_images: int = Field(8, ge=0)
     """Bound on the images of a request; 0 serves none."""
     max_image_bytes: int = Field(4 * 1024 * 1024, ge=1024, le=MAX_TOTAL_BYTES)
@@ -93,15 +93,15 @@ class GatewaySettings(HttpSettings):
     max_image_pixels: int = Field(16 * 1024 * 1024, ge=1)
     """Bound on the width times the height of one image."""
     image_hosts: str = ""
-    """Hosts, separated by commas, from which images are fetched: images.example.com, files.internal:9000. Names that
-    resolve to private addresses need these in the list too: 10.1.2.3, or 10.0.0.0/8. Empty: no address is fetched.
+    """Hosts, separated by commas, from which images are fetched. A private address has to be listed too, or its network.
+    Empty: none.
     """
     image_fetch_s: float = Field(10.0, gt=0, le=60)
-    """Maximum time for fetching one image."""
+    """Maximum time to fetch an image."""
     image_redirects: int = Field(3, ge=0, le=10)
-    """Redirects that a fetch follows, within these hosts and the scheme."""
+    """Redirects that a fetch may follow."""
     image_fetches: int = Field(16, ge=1)
-    """Images that are fetched at a time; more wait as long as a fetch may take."""
+    """Images fetched at a time."""
     max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES)
     """Bound on a request's `n`."""
     max_choices: int = Field(128, ge=1)
