@@ -213,6 +213,8 @@ class ImageFetcher:
                 parts += part
         except httpx.HTTPError as error:
             raise _Failed("unreachable", f"broke off: {one_line(error, _MAX_REASON_CHARS)}") from None
+        if not parts:
+            raise _Failed("status", "came without a byte")
         return bytes(parts)
 
 

@@ -207,6 +207,7 @@ async def test_the_next_address_is_tried_if_one_does_not_connect(host: ImageHost
     [
         (reply(status="404 Not Found"), "answered 404", "status"),
         (reply(FILE, status="206 Partial Content"), "answered 206", "status"),
+        (reply(), "came without a byte", "status"),
         (reply(bytes(4097)), "over 4096 bytes", "too_large"),
         (reply(b"", "Content-Length: 9999999999999"), "over 4096 bytes", "too_large"),
         (reply(bytes(5000), "Connection: close"), "over 4096 bytes", "too_large"),
