@@ -93,8 +93,8 @@ class GatewaySettings(HttpSettings):
     max_image_pixels: int = Field(16 * 1024 * 1024, ge=1)
     """Bound on the width times the height of one image."""
     image_hosts: str = ""
-    """Hosts, separated by commas, from which images are fetched. A private address has to be listed too, or its network.
-    Empty: none.
+    """Hosts, separated by commas, from which images are fetched. Private addresses have to be listed too, or their
+    networks. Empty: none.
     """
     image_fetch_s: float = Field(10.0, gt=0, le=60)
     """Maximum time to fetch an image."""
