@@ -23,8 +23,8 @@ from libs.telemetry.steps import FULL_SHARE, SHARE_BITS
 
 LONGEST_NS: Final = 1_500_000_000
 """The longest cover of a batch that is gathered rather than entered by itself."""
-START, END, PREFILL_TOKENS, DECODE_SEQUENCES = map(
-    COLUMN_NAMES.index, ("start_unix_ns", "end_unix_ns", "prefill_tokens", "decode_sequences")
+START, END, PREFILL_TOKENS, DECODE_SEQUENCES, ENCODED_IMAGES = map(
+    COLUMN_NAMES.index, ("start_unix_ns", "end_unix_ns", "prefill_tokens", "decode_sequences", "encoded_images")
 )
 NO_END: Final = bytes(ENTRY_BYTES)
 """The entry in the column of ends of a step that is only announced."""
@@ -99,6 +99,8 @@ def lay(gathered: StepBatchColumns, prefill_shares: Callable[[StepBatch], list[i
     steps, waits = Spans(of, column(START), column(END)), _waits(gathered.batches)
     plain = _apart(covers, steps, waits)
     has_prefill, has_decode = column(PREFILL_TOKENS) != 0, column(DECODE_SEQUENCES) != 0
+    if any(batch.steps.encoded_images for batch in gathered.batches):
+        has_prefill |= column(ENCODED_IMAGES) != 0
     shares = np.where(has_prefill, FULL_SHARE, 0)
     mixed = {*np.unique(of[has_prefill & has_decode]).tolist()}
     mixed.update(index for index, batch in enumerate(gathered.batches) if batch.HasField("estimate"))

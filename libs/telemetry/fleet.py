@@ -198,6 +198,12 @@ class FleetTelemetry:
         timeline = self.directory.timelines.get(worker_id)
         return timeline.dummy_ns(low_ns, high_ns) if timeline else 0
 
+    def encode_ns(self, worker_id: str, low_ns: int, high_ns: int) -> int:
+        """Return the prefill nanoseconds in [low, high) of steps that encoded images; 0 as in `dummy_ns`."""
+        self.settle()
+        timeline = self.directory.timelines.get(worker_id)
+        return timeline.encode_ns(low_ns, high_ns) if timeline else 0
+
     def window(self, worker_id: str, low_ns: int, high_ns: int) -> tuple[PhaseTime, str] | None:
         """Return how a worker of this process spent [low, high), and its role at the end.
 

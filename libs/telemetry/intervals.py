@@ -1,4 +1,4 @@
-"""Sets of integers as disjoint half-open intervals, and spans with the roles and idle parts of a worker's time."""
+"""Sets of integers as disjoint half-open intervals, and spans with the roles and parts of a worker's time."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.step_row import step_rows
 
 
 class Intervals:
@@ -144,17 +145,21 @@ long.
 """
 
 
-class IdleParts:
-    """Idle time by cause. Spans that are empty or that lie outside the reach of their batch are left out."""
+class PhaseParts:
+    """Parts of idle time, by cause, and of prefill. Spans that are empty or outside the reach of their batch are left
+    out.
+    """
 
     def __init__(self) -> None:
         self.starved = Intervals()
         """The time in which all KV that sequences awaited was still being computed elsewhere."""
         self.dummies = Intervals()
         """The time of steps that computed for no sequence, as another rank of the data-parallel group had work."""
+        self.encodes = Intervals()
+        """The time of finished steps that encoded images, a part of prefill."""
 
     def __iter__(self) -> Iterator[Intervals]:
-        return iter((self.starved, self.dummies))
+        return iter((self.starved, self.dummies, self.encodes))
 
     def take(self, batch: StepBatch) -> None:
         from_ns, to_ns = batch.covered_from_unix_ns, batch.covered_to_unix_ns
@@ -165,6 +170,11 @@ class IdleParts:
             for span in batch.dummy_steps.spans:
                 if max(from_ns - LATE_NS, 0) < span.start_unix_ns < span.end_unix_ns <= to_ns:
                     self.dummies.add(span.start_unix_ns, span.end_unix_ns)
+
+        if batch.steps.encoded_images:
+            for step in step_rows(batch.steps):
+                if step.encoded_images and from_ns <= step.start_unix_ns < step.end_unix_ns <= to_ns:
+                    self.encodes.add(step.start_unix_ns, step.end_unix_ns)
 
     def forget_before(self, point_ns: int) -> None:
         for part in self:

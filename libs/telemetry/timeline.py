@@ -13,7 +13,7 @@ from libs.contracts.roles import role_name
 from libs.contracts.step_row import ENTRY_BYTES, StepRow, sent_columns, step_rows
 from libs.perfmodel.utilisation import Effort
 from libs.telemetry.columns import END, INT64_END, LONGEST_NS, NO_END, START, Followed, PrefillShares, well_formed
-from libs.telemetry.intervals import IdleParts, Intervals, RoleLog, total_ns
+from libs.telemetry.intervals import Intervals, PhaseParts, RoleLog, total_ns
 from libs.telemetry.steps import (
     COUNTS,
     BusyTime,
@@ -81,7 +81,7 @@ class Timeline:
         """
         self._covers = Intervals()
         self._kv_waits = Intervals()
-        self._idle_parts = IdleParts()
+        self._phase_parts = PhaseParts()
         self._steps = StepLog()
         self._shape = Shape()
         self._seen = Intervals()
@@ -163,8 +163,8 @@ class Timeline:
         else:
             self._note_sequence(batch)
         self.known_to_ns, self.changed_from_ns = high_ns, low_ns
-        if batch.starved or batch.HasField("dummy_steps"):
-            self._idle_parts.take(batch)
+        if batch.starved or steps.encoded_images or batch.HasField("dummy_steps"):
+            self._phase_parts.take(batch)
         return batch, self._worker_id, low_ns, high_ns, columns, arrived_ns
 
     def enter(self, batch: PlainBatch, last_end_ns: int) -> None:
@@ -262,16 +262,24 @@ class Timeline:
     def starved_ns(self, low_ns: int, high_ns: int) -> int:
         """Return the idle ns in [low, high) in which all awaited KV was still being computed elsewhere."""
         self._take_in()
-        return total_ns(self._idle_parts.starved.within_each(self._covers.within(low_ns, high_ns)))
+        return total_ns(self._phase_parts.starved.within_each(self._covers.within(low_ns, high_ns)))
 
     def dummy_ns(self, low_ns: int, high_ns: int) -> int:
         """Return the idle ns in [low, high) in which dummy steps ran, without what a step or a KV wait claims."""
         self._take_in()
-        dummies = self._idle_parts.dummies.within_each(self._covers.within(low_ns, high_ns))
+        dummies = self._phase_parts.dummies.within_each(self._covers.within(low_ns, high_ns))
         if not dummies:  # the usual case
             return 0
         busy = self._steps.busy(low_ns, high_ns, self._covers.reach)
         return total_ns(dummies) - busy.between(dummies)[0] - self._waited_ns(dummies, busy)
+
+    def encode_ns(self, low_ns: int, high_ns: int) -> int:
+        """Return the prefill ns in [low, high) of finished steps that encoded images."""
+        self._take_in()
+        encodes = self._phase_parts.encodes.within_each(self._covers.within(low_ns, high_ns))
+        if not encodes:  # the usual case
+            return 0
+        return self._steps.busy(low_ns, high_ns, self._covers.reach).between(encodes)[1]
 
     def steps(self, low_ns: int, high_ns: int) -> Iterator[StepShare]:
         """Yield the steps behind `phases`, in order."""
@@ -331,7 +339,7 @@ class Timeline:
         """Begin a new incarnation: the old one's steps end where last seen, and its claims on later time are void."""
         self._take_in()
         self._steps.settle(self._covers.reach)
-        for kept in (self._covers, self._kv_waits, self._idle_parts, self._steps):
+        for kept in (self._covers, self._kv_waits, self._phase_parts, self._steps):
             kept.forget_from(batch.covered_from_unix_ns)
         self._roles.forget_from(batch.covered_from_unix_ns)
         self._seen, self._seen_from = Intervals(), 0
@@ -401,7 +409,7 @@ class Timeline:
         self._covers.add(max(batch.covered_from_unix_ns, self._kept_from_ns), batch.covered_to_unix_ns)
         for wait in batch.kv_waits:
             self._kv_waits.add(wait.start_unix_ns, wait.end_unix_ns)
-        self._idle_parts.take(batch)
+        self._phase_parts.take(batch)
         self._roles.add(batch.covered_from_unix_ns, batch.covered_to_unix_ns, role_name(batch.assignment))
 
     def _enter_step(self, step: StepRow, share: int, covered_to_ns: int) -> None:
@@ -419,11 +427,12 @@ class Timeline:
         keep_from_ns = oldest_ns if oldest_ns > self._kept_from_ns + TRIM_NS else self._kept_from_ns
         if len(self._steps) > self.max_steps:
             keep_from_ns = max(keep_from_ns, self._steps.start_of_newest(self.max_steps * 15 // 16))
-        for intervals in (self._covers, self._kv_waits, *self._idle_parts):
-            bound = self.max_steps if intervals is self._idle_parts.dummies else MAX_INTERVALS
+        for intervals in (self._covers, self._kv_waits, *self._phase_parts):
+            of_steps = intervals is self._phase_parts.dummies or intervals is self._phase_parts.encodes
+            bound = self.max_steps if of_steps else MAX_INTERVALS
             if len(intervals) > bound:
                 keep_from_ns = max(keep_from_ns, intervals.start_of_newest(bound * 15 // 16))
         if keep_from_ns > self._kept_from_ns:
             self._kept_from_ns = keep_from_ns
-            for kept in (self._covers, self._kv_waits, self._idle_parts, self._steps):
+            for kept in (self._covers, self._kv_waits, self._phase_parts, self._steps):
                 kept.forget_before(keep_from_ns)

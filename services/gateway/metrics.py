@@ -142,6 +142,25 @@ class GatewayMetrics:
         return Histogram(f"fulcrum_gateway_{name}", text, ("model",), buckets=buckets, registry=self.registry)
 
 
+class ImageFetchMetrics:
+    """The counts of images fetched from addresses."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._fetches = Counter(
+            names.GATEWAY_IMAGE_FETCHES,
+            "Images fetched from addresses; outcomes but ok say why they were not",
+            ("outcome",),
+            registry=registry,
+        )
+        self._bytes = Counter(names.GATEWAY_IMAGE_FETCH_BYTES, "Bytes of fetched images", registry=registry)
+        self._seconds = Counter(names.GATEWAY_IMAGE_FETCH_SECONDS, "Time of all fetches", registry=registry)
+
+    def ended(self, outcome: str, size_bytes: int, seconds: float) -> None:
+        self._fetches.labels(outcome).inc()
+        self._bytes.inc(size_bytes)
+        self._seconds.inc(seconds)
+
+
 class BatchMetrics:
     """The counts of this gateway's answers, and gauges over all jobs."""
 

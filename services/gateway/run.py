@@ -42,17 +42,19 @@ from services.gateway.batch.run import BatchPorts, Serving, make_batch
 from services.gateway.embeddings.exchange import pooled_readers
 from services.gateway.embeddings.schema import MAX_INPUTS, POOLED_ROUTES
 from services.gateway.fleet import SilenceWatch, WorkerLinks
+from services.gateway.images.fetch import FetchBounds, ImageFetcher
+from services.gateway.images.files import ImageLimits
+from services.gateway.images.hosts import ImageHosts
 from services.gateway.link import StreamTraffic
 from services.gateway.messages.errors import MessagesDialect, refused_body
 from services.gateway.messages.exchange import MessageReader
 from services.gateway.messages.schema import MESSAGE_ROUTES
 from services.gateway.messages.schema import PATH as MESSAGES_PATH
-from services.gateway.metrics import GatewayMetrics
+from services.gateway.metrics import GatewayMetrics, ImageFetchMetrics
 from services.gateway.refusals import RefusalCounts, RefusalMiddleware
 from services.gateway.request.endpoint import CompletionEndpoint, CompletionReader, Reader
 from services.gateway.request.exchange import Stalls
 from services.gateway.request.formats import ChatFormat, CompletionFormat
-from services.gateway.request.images import ImageLimits
 from services.gateway.request.intake import TOKENISE_THREADS, Intake, RequestLimits
 from services.gateway.request.limits import PlaceExchange, TenantLimiter
 from services.gateway.request.models import LoadableModels
@@ -210,6 +212,12 @@ def _intake(
     keys: KeyTable | None,
     metrics: GatewayMetrics,
 ) -> Intake:
+    fetcher = ImageFetcher(
+        ImageHosts.parse(settings.image_hosts),
+        FetchBounds(settings.max_image_bytes, settings.image_fetch_s, settings.image_redirects, settings.image_fetches),
+        ImageFetchMetrics(metrics.registry),
+        tenants=keys,
+    )
     intake = Intake(
         catalog=catalog,
         fleet=fleet,
@@ -229,8 +237,10 @@ def _intake(
         ),
         cache_salt=str if keys is None else keys.cache_salt,
         tenants=keys,
+        fetcher=fetcher,
     )
-    metrics.watch_slots({"tokenise": intake.tokenising, "schemas": intake.schemas.slots})
+    slots = {"tokenise": intake.tokenising, "schemas": intake.schemas.slots, "image-fetches": fetcher.slots}
+    metrics.watch_slots(slots)
     return intake
 
 

@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.contracts.ranges import MOST_JOB_LINES
@@ -12,7 +12,8 @@ from libs.policy.gateway.binding import PolicyName
 from libs.policy.gateway.view import MAX_SILENT_MS, SILENT_MS
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
-from services.gateway.request.images import MAX_TOTAL_BYTES
+from services.gateway.images.files import MAX_TOTAL_BYTES
+from services.gateway.images.hosts import ImageHosts
 from services.gateway.request.schema import MAX_CHOICES
 
 ReasoningName = Literal["think", "mistral", "seed", "harmony", "none"]
@@ -84,13 +85,23 @@ class GatewaySettings(HttpSettings):
     all; cookies are never taken. Empty: none. On loopback without keys FULCRUM_HTTP_HOSTS has to name them too."""
 
     max_body_bytes: int = Field(6 * 1024 * 1024, ge=1024)
-    """Bound on a request's body; larger ones are refused with 413. The default holds one image of the largest size."""
+    """Bound on a request's body; larger ones are refused with 413."""
     max_images: int = Field(8, ge=0)
     """Bound on the images of a request; 0 serves none."""
     max_image_bytes: int = Field(4 * 1024 * 1024, ge=1024, le=MAX_TOTAL_BYTES)
     """Bound on the file of one image. Its base64 must also fit in FULCRUM_GATEWAY_MAX_BODY_BYTES."""
     max_image_pixels: int = Field(16 * 1024 * 1024, ge=1)
     """Bound on the width times the height of one image."""
+    image_hosts: str = ""
+    """Hosts, separated by commas, from which images are fetched. Private addresses have to be listed too, or their
+    networks. Empty: none.
+    """
+    image_fetch_s: float = Field(10.0, gt=0, le=60)
+    """Maximum time to fetch an image."""
+    image_redirects: int = Field(3, ge=0, le=10)
+    """Redirects that a fetch may follow."""
+    image_fetches: int = Field(16, ge=1)
+    """Images fetched at a time."""
     max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES)
     """Bound on a request's `n`."""
     max_choices: int = Field(128, ge=1)
@@ -180,6 +191,12 @@ class GatewaySettings(HttpSettings):
     """
     batch_max_in_flight: int = Field(256, ge=1)
     """Batch lines that this gateway runs at once."""
+
+    @field_validator("image_hosts")
+    @classmethod
+    def _names_hosts(cls, value: str) -> str:
+        ImageHosts.parse(value)
+        return value
 
     @model_validator(mode="after")
     def _has_models(self) -> Self:

@@ -1,8 +1,10 @@
 """Images in chats by the official `openai` client: a gateway, a prefill and a decode worker with a small LLaVA."""
 
+import asyncio
 import base64
 import io
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +21,12 @@ from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind
 from libs.runtime.tasks import TaskOwner
 from libs.testing.engines.vision_model import IMAGE_TOKENS, Reference, picture, write_random_llava
+from libs.testing.servers.image_host import ImageHost, image_host, reply
 from libs.testing.servers.listed_registry import ListedRegistry
 from libs.testing.wait import until
 from libs.testing.workers.hosts import LocalWorker, RecordingBus, RecordingKvIndex, local_worker
 from services.gateway.request.prompt import load_catalog
-from services.gateway.run import GatewayPorts, open_gateway
+from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
 
 pytestmark = [pytest.mark.torch, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -37,6 +40,7 @@ class Cluster(NamedTuple):
     url: str
     prefill: LocalWorker
     decode: LocalWorker
+    images: ImageHost
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +50,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(folder: Path) -> AsyncIterator[Cluster]:
-    settings = GatewaySettings.model_validate({"port": 0, "drain_s": 1, "models": {MODEL: str(folder)}})
     registry, clock, tasks = ListedRegistry(), SystemClock(), TaskOwner()
     own: dict[str, Any] = {
         "engine": "torch", "model_path": str(folder), "device": "cpu", "threads": 1, "kv_memory_mb": 8,
     }  # fmt: skip
-    sock = bind(settings.host, 0, "FULCRUM_GATEWAY_PORT")
     ports = GatewayPorts(RecordingBus(), registry, RecordingKvIndex())
     async with (
+        image_host() as images,
         local_worker("prefill-0", "prefill", registry=registry, **own) as prefill,
         local_worker("decode-0", "decode", registry=registry, **own) as decode,
-        open_gateway(
-            settings=settings, ports=ports, catalog=load_catalog(settings.models), sock=sock, clock=clock, tasks=tasks
-        ) as running,
+        _gateway(folder, images.port, ports, clock, tasks) as running,
     ):
         await until(lambda: len(running.fleet.views()) == 2, what="both workers", timeout_s=60)
-        yield Cluster(running.url, prefill, decode)
+        yield Cluster(running.url, prefill, decode, images)
     await tasks.close()
+
+
+def _gateway(
+    folder: Path, images_port: int, ports: GatewayPorts, clock: SystemClock, tasks: TaskOwner
+) -> AbstractAsyncContextManager[RunningGateway]:
+    own = {"port": 0, "drain_s": 1, "models": {MODEL: str(folder)}, "image_hosts": f"127.0.0.1:{images_port}"}
+    settings = GatewaySettings.model_validate(own)
+    sock, catalog = bind(settings.host, 0, "FULCRUM_GATEWAY_PORT"), load_catalog(settings.models)
+    return open_gateway(settings=settings, ports=ports, catalog=catalog, sock=sock, clock=clock, tasks=tasks)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -79,6 +89,11 @@ def reference(folder: Path) -> Reference:
 async def post(url: str, *, json: Any) -> httpx.Response:
     async with httpx.AsyncClient(timeout=60) as http:
         return await http.post(url, json=json)
+
+
+async def get(url: str) -> str:
+    async with httpx.AsyncClient(timeout=60) as http:
+        return (await http.get(url)).text
 
 
 def url_of(file: bytes, kind: str = "png") -> str:
@@ -139,8 +154,8 @@ def bomb() -> bytes:
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("https://example.com/fox.png", "images are not fetched from addresses"),
-        ("fox.png", "only images in data URLs are served"),
+        ("https://example.com/fox.png", "FULCRUM_GATEWAY_IMAGE_HOSTS of the gateway, and example.com is none of them"),
+        ("fox.png", "the URL is no image's"),
         ("data:image/png;base64,@@@@", "is not base64"),
         (url_of(b"no picture"), "not an image in a known format"),
         (url_of(picture(1, form="TIFF")), "not an image in a known format"),
@@ -191,6 +206,80 @@ async def test_anthropics_image_blocks_are_answered_alike(cluster: Cluster, refe
     found = await post(f"{cluster.url}/v1/messages", json=body)
     assert found.status_code == 400
     assert "not an image in a known format" in found.json()["error"]["message"]
+
+
+def by_address(url: str) -> list[Any]:
+    return [
+        {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": QUESTION}],
+        }
+    ]
+
+
+async def test_an_image_by_address_is_the_same_file_as_in_a_data_url(
+    client: openai.AsyncOpenAI, cluster: Cluster, reference: Reference
+) -> None:
+    file = picture(31)
+    cluster.images.answers["/fox.png"] = reply(file)
+    expected = reference.chat(as_template(1), [file], TOKENS)[1]
+    assert (await answer(client, asked(file))).choices[0].message.content == expected
+    encoded = cluster.prefill.host.engine.load().images_encoded
+    url = cluster.images.url("/fox.png")
+    found = await answer(client, by_address(url))
+    assert found.choices[0].message.content == expected
+    assert found.usage.prompt_tokens_details.cached_tokens > 0
+    content = [{"type": "image", "source": {"type": "url", "url": url}}, {"type": "text", "text": QUESTION}]
+    body = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0, "messages": [{"role": "user", "content": content}]}
+    anthropic = await post(f"{cluster.url}/v1/messages", json=body)
+    assert anthropic.json()["content"][0]["text"] == expected
+    assert cluster.prefill.host.engine.load().images_encoded == encoded
+    metrics = await get(f"{cluster.url}/metrics")
+    assert 'fulcrum_gateway_image_fetches_total{outcome="ok"}' in metrics
+
+
+async def test_images_of_responses_are_answered_alike_and_kept_for_the_next_one(
+    client: openai.AsyncOpenAI, cluster: Cluster, reference: Reference
+) -> None:
+    files = [picture(41), picture(42)]
+    cluster.images.answers["/41.png"] = reply(files[0])
+    urls = [cluster.images.url("/41.png"), url_of(files[1])]
+    images = [{"type": "input_image", "image_url": url, "detail": "auto"} for url in urls]
+    asking: Any = [{"role": "user", "content": [*images, {"type": "input_text", "text": QUESTION}]}]
+    first = await client.responses.create(model=MODEL, input=asking, max_output_tokens=TOKENS, temperature=0)
+    assert first.output_text == reference.chat(as_template(2), files, TOKENS)[1]
+    second = await client.responses.create(
+        model=MODEL, input="and now?", previous_response_id=first.id, max_output_tokens=TOKENS, temperature=0
+    )
+    turns = [*as_template(2), {"role": "assistant", "content": [{"type": "text", "text": first.output_text}]}]
+    turns.append({"role": "user", "content": [{"type": "text", "text": "and now?"}]})
+    assert second.output_text == reference.chat(turns, files, TOKENS)[1]
+    broken: Any = [{"role": "user", "content": [images[0], {**images[1], "image_url": url_of(b"no picture")}]}]
+    with pytest.raises(openai.BadRequestError, match="not an image in a known format") as caught:
+        await client.responses.create(model=MODEL, input=broken, previous_response_id=first.id)
+    assert caught.value.param == "input[0].content[1].image_url"
+
+
+async def test_a_fetched_file_is_checked_as_one_in_a_data_url(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+    cluster.images.answers["/page.html"] = reply(b"<html>no picture</html>")
+    with pytest.raises(openai.BadRequestError, match="not an image in a known format"):
+        await answer(client, by_address(cluster.images.url("/page.html")))
+    with pytest.raises(openai.BadRequestError, match="the image answered 404, not 200: check the address"):
+        await answer(client, by_address(cluster.images.url("/nothing.png")))
+
+
+async def test_a_client_that_leaves_ends_the_fetch(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+    cluster.images.answers["/slow.png"] = reply(b"abc", "Content-Length: 1000")
+    cluster.images.stalls.add("/slow.png")
+    asking = asyncio.create_task(answer(client, by_address(cluster.images.url("/slow.png"))))
+    await until(lambda: cluster.images.open == 1, what="the fetch", timeout_s=20)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    # Well before the ten seconds that a fetch may take.
+    await until(lambda: cluster.images.open == 0, what="the end of the fetch", timeout_s=5)
+    metrics = await get(f"{cluster.url}/metrics")
+    assert 'fulcrum_gateway_image_fetches_total{outcome="cancelled"} 1.0' in metrics
 
 
 async def test_encoding_is_a_step_of_the_prefill_worker_alone(client: openai.AsyncOpenAI, cluster: Cluster) -> None:

@@ -86,6 +86,8 @@ class PrefillPool(msgspec.Struct, frozen=True):
     workers: int
     gpus: int
     busy: float | None = None
+    encode: float | None = None
+    """The part of `busy` in steps that encoded images."""
     starved: float | None = None
     waiting_prompt_tokens: int | None = None
     waiting_requests: int | None = None
@@ -99,6 +101,8 @@ class DecodePool(msgspec.Struct, frozen=True):
     workers: int
     gpus: int
     busy: float | None = None
+    encode: float | None = None
+    """The part of `busy` in steps that encoded images."""
     kv_wait: float | None = None
     running: int | None = None
     held: int | None = None

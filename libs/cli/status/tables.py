@@ -91,10 +91,12 @@ def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> No
 def show_occupancy_of(found: dict[str, Any]) -> None:
     window = f"last {found['window_ms'] / 1000:g} s"
     dummies = any(worker.get("dummy_steps") for worker in found["workers"])
-    columns = [*map(_title, PHASES), *(["of it dummy"] if dummies else []), "P:D", "covered"]
+    encodes = bool(found.get("encode_gpu_ns"))
+    ratio = "E:P:D" if encodes else "P:D"
+    columns = [*map(_title, PHASES), *(["of it dummy"] if dummies else []), ratio, "covered"]
     table = plain_table("", window, *columns, left=("", window), gap=1)
     for name, figures in _rows(found):
-        table.add_row(name, *_cells(figures, dummies=dummies))
+        table.add_row(name, *_cells(figures, dummies=dummies, encodes=encodes))
     legend = Text(" ").join(Text(f"{cell} {_title(phase)}", style=style) for phase, (cell, style) in PHASES.items())
     make_console().print(Group(table, Text(), legend, *_estimated(found), *_age(found["age_ms"])))
 
@@ -147,13 +149,23 @@ def _title(phase: str) -> str:
     return phase.replace("_", " ")
 
 
-def _cells(figures: dict[str, Any], *, dummies: bool = False) -> list[Text | str]:
+def _cells(figures: dict[str, Any], *, dummies: bool = False, encodes: bool = False) -> list[Text | str]:
     shares = [_percent(figures[phase]) for phase in PHASES]
     shares += [_percent(figures["dummy"])] if dummies else []
     ratio = (
         f"{figures['ratio']:.2f}" if figures["ratio"] and figures["prefill"] else ""
     )  # of one phase alone there is none
+    if encodes:
+        ratio = _with_encode(figures)
     return [phase_bar(figures), *shares, ratio, _percent(figures["coverage"])]
+
+
+def _with_encode(figures: dict[str, Any]) -> str:
+    """Return encode : prefill without it : decode, relative to decode, or to prefill where nothing is decoded."""
+    encode = figures.get("encode_gpu_ns") or 0
+    times = (encode, figures["gpu_ns"]["prefill"] - encode, figures["gpu_ns"]["decode"])
+    one = times[2] or times[1]
+    return ":".join(f"{each / one:.2f}".removesuffix(".00") for each in times) if one else ""
 
 
 def phase_bar(figures: dict[str, Any]) -> Text:

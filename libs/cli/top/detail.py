@@ -98,6 +98,8 @@ def figures(row: Row, last_ms: int) -> Text:
         text.append(f"{phase.replace('kv', 'KV')} {draw.percent(spent, times[0])}   ", draw.COLORS[phase])
     if row.dummy:
         text.append(f"(of it dummy steps {draw.percent(row.dummy)})", draw.COLORS["idle"])
+    if isinstance(row, WorkerRow) and row.encode:
+        text.append(f"(of prefill images {draw.percent(row.encode)})", draw.COLORS["prefill"])
     text.append(
         f"\n\nrunning {row.running}   waiting {row.waiting}   prompt tokens to compute {row.tokens:,}\n"
         f"KV held {draw.percent(row.kv_used)}  MFU {draw.percent(row.mfu)}  MBU {draw.percent(row.mbu)}\n"

@@ -40,6 +40,8 @@ class WorkerRow:
     mbu: float | None = None
     dummy: float | None = None
     """The share of its time in dummy steps, which is part of idle."""
+    encode: float | None = None
+    """The share of its time in steps that encode images, which is part of prefill."""
     ttft_s: float | None = None
     tpot_s: float | None = None
 
@@ -241,6 +243,7 @@ class TopModel:
             if view is None:
                 continue
             view.kv_used, view.dummy = reported["kv_used"], reported.get("dummy")
+            view.encode = reported.get("encode")
             used = (reported["utilisation"] or {}).get("prefill" if view.role == "prefill" else "decode") or {}
             view.mfu, view.mbu = used.get("mfu"), used.get("mbu")
         for reported in occupancy.get("groups", ()):

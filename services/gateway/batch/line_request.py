@@ -188,6 +188,7 @@ class LineRequester:
     ) -> object:
         arrival = self._arrival(share, line)  # anew: the line may have waited for its model
         signal = OutputSignal()
+        parsed = await self._intake.fetched(parsed, model, arrival)
         choices = await self._intake.choices(parsed, model, arrival, signal.changed)
         exchange = answer(choices, model, arrival, signal=signal, headers={})
         error: FulcrumError | None = None

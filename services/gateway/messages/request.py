@@ -9,6 +9,8 @@ from typing import Any, Final
 from libs.contracts.errors import InvalidRequest, UnsupportedField, quoted
 from services.gateway.messages.schema import (
     BLOCK_TYPES,
+    IMAGE_SOURCES,
+    Base64Source,
     CountRequest,
     ImageBlock,
     InputBlock,
@@ -21,6 +23,7 @@ from services.gateway.messages.schema import (
     TokenCount,
     ToolResultBlock,
     ToolUseBlock,
+    UrlSource,
     known_values,
 )
 from services.gateway.request.intake import Intake
@@ -124,6 +127,10 @@ def _block(plain: Any, where: str, served: Sequence[str]) -> Any:
     kept = {key: value for key, value in plain.items() if value is not None}
     if kind == "tool_result" and isinstance(kept.get("content"), list):
         kept["content"] = _blocks(kept["content"], f"{where}.content", ("text",))
+    if kind == "image" and isinstance(source := kept.get("source"), dict):
+        form = source.get("type")
+        if isinstance(form, str) and form not in IMAGE_SOURCES:
+            raise _unserved(f"{where}.source.type", form, IMAGE_SOURCES)
     return kept
 
 
@@ -213,6 +220,10 @@ def _system(given: str | Sequence[TextBlock] | None) -> str | list[ContentPart] 
     return _content([block.text for block in given if not block.text.startswith(_BILLING)])
 
 
+def _url(source: Base64Source | UrlSource) -> str:
+    return source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
+
+
 def _content(texts: Sequence[str]) -> str | list[ContentPart]:
     return _joined([ContentPart("text", text) for text in texts])
 
@@ -225,8 +236,7 @@ def _question(message: InputMessage, blocks: Sequence[InputBlock], where: str) -
         if isinstance(block, TextBlock):
             parts.append(ContentPart("text", block.text))
         elif isinstance(block, ImageBlock) and message.role == "user":
-            url = f"data:{block.source.media_type};base64,{block.source.data}"
-            parts.append(ContentPart("image_url", image_url=ImageUrl(url)))
+            parts.append(ContentPart("image_url", image_url=ImageUrl(_url(block.source))))
         elif isinstance(block, ToolResultBlock) and message.role == "user":
             if parts:
                 turns.append(Message("user", _joined(parts)))

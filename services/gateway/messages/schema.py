@@ -19,7 +19,7 @@ Mark = dict[str, Any] | None
 """The mark of a prefix to cache, which has no effect: all prefixes are cached."""
 
 
-ImageSourceType = Literal["base64"]
+IMAGE_SOURCES: Final = ("base64", "url")
 ImageType = Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
 
 
@@ -29,14 +29,17 @@ class TextBlock(Struct, tag="text", forbid_unknown_fields=True):
     citations: list[Any] | None = None
 
 
-class ImageSource(Struct, forbid_unknown_fields=True):
-    type: ImageSourceType
+class Base64Source(Struct, tag="base64", forbid_unknown_fields=True):
     media_type: ImageType
     data: str
 
 
+class UrlSource(Struct, tag="url", forbid_unknown_fields=True):
+    url: str
+
+
 class ImageBlock(Struct, tag="image", forbid_unknown_fields=True):
-    source: ImageSource
+    source: Base64Source | UrlSource
     cache_control: Mark = None
 
 
@@ -72,10 +75,6 @@ class ToolResultBlock(Struct, tag="tool_result", forbid_unknown_fields=True):
 
 InputBlock = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 BLOCK_TYPES: Final = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")
-
-
-UNSERVED_SOURCES: Final = frozenset({"url", "file"})
-"""Sources of images in Anthropic's API that are not served: no address is fetched."""
 
 
 MessageRole = Literal["user", "assistant", "system"]
@@ -179,8 +178,6 @@ _VALUES: Final = {
 
 def known_values(path: str) -> KnownValues | None:
     """Return the accepted values of the field at a path; None for a field of any value."""
-    if path.endswith("].source.type"):
-        return get_args(ImageSourceType), UNSERVED_SOURCES
     found = _VALUES.get("role" if path.endswith("].role") else path)
     return None if found is None else (found, frozenset())
 

@@ -9,7 +9,7 @@ import msgspec
 
 from libs.contracts.errors import InvalidRequest, quoted
 from libs.model.chat import Arguments, ChatMessage
-from services.gateway.request.images import SentImage
+from services.gateway.images.files import SentImage
 from services.gateway.request.schema import ChatRequest, ContentPart, Message, NamedToolChoice, Tool, ToolCall
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}

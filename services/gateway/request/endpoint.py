@@ -2,12 +2,13 @@
 queues a request, then answers it.
 """
 
+import asyncio
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -158,7 +159,8 @@ class CompletionEndpoint:
             if self._limits is not None:
                 allowance = await self._limits.admit(headers.tenant)
             with self._stalls.watched(headers.tenant) as read_deadline:
-                arrival = Arrival(request_id, arrival_ns, headers, caller.models, allowance)
+                hold = partial(self._stalls.hold, read_deadline)
+                arrival = Arrival(request_id, arrival_ns, headers, caller.models, allowance, hold)
                 wire = Wire(send, read_deadline)
                 # Body and request lose their names before the answer: they may be large, and it may take long.
                 body = demand.read(await read_body(receive, raw, self._max_body_bytes, read_deadline, self._stalls))
@@ -204,13 +206,16 @@ class CompletionEndpoint:
         ):
             await self._check_room(parsed.choices, key, arrival.headers)  # before the work of making choices
             signal = OutputSignal()
-            choices = await self._intake.choices(parsed, model, arrival, signal.changed)
-            await arrival.allowance.prompt(sum(choice.generation.prompt_tokens for choice in choices[:: parsed.n]))
-            exchange = answer(choices, model, arrival, signal=signal, headers=_headers(arrival, wait_s))
-            streamed = parsed.stream
-            del parsed  # the last reference: an answer may take long
+            choices: list[Choice] = []
             watch = self._tasks.spawn("client watch", signal.watch(receive))
             try:
+                if parsed.images:
+                    parsed = await _while_watched(self._intake.fetched(parsed, model, arrival), watch)
+                choices = await self._intake.choices(parsed, model, arrival, signal.changed)
+                await arrival.allowance.prompt(sum(choice.generation.prompt_tokens for choice in choices[:: parsed.n]))
+                exchange = answer(choices, model, arrival, signal=signal, headers=_headers(arrival, wait_s))
+                streamed = parsed.stream
+                del parsed  # the last reference: an answer may take long
                 generations = [choice.generation for choice in choices]
                 self._dispatcher.submit(generations, key)
                 demand.admitted(generations)
@@ -232,6 +237,19 @@ class CompletionEndpoint:
         if choices > 1:
             await self._rounds.turn(headers.tenant, choices)
             self._dispatcher.check_room(choices, key, tenant)
+
+
+async def _while_watched(work: Coroutine[Any, Any, ParsedRequest], watch: asyncio.Task[None]) -> ParsedRequest:
+    """Return the work's result. Cancel it and raise ClientGone once `watch` has seen the client disconnect."""
+    task = asyncio.create_task(work, name="before a request is queued")
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def request_key(tenant: str, body: bytes) -> bytes:

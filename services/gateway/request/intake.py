@@ -23,8 +23,8 @@ from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, pr
 from services.gateway.answers.guide import SchemaCheck, SchemaVerdict, ToolSchema, guide_of
 from services.gateway.answers.parts import AnswerReader
 from services.gateway.fleet import WorkerLinks
-from services.gateway.request.choice import Choice, ChoiceText, PartReaders, PromptShown
-from services.gateway.request.images import (
+from services.gateway.images.fetch import ImageFetcher
+from services.gateway.images.files import (
     ImageLimits,
     check_count,
     check_vision,
@@ -32,6 +32,7 @@ from services.gateway.request.images import (
     place_images,
     read_images,
 )
+from services.gateway.request.choice import Choice, ChoiceText, PartReaders, PromptShown
 from services.gateway.request.limits import FREE, Allowance
 from services.gateway.request.parse import Defaults, Headers, ParsedRequest
 from services.gateway.request.prompt import Catalog, PrefixHints, ServedModel, check_fit, gives_tools_as_text, tokenise
@@ -124,6 +125,10 @@ class RequestLimits:
     images: ImageLimits = field(default_factory=ImageLimits)
 
 
+def _unbounded(_size_bytes: int) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """The facts about a request besides its body."""
@@ -134,6 +139,8 @@ class Arrival:
     models: AbstractSet[str] = frozenset()
     """The models that the request may name; empty allows all."""
     allowance: Allowance = FREE
+    hold: Callable[[int], None] = _unbounded
+    """Counts bytes that come for the request after its body; raises QueueFull if too many are held."""
 
 
 class Intake:
@@ -148,9 +155,11 @@ class Intake:
         limits: RequestLimits,
         cache_salt: Callable[[str], str] = str,
         tenants: Tenancy | None = None,
+        fetcher: ImageFetcher | None = None,
     ) -> None:
         """`cache_salt` maps a tenant to the salt that separates its KV blocks from others': its name if tenants have
-        no secrets. `tenants` take turns at the threads; None treats all requests alike.
+        no secrets. `tenants` take turns at the threads; None treats all requests alike. Without a `fetcher` images
+        come as data URLs alone.
         """
         self._catalog = catalog
         self._fleet = fleet
@@ -159,6 +168,7 @@ class Intake:
         self._defaults = defaults
         self._limits = limits
         self._cache_salt = cache_salt
+        self._fetcher = fetcher
         full = f"{MAX_ARRIVING} requests may wait to be tokenised, and too many do: others need room too"
         # Nobody is held to a part of the threads: each prompt has them for moments, so turns are enough.
         self.tokenising = FairSlots(TOKENISE_THREADS, MAX_ARRIVING, full, tenants=tenants, shared=False)
@@ -176,6 +186,14 @@ class Intake:
             text = f"{parsed.choices} {'inputs' if parsed.pooled else 'choices'} are asked for; {most} are allowed"
             raise InvalidRequest(text, param=parsed.prompt_field)
         return self._catalog.need(parsed.model, allowed)
+
+    async def fetched(self, parsed: ParsedRequest, model: ServedModel, arrival: Arrival) -> ParsedRequest:
+        """Return the request with the files of images that it names by address. Raise InvalidRequest, or QueueFull."""
+        if self._fetcher is None or not parsed.images:
+            return parsed
+        self._check_images(parsed, model)
+        images = await self._fetcher.fetch(parsed.images, arrival.headers.tenant, arrival.hold)
+        return replace(parsed, images=images)
 
     async def choices(
         self, parsed: ParsedRequest, model: ServedModel, arrival: Arrival, changed: Callable[[], None]
@@ -254,7 +272,7 @@ class Intake:
         """Return the images with their places in the prompt. They are decoded on a tokeniser's thread."""
         vision = model.info.vision
         assert vision is not None, "checked before"
-        async with self.tokenising.slot(tenant, sum(len(image.url) for image in parsed.images)):
+        async with self.tokenising.slot(tenant, sum(len(image.url) + len(image.file) for image in parsed.images)):
             loop = asyncio.get_running_loop()
             files = await loop.run_in_executor(self._threads, read_images, parsed.images, self._limits.images)
         return place_images(prompt, files, vision)

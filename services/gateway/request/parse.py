@@ -15,8 +15,8 @@ from libs.keys.table import ANYBODY, CLASS_HEADER, TENANT_HEADER, Caller, named_
 from libs.model.chat import ChatMessage
 from libs.model.grammar import InvalidGrammar, choice_rule, grammar_rule, pattern_rule
 from libs.model.info import SamplingDefaults
+from services.gateway.images.files import SentImage
 from services.gateway.request.chat import ToolUse, chat_message, sent_images, tool_use
-from services.gateway.request.images import SentImage
 from services.gateway.request.schema import (
     MAX_STOPS_CHARS,
     ChatRequest,

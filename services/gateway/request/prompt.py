@@ -36,8 +36,8 @@ from libs.runtime.tasks import TaskOwner
 from libs.stores.kvindex import KvIndex, PrefixQuery, probes
 from services.gateway.answers.families import NO_NAMES, AnswerFormat, FormatNames, answer_format
 from services.gateway.fleet import WorkerLinks
+from services.gateway.images.files import check_vision, expanded
 from services.gateway.request import tool_text
-from services.gateway.request.images import check_vision, expanded
 from services.gateway.request.parse import ParsedRequest
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})

@@ -20,8 +20,10 @@ from services.gateway.request.schema import (
     MAX_CALLS,
     CalledFunction,
     ChatRequest,
+    ContentPart,
     Function,
     FunctionChoice,
+    ImageUrl,
     JsonSchema,
     Message,
     NamedToolChoice,
@@ -38,6 +40,7 @@ from services.gateway.responses.schema import (
     InputCall,
     InputCallOutput,
     InputMessageItem,
+    InputPart,
     InputReasoning,
     InputText,
     ReasoningShown,
@@ -66,7 +69,7 @@ def read_items(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
     for place, plain in enumerate(given):
         item, where = _item(plain, f"input[{place}]"), f"input[{place}]"
         if isinstance(item, InputMessageItem) and item.role != "assistant":
-            turns.append(Message(item.role, _text(item.content)))
+            turns.append(Message(item.role, _content(item, where)))
         elif isinstance(item, InputCallOutput):
             turns.append(Message("tool", _text(item.output), tool_call_id=item.call_id))
         else:
@@ -103,7 +106,7 @@ def _answer(turns: list[Message], item: InputMessageItem | InputReasoning | Inpu
         last = Message("assistant")
         turns.append(last)
     if isinstance(item, InputMessageItem):
-        last.content = _text(item.content)
+        last.content = _content(item, where)
     elif isinstance(item, InputReasoning):
         last.reasoning_content = (last.reasoning_content or "") + _text(item.content or item.summary or [])
     else:
@@ -111,6 +114,41 @@ def _answer(turns: list[Message], item: InputMessageItem | InputReasoning | Inpu
         if len(calls) >= MAX_CALLS:
             raise InvalidRequest(f"{where}: one answer has {MAX_CALLS} calls at most", param=where)
         calls.append(ToolCall(item.call_id, CalledFunction(item.name, item.arguments)))
+
+
+def _content(item: InputMessageItem, where: str) -> str | list[ContentPart]:
+    """Return a message's text, or its parts if it has images."""
+    if isinstance(item.content, str):
+        return item.content
+    parts = [_part(part, item.role, f"{where}.content[{at}]") for at, part in enumerate(item.content)]
+    if any(part.image_url for part in parts):
+        return parts
+    return "".join(part.text or "" for part in parts)
+
+
+def _part(part: InputPart, role: str, where: str) -> ContentPart:
+    image = part.type == "input_image"
+    named, other, given = ("image_url", "text", part.image_url) if image else ("text", "image_url", part.text)
+    if given is None:
+        raise InvalidRequest(f"{where}.{named} is missing", param=f"{where}.{named}")
+    if (part.text if image else part.image_url) is not None:
+        raise InvalidRequest(f"{where}: a part of type {part.type} has no {other}", param=f"{where}.{other}")
+    if not image:
+        return ContentPart("text", given)
+    if role != "user":
+        raise InvalidRequest(f"{where}: only a user's messages may contain images", param=f"{where}.type")
+    return ContentPart("image_url", image_url=ImageUrl(given))
+
+
+def _image_fields(items: Sequence[Mapping[str, Any]], earlier: int) -> list[str]:
+    """Return the field of each image of checked items, of which the first `earlier` come from earlier responses."""
+    return [
+        f"input[{place - earlier}].content[{at}].image_url" if place >= earlier else "previous_response_id"
+        for place, item in enumerate(items)
+        if isinstance(item.get("content"), list)
+        for at, part in enumerate(item["content"])
+        if part.get("type") == "input_image"
+    ]
 
 
 def _text(content: str | Sequence[InputText]) -> str:
@@ -165,6 +203,10 @@ def response_asked(request: ResponseRequest, earlier: Items, response_id: str, c
         ordered=True,
         chat_field="input",
     )
+    if parsed.images:
+        fields = _image_fields(items, len(earlier))
+        images = [image._replace(field=field) for image, field in zip(parsed.images, fields, strict=True)]
+        parsed = replace(parsed, images=tuple(images))
     if request.structured_outputs is None:
         parsed = replace(parsed, schema_field="text.format")
     store = request.store is not False

@@ -122,9 +122,20 @@ class InputText(Struct, forbid_unknown_fields=True):
     logprobs: list[Any] | None = None
 
 
+class InputPart(Struct, forbid_unknown_fields=True):
+    """A text or an image of a message. `detail` has no effect: the model's image processor decides."""
+
+    type: Literal["input_text", "input_image", "output_text", "text", "reasoning_text", "summary_text"]
+    text: str | None = None
+    image_url: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
 class InputMessageItem(Struct, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputText]
+    content: str | list[InputPart]
     type: Literal["message"] = "message"
     id: Label | None = None
     status: str | None = None

@@ -143,6 +143,10 @@ class WorkerOccupancy(Occupancy):
     """GPU-nanoseconds of `dummy`. Time may count both as starved and as a dummy step."""
     dummy_steps: int
     """The number of dummy steps that have ended since the worker's start."""
+    encode: float | None
+    """The share of the worker's time, a part of `prefill`, in steps that encoded images; null as `starved` is."""
+    encode_gpu_ns: int | None
+    """GPU-nanoseconds of `encode`."""
     kv_used: float | None
     """The share of the worker's KV blocks held by sequences; null if it does not report how many it has."""
     since_step_ms: int
@@ -199,6 +203,9 @@ class PoolOccupancy(Occupancy):
     dummy: float | None
     dummy_gpu_ns: int
     """GPU-nanoseconds of `dummy`, without workers that other instances read."""
+    encode: float | None
+    encode_gpu_ns: int
+    """GPU-nanoseconds of `encode`, without workers that other instances read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +248,9 @@ class ClusterOccupancy(Occupancy):
     dummy: float | None
     dummy_gpu_ns: int
     """GPU-nanoseconds of `dummy`, without workers that other instances read."""
+    encode: float | None
+    encode_gpu_ns: int
+    """GPU-nanoseconds of `encode`, without workers that other instances read."""
     as_of_unix_ns: int
     """End of the window in Unix ns."""
     age_ms: int | None

@@ -34,18 +34,19 @@ from services.metrics.accounting.queues import PhaseQueue
 from services.metrics.accounting.series import Scope
 
 
-class KnownIdle(NamedTuple):
-    """Parts of a worker's idle time in GPU-nanoseconds, each at most all of it. They may overlap."""
+class KnownParts(NamedTuple):
+    """Parts of a worker's idle or prefill GPU-nanoseconds, each at most all of it. Parts of idle may overlap."""
 
     starved_ns: int = 0
     dummy_ns: int = 0
+    encode_ns: int = 0
 
-    def plus(self, other: "KnownIdle") -> "KnownIdle":
-        return KnownIdle(self.starved_ns + other.starved_ns, self.dummy_ns + other.dummy_ns)
+    def plus(self, other: "KnownParts") -> "KnownParts":
+        return KnownParts(*(mine + others for mine, others in zip(self, other, strict=True)))
 
 
 def groups_of(
-    spent: Sequence[WorkerTime], workers: Sequence[WorkerOccupancy], idle: Mapping[str, KnownIdle]
+    spent: Sequence[WorkerTime], workers: Sequence[WorkerOccupancy], idle: Mapping[str, KnownParts]
 ) -> list[GroupOccupancy]:
     """Return the groups by model and name.
 
@@ -59,11 +60,11 @@ def groups_of(
 
 
 def _group(
-    model: str, name: str, members: Sequence[tuple[WorkerTime, WorkerOccupancy]], idle: Mapping[str, KnownIdle]
+    model: str, name: str, members: Sequence[tuple[WorkerTime, WorkerOccupancy]], idle: Mapping[str, KnownParts]
 ) -> GroupOccupancy:
     times, ranks = [time for time, _ in members], [worker for _, worker in members]
     whole = total(times)
-    known: KnownIdle | None = KnownIdle()
+    known: KnownParts | None = KnownParts()
     for rank in ranks:
         here = idle.get(rank.id)
         known = known.plus(here) if known is not None and here is not None else None
@@ -93,8 +94,8 @@ def _group(
 
 WORKERS_A_TURN: Final = 100
 """Workers computed between two turns of the event loop, a few ms."""
-PartsIdle = Sequence[KnownIdle]
-"""The idle parts for each of a worker's roles, in the order of its parts."""
+PartsByRole = Sequence[KnownParts]
+"""The parts of each of a worker's roles, in the order of its parts."""
 
 
 def cluster_occupancy(
@@ -105,7 +106,7 @@ def cluster_occupancy(
     A worker's time counts for the model that it is assigned to now.
     """
     span = spent_in(fleet, rollups, members, end_ns, window_ns)
-    known = [_known_idle(fleet, each) for each in span.workers]
+    known = [_known_parts(fleet, each) for each in span.workers]
     workers = [_worker(fleet, *each, span) for each in zip(span.workers, known, strict=True)]
     return _cluster(fleet, span, workers, known, end_ns)
 
@@ -122,10 +123,10 @@ async def cluster_occupancy_in_turns(
 ) -> ClusterOccupancy:
     """Compute the same, yielding to the event loop every `WORKERS_A_TURN` workers."""
     span = spent_in(fleet, rollups, members, end_ns, window_ns)
-    workers, known = list[WorkerOccupancy](), list[PartsIdle | None]()
+    workers, known = list[WorkerOccupancy](), list[PartsByRole | None]()
     for first in range(0, len(span.workers), WORKERS_A_TURN):
         turn = span.workers[first : first + WORKERS_A_TURN]
-        known += [_known_idle(fleet, each) for each in turn]  # read once, as it may grow at any turn
+        known += [_known_parts(fleet, each) for each in turn]  # read once, as it may grow at any turn
         workers += [_worker(fleet, *each, span) for each in zip(turn, known[first:], strict=True)]
         await asyncio.sleep(0)
     return _cluster(fleet, span, workers, known, end_ns, queues=queues, age_ms=age_ms)
@@ -135,15 +136,15 @@ def _cluster(
     fleet: FleetTelemetry,
     span: WindowSpan,
     workers: list[WorkerOccupancy],
-    known: list[PartsIdle | None],
+    known: list[PartsByRole | None],
     end_ns: int,
     *,
     queues: Sequence[PhaseQueue] = (),
     age_ms: int | None = None,
 ) -> ClusterOccupancy:
     offsets_ns = fleet.clocks.offsets_ns(span.high_ns)
-    pools, idle = _pools(span.workers), _idle_by_role(span.workers, known)
-    whole, everywhere = total(span.workers), _sum(idle.values())
+    pools, parts_of = _pools(span.workers), _parts_by_role(span.workers, known)
+    whole, everywhere = total(span.workers), _sum(parts_of.values())
     here = {each.id: _sum(parts) for each, parts in zip(workers, known, strict=True) if parts is not None}
     estimate = partial(_estimate, fleet, span)
     return ClusterOccupancy.of(
@@ -152,6 +153,8 @@ def _cluster(
         starved=share(everywhere.starved_ns, whole.time.covered_ns),
         dummy=share(everywhere.dummy_ns, whole.time.covered_ns),
         dummy_gpu_ns=everywhere.dummy_ns,
+        encode=share(everywhere.encode_ns, whole.time.covered_ns),
+        encode_gpu_ns=everywhere.encode_ns,
         window_ms=(span.high_ns - span.low_ns) // 1_000_000,
         as_of_unix_ns=span.high_ns,
         age_ms=age_ms,
@@ -168,9 +171,11 @@ def _cluster(
                 part,
                 role=role,
                 estimate=estimate([each.id for each in workers if each.role == role]),
-                starved=share(idle[role].starved_ns, part.time.covered_ns),
-                dummy=share(idle[role].dummy_ns, part.time.covered_ns),
-                dummy_gpu_ns=idle[role].dummy_ns,
+                starved=share(parts_of[role].starved_ns, part.time.covered_ns),
+                dummy=share(parts_of[role].dummy_ns, part.time.covered_ns),
+                dummy_gpu_ns=parts_of[role].dummy_ns,
+                encode=share(parts_of[role].encode_ns, part.time.covered_ns),
+                encode_gpu_ns=parts_of[role].encode_ns,
             )
             for role, part in pools
         ],
@@ -195,9 +200,9 @@ def since_step_ns(facts: WorkerFacts, last_step_end_ns: int) -> int:
     return max(facts.covered_to_unix_ns - last_step_end_ns, 0)
 
 
-def _worker(fleet: FleetTelemetry, spent: WorkerTime, known: PartsIdle | None, span: WindowSpan) -> WorkerOccupancy:
+def _worker(fleet: FleetTelemetry, spent: WorkerTime, known: PartsByRole | None, span: WindowSpan) -> WorkerOccupancy:
     facts, covered_ns = spent.facts, spent.time.covered_ns
-    idle = None if known is None else _sum(known)
+    own = None if known is None else _sum(known)
     return WorkerOccupancy.of(
         spent,
         id=facts.worker_id,
@@ -212,9 +217,11 @@ def _worker(fleet: FleetTelemetry, spent: WorkerTime, known: PartsIdle | None, s
         waiting_prefill_tokens=facts.load.waiting_prefill_tokens,
         awaiting_kv=facts.load.awaiting_kv,
         places=facts.max_sequences,
-        starved=idle and share(idle.starved_ns, covered_ns),
-        dummy=idle and share(idle.dummy_ns, covered_ns),
-        dummy_gpu_ns=idle and idle.dummy_ns,
+        starved=own and share(own.starved_ns, covered_ns),
+        dummy=own and share(own.dummy_ns, covered_ns),
+        dummy_gpu_ns=own and own.dummy_ns,
+        encode=own and share(own.encode_ns, covered_ns),
+        encode_gpu_ns=own and own.encode_ns,
         dummy_steps=facts.dummy_steps,
         kv_used=kv_used(facts.load.free_kv_blocks, facts.kv_blocks),
         since_step_ms=since_step_ns(facts, fleet.last_step_end_ns(facts.worker_id)) // 1_000_000,
@@ -222,30 +229,32 @@ def _worker(fleet: FleetTelemetry, spent: WorkerTime, known: PartsIdle | None, s
     )
 
 
-def _known_idle(fleet: FleetTelemetry, spent: WorkerTime) -> PartsIdle | None:
-    """Return the idle parts of a worker's roles; None if another instance reads the worker."""
+def _known_parts(fleet: FleetTelemetry, spent: WorkerTime) -> PartsByRole | None:
+    """Return the parts of a worker's roles; None if another instance reads the worker."""
     if fleet.timeline(spent.facts.worker_id) is None:
         return None
-    return [_idle_in(fleet, part, spent.facts) for part in spent.parts]
+    return [_parts_in(fleet, part, spent.facts) for part in spent.parts]
 
 
-def _idle_in(fleet: FleetTelemetry, part: RoleGpuTime, facts: WorkerFacts) -> KnownIdle:
+def _parts_in(fleet: FleetTelemetry, part: RoleGpuTime, facts: WorkerFacts) -> KnownParts:
     starved_ns = sum(fleet.starved_ns(facts.worker_id, *run) for run in part.runs_ns) * facts.gpus
     dummy_ns = sum(fleet.dummy_ns(facts.worker_id, *run) for run in part.runs_ns) * facts.gpus
-    return KnownIdle(min(starved_ns, part.time.idle_ns), min(dummy_ns, part.time.idle_ns))
+    encode_ns = sum(fleet.encode_ns(facts.worker_id, *run) for run in part.runs_ns) * facts.gpus
+    time = part.time
+    return KnownParts(min(starved_ns, time.idle_ns), min(dummy_ns, time.idle_ns), min(encode_ns, time.prefill_ns))
 
 
-def _idle_by_role(spent: Sequence[WorkerTime], known: Sequence[PartsIdle | None]) -> defaultdict[str, KnownIdle]:
-    """Sum the idle parts by role, without workers that other instances read."""
-    found: defaultdict[str, KnownIdle] = defaultdict(KnownIdle)
+def _parts_by_role(spent: Sequence[WorkerTime], known: Sequence[PartsByRole | None]) -> defaultdict[str, KnownParts]:
+    """Sum the parts by role, without workers that other instances read."""
+    found: defaultdict[str, KnownParts] = defaultdict(KnownParts)
     for each, parts in zip(spent, known, strict=True):
         for part, idle in zip(each.parts, parts or (), strict=parts is not None):
             found[part.role] = found[part.role].plus(idle)
     return found
 
 
-def _sum(parts: Iterable[KnownIdle]) -> KnownIdle:
-    return reduce(KnownIdle.plus, parts, KnownIdle())
+def _sum(parts: Iterable[KnownParts]) -> KnownParts:
+    return reduce(KnownParts.plus, parts, KnownParts())
 
 
 def _role_time(fleet: FleetTelemetry, facts: WorkerFacts, part: RoleGpuTime) -> RoleTime:

@@ -150,6 +150,8 @@ class PoolTime:
     busy: float | None = None
     kv_wait: float | None = None
     starved: float | None = None
+    encode: float | None = None
+    """A part of `busy`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,7 +449,8 @@ class VerdictEvaluator:
             covered = row[COVERED]
             if covered:
                 starved = fleet.starved_ns(name, end_ns - WINDOW_NS, end_ns) / WINDOW_NS
-                found[name] = _Shares((row[PREFILL] + row[DECODE]) / covered, row[KV_WAIT] / covered, starved)
+                encode = fleet.encode_ns(name, end_ns - WINDOW_NS, end_ns) / covered
+                found[name] = _Shares((row[PREFILL] + row[DECODE]) / covered, row[KV_WAIT] / covered, starved, encode)
         return found
 
 
@@ -467,6 +470,7 @@ class _Shares:
     busy: float
     kv_wait: float
     starved: float
+    encode: float
 
 
 def _signs(batch: StepBatch, offsets_ns: Mapping[str, int]) -> LifeSigns:
@@ -491,8 +495,6 @@ def _pool(batches: Sequence[StepBatch], shares: dict[str, _Shares]) -> PoolTime:
     whole = sum(weight for _, weight in weighted)
     if not whole:
         return PoolTime(len(batches), sum(gpus))
-    mean = np.array([[each.busy, each.kv_wait, each.starved] for each, _ in weighted]).T @ [
-        weight for _, weight in weighted
-    ]
-    busy, kv_wait, starved = (mean / whole).tolist()
-    return PoolTime(len(batches), sum(gpus), busy, kv_wait, starved)
+    each_of = np.array([[each.busy, each.kv_wait, each.starved, each.encode] for each, _ in weighted])
+    mean = each_of.T @ [weight for _, weight in weighted]
+    return PoolTime(len(batches), sum(gpus), *(mean / whole).tolist())

@@ -103,6 +103,8 @@ class PrefillStatus:
     gpus: int
     busy: float | None
     """The share of the last two seconds spent in steps."""
+    encode: float | None
+    """The part of `busy` in steps that encoded images."""
     starved: float | None
     kv_wait: float | None
     waiting_prompt_tokens: int | None
@@ -128,6 +130,8 @@ class DecodeStatus:
     workers: int
     gpus: int
     busy: float | None
+    encode: float | None
+    """The part of `busy` in steps that encoded images, on workers that compute prompts too."""
     starved: float | None
     """The share of the last two seconds, a part of idle, in which all awaited KV was still to be computed."""
     kv_wait: float | None
@@ -325,6 +329,7 @@ def _prefill(state: ModelState | None, time: PoolTime, waiting_requests: int | N
         workers=time.workers,
         gpus=time.gpus,
         busy=time.busy,
+        encode=time.encode,
         starved=time.starved,
         kv_wait=time.kv_wait,
         waiting_prompt_tokens=state.waiting_tokens if state else None,
@@ -346,6 +351,7 @@ def _decode(model: str, state: ModelState | None, time: PoolTime, seen: StatusLo
         workers=time.workers,
         gpus=time.gpus,
         busy=time.busy,
+        encode=time.encode,
         starved=time.starved,
         kv_wait=time.kv_wait,
         running=state.running if state else None,

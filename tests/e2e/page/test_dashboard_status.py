@@ -55,6 +55,13 @@ async def test_the_verdict_stands_first_with_what_to_do_and_is_never_live_when_i
         )
         await expect(gauges.nth(0).get_by_role("meter")).to_have_attribute("aria-valuenow", "1.80")
         await expect(gauges.nth(1)).to_contain_text("6 sequences, room for 160 within TPOT (192 slots)")
+        seeing = answer()
+        seeing["models"][0]["prefill"] |= {"busy": 0.75, "encode": 0.25}
+        await told(page, seeing)
+        await expect(gauges.nth(0)).to_contain_text(
+            "busy 75 % of the time · encode 25 %, the rest 50 %", timeout=WAIT_MS
+        )
+        await expect(gauges.nth(1)).not_to_contain_text("encode")
         await expect(page.locator("#advice-kept")).to_be_hidden()
         counts = [("pressure", 9, 10), ("backlog", 4, 5), ("ttft", 4, 5)]
         kept = [{"figure": figure, "kept": kept, "of": of, "by_cause": []} for figure, kept, of in counts]

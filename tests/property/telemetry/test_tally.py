@@ -38,7 +38,9 @@ def layouts(draw):
         now_ms, role, incarnation = float(draw(st.integers(0, 99))), "decode", 1
         for sequence in range(draw(st.integers(1, 12))):
             kind = draw(
-                st.sampled_from(["plain"] * 6 + ["gap", "over", "long", "announced", "waits", "role", "again", "back"])
+                st.sampled_from(
+                    ["plain"] * 6 + ["encode", "gap", "over", "long", "announced", "waits", "role", "again", "back"]
+                )
             )
             now_ms += {"gap": 70.5, "over": -40.5, "back": -60.25}.get(kind, 0)
             incarnation += kind in ("again", "back")
@@ -51,6 +53,9 @@ def layouts(draw):
                 step(start, end, prefill=draw(st.sampled_from([0, 7, 64])), decode=draw(st.sampled_from([0, 1, 9])))
                 for start, end in spans[: len(spans) - len(waits)]
             ]
+            if kind == "encode":
+                steps = [row._replace(prefill_tokens=0, prefill_sequences=2, decode_sequences=0, encoded_images=2)
+                         if draw(st.booleans()) else row for row in steps]  # fmt: skip
             if kind == "announced" and steps:
                 steps[-1] = steps[-1]._replace(end_unix_ns=0)
             batches.append(

@@ -44,6 +44,15 @@ def test_the_first_line_is_the_verdict_and_the_rest_says_why() -> None:
         assert part in text
 
 
+def test_encoding_is_shown_as_a_part_of_the_busy_time_where_there_is_any() -> None:
+    models = answer()["models"]
+    models[0]["prefill"] |= {"busy": 0.75, "encode": 0.25}
+    text = "\n".join(printed(models=models))
+    assert "busy 75% of the time, encode 25%" in text
+    assert text.count("encode") == 1
+    assert "encode" not in "\n".join(printed())
+
+
 def test_what_is_refused_and_who_waits_are_told_though_no_request_has_ended() -> None:
     refused = [{"status": 403, "code": "permission_denied", "per_s": 9.0}, {"status": 0, "code": "other", "per_s": 1.0}]
     traffic = {"window_ms": 10_000, "requests_per_s": 0.0, "rejected_per_s": 10.0, "refused": refused}

@@ -416,6 +416,28 @@ async def test_occupancy_prints_a_group_above_its_ranks_and_dummy_steps_as_a_par
     assert "25.0%" in told["g"] and "50.0%" in told["w-1"] and "×2" in told["g"]
 
 
+def test_occupancy_shows_encode_beside_prefill_and_decode_where_images_were_encoded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def spent(encode: int, prefill: int, decode: int) -> dict[str, Any]:
+        times = {"covered": 1000, "prefill": prefill, "decode": decode, "kv_wait": 0, "idle": 1000 - prefill - decode}
+        shares = {name: ns / 1000 for name, ns in times.items()}
+        ratio = prefill / decode if decode else None
+        return {**shares, "ratio": ratio, "coverage": 1.0, "gpu_ns": times, "encode_gpu_ns": encode}
+
+    workers = [{"id": "p", **spent(100, 300, 0)}, {"id": "d", **spent(0, 0, 400)}, {"id": "idle", **spent(0, 0, 0)}]
+    show_occupancy_of({"window_ms": 2000, "age_ms": None, **spent(100, 300, 400), "workers": workers})
+    out = capsys.readouterr().out
+    assert "E:P:D" in out
+    told = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert "0.25:0.50:1" in told["all"]
+    assert "0.50:1:0" in told["p"]
+    assert "0:0:1" in told["d"]
+    show_occupancy_of({"window_ms": 2000, "age_ms": None, **spent(0, 300, 400), "workers": workers[1:]})
+    out = capsys.readouterr().out
+    assert " P:D" in out and "E:P:D" not in out
+
+
 def test_occupancy_of_a_service_that_knows_no_groups_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     shares = {"prefill": 0.0, "decode": 0.25, "kv_wait": 0.0, "idle": 0.75, "ratio": None, "coverage": 1.0}
     show_occupancy_of({"window_ms": 2000, "age_ms": None, **shares, "workers": [{"id": "a", **shares}]})

@@ -13,7 +13,7 @@ from libs.contracts.hashing import image_hash
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.model import pictures
 from libs.model.vision import Vision, expand
-from services.gateway.request.images import (
+from services.gateway.images.files import (
     MAX_TOTAL_BYTES,
     ImageLimits,
     SentImage,
@@ -50,8 +50,8 @@ def test_files_of_known_formats_come_through_unchanged_whatever_type_is_named(fo
 @pytest.mark.parametrize(
     ("image", "error", "reason"),
     [
-        (SentImage("https://example.com/fox.png", FIELD), UnsupportedField, "images are not fetched from addresses"),
-        (SentImage("data:text/plain;base64,AAAA", FIELD), InvalidRequest, "only images in data URLs are served"),
+        (SentImage("https://example.com/fox.png", FIELD), InvalidRequest, "the URL is no image's"),
+        (SentImage("data:text/plain;base64,AAAA", FIELD), InvalidRequest, "the URL is no image's"),
         (SentImage("data:image/png;base64,A", FIELD), InvalidRequest, "is not base64"),
         (sent(b""), InvalidRequest, "not an image in a known format"),
         (sent(picture("TIFF")), InvalidRequest, "send PNG, JPEG, WEBP, GIF"),

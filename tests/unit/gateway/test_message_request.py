@@ -9,9 +9,9 @@ from libs.contracts.errors import InvalidRequest, UnsupportedField
 from libs.model.chat import ChatTemplate
 from libs.model.info import sim_tokenizer
 from libs.model.tokenizer import Tokenizer
+from services.gateway.images.files import SentImage
 from services.gateway.messages.request import parse_count, parse_message
 from services.gateway.messages.schema import CountRequest, MessageRequest
-from services.gateway.request.images import SentImage
 from services.gateway.request.parse import ParsedRequest
 from services.gateway.request.prompt import ServedModel, tokenise
 from tests.unit.gateway.test_tokenise import EFFORT, MODEL, PLAIN, SWITCH, Threads
@@ -207,12 +207,15 @@ def test_images_become_parts_of_the_chat_beside_the_texts() -> None:
     content = [{"type": "image"}, {"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
     assert [*found.messages] == [{"role": "user", "content": content}]
     assert found.images == (SentImage("data:image/png;base64,AAAA", "messages"),) * 2
+    by_url = asked(messages=[{"role": "user", "content": [BY_URL]}])
+    assert by_url.images == (SentImage("https://example.com/a.png", "messages"),)
     alone = asked(messages=[{"role": "user", "content": [IMAGE]}])
     assert alone.messages[0]["content"] == [{"type": "image"}]
 
 
 IMAGE: dict[str, Any] = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 BY_URL = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
+BY_FILE = {"type": "image", "source": {"type": "file", "file_id": "a"}}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": ...}, "max_tokens", "is missing"),
     ({"max_tokens": 0}, "max_tokens", ">= 1"),
@@ -226,9 +229,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "assistant", "content": [IMAGE]}]}, "messages[0].content[0]", "has no image blocks"),
     ({"messages": [{"role": "system", "content": [IMAGE]}]}, "messages[0].content[0]", "has no image blocks"),
     (
-        {"messages": [{"role": "user", "content": [BY_URL]}]},
+        {"messages": [{"role": "user", "content": [BY_FILE]}]},
         "messages[0].content[0].source.type",
-        "'url' is not served",
+        "'file' is not served; served are base64, url",
     ),
     ({"messages": [{"role": "user", "content": [text("a", x=1)]}]}, "messages[0].content[0].x", "not served"),
     (

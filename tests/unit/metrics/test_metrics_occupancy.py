@@ -74,6 +74,53 @@ async def test_a_group_is_the_sum_of_its_ranks_where_dummy_steps_become_known_in
     assert told.occupancy(1000).dummy_gpu_ns == 300 * MS
 
 
+def encoding(start_ms, end_ms):
+    return step(start_ms, end_ms)._replace(prefill_sequences=2, encoded_images=2)
+
+
+@pytest.mark.parametrize("batch_ms", [100, 500])
+def test_encoding_images_is_a_part_of_prefill_that_adds_up_over_workers_and_pools(batch_ms):
+    """Where batches are gathered and added up, and where each is sorted in."""
+    steps = [encoding(0, 30), step(30, 80, prefill=64), step(80, 90, decode=4)]
+    seeing = [
+        step_batch(
+            number,
+            (low, low + batch_ms),
+            [each._replace(start_unix_ns=each.start_unix_ns + low * MS, end_unix_ns=each.end_unix_ns + low * MS)
+             for each in steps],
+            worker="prefill-0", role="prefill", gpus=2,
+        )
+        for number, low in enumerate(range(0, 2000, batch_ms))
+    ]  # fmt: skip
+    beside = step_batch(1, (0, 2000), [step(0, 400, decode=1)], worker="decode-0")
+    told = Told(*seeing, beside)
+    found, times = told.occupancy(1000), 1000 // batch_ms
+    decode, prefill = found.workers
+    assert prefill.gpu_ns.prefill == 2 * 80 * times * MS
+    assert prefill.gpu_ns.decode == 2 * 10 * times * MS
+    assert [prefill.encode_gpu_ns, found.encode_gpu_ns] == [2 * 30 * times * MS] * 2
+    assert prefill.encode == pytest.approx(0.03 * times)
+    assert {pool.role: pool.encode_gpu_ns for pool in found.pools} == {"decode": 0, "prefill": found.encode_gpu_ns}
+    assert (decode.encode, decode.encode_gpu_ns) == (0.0, 0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["encode", "prefill", "idle"]), st.integers(1, 90)), max_size=20), st.data())
+def test_encoding_adds_up_over_parts_of_a_window(pieces, data):
+    steps, now_ms, kinds = [], 0, []
+    for kind, length_ms in pieces:
+        end_ms = now_ms + length_ms
+        if kind != "idle":
+            steps.append(encoding(now_ms, end_ms) if kind == "encode" else step(now_ms, end_ms, prefill=7))
+        kinds += [kind] * length_ms
+        now_ms = end_ms
+    fleet = fleet_of(step_batch(1, (0, 2000), steps, worker="w"))
+    low, middle, high = sorted(data.draw(st.lists(st.integers(0, 2000), min_size=3, max_size=3)))
+    whole = fleet.encode_ns("w", at(low), at(high))
+    assert whole == kinds[low:high].count("encode") * MS
+    assert whole == fleet.encode_ns("w", at(low), at(middle)) + fleet.encode_ns("w", at(middle), at(high))
+    assert whole <= fleet.phases("w", at(low), at(high)).prefill_ns
+
+
 def test_pools_nodes_and_models_each_add_up_to_the_cluster():
     batches = [
         step_batch(1, (0, 1000), [step(0, 100 * number, decode=1)], worker=f"w-{number}", role=role, gpus=number)

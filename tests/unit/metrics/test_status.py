@@ -73,7 +73,7 @@ class Cluster:
 
     async def run(
         self, tenths, *, running=4, waiting_tokens=0, late=False, come=0, awaiting_ready=0, starved=False, batch=0,
-        refused=0, awaited=None, cpu_wait=None,
+        refused=0, awaited=None, cpu_wait=None, encodes=False,
     ):  # fmt: skip
         """Decode workers run so many sequences each, so many prompt tokens wait at the gateway and come a tenth."""
         for _ in range(tenths):
@@ -92,6 +92,8 @@ class Cluster:
                 ran = [] if starved and role == "decode" else [step(start + 10, start + 40, decode=running or 1)]
                 if (stopped := self.since.pop(f"gpu-{number}", None)) is not None:  # its step took all that time
                     ran, cover = [step(stopped, start + 40, decode=running or 1)], (stopped, start + 100)
+                if encodes and role == "prefill":
+                    ran.append(step(start + 40, start + 60)._replace(prefill_sequences=1, encoded_images=1))
                 self.sent[number] += 1
                 sent = step_batch(self.sent[number], cover, ran, worker=f"gpu-{number}", role=role, load=load)
                 if cpu_wait is not None:
@@ -255,6 +257,16 @@ async def test_lines_of_a_batch_job_press_on_nobody(cluster):
     assert (status.verdict.code, status.models[0].decode.pressure) == ("balanced", 0)
     await cluster.run(30, running=60)
     assert cluster.status().models[0].decode.pressure > 0.8
+
+
+async def test_encoding_images_is_shown_as_a_part_of_the_busy_time(cluster):
+    await cluster.run(30)
+    assert (cluster.status().models[0].prefill.encode, cluster.status().models[0].decode.encode) == (0, 0)
+    await cluster.run(30, encodes=True)
+    model = cluster.status().models[0]
+    assert model.prefill.busy == pytest.approx(0.5, abs=0.03)
+    assert model.prefill.encode == pytest.approx(0.2, abs=0.02)
+    assert model.decode.encode == 0
 
 
 async def test_waiting_for_prompts_that_are_still_computed_is_starvation_and_no_kv_wait(cluster):

@@ -76,15 +76,18 @@ function prefillFacts({ prefill, mixed }) {
   const { waiting_requests: requests, waiting_prompt_tokens: tokens, waiting_s: seconds } = prefill;
   const work = seconds ? `: ${millis(1000 * seconds)} of work` : "";
   const waits = tokens == null ? "" : requests || tokens ? `${requests ? `${plural(requests, "request")} wait, ` : ""}${short(tokens)} tokens${work}` : "nothing waits";
-  return [waits, `busy ${share(prefill.busy)} of the time`, prefill.starved > 0.005 && `starved ${share(prefill.starved)}`, mixed?.workers && `${plural(mixed.workers, "decode worker")} may compute prompts too`];
+  return [waits, `busy ${share(prefill.busy)} of the time`, encodes(prefill), prefill.starved > 0.005 && `starved ${share(prefill.starved)}`, mixed?.workers && `${plural(mixed.workers, "decode worker")} may compute prompts too`];
 }
 
 function decodeFacts({ decode }) {
   const held = decode.running == null ? null : decode.running + (decode.held ?? 0);
   const batch = held == null || decode.largest_batch == null ? "" : `${plural(held, "sequence")}, room for ${count(decode.largest_batch)} within TPOT${decode.slots == null ? "" : ` (${count(decode.slots)} slots)`}`;
   const tpot = decode.tpot_ms == null ? "" : `TPOT ${millis(decode.tpot_ms)}${decode.tpot_target_ms == null ? "" : ` of ${millis(decode.tpot_target_ms)}`}`;
-  return [batch, decode.kv_used != null && `KV ${share(decode.kv_used)}`, tpot, `busy ${share(decode.busy)} of the time`, decode.starved > 0.005 && `starved ${share(decode.starved)}`, decode.kv_wait > 0.005 && `KV wait ${share(decode.kv_wait)}`];
+  return [batch, decode.kv_used != null && `KV ${share(decode.kv_used)}`, tpot, `busy ${share(decode.busy)} of the time`, encodes(decode), decode.starved > 0.005 && `starved ${share(decode.starved)}`, decode.kv_wait > 0.005 && `KV wait ${share(decode.kv_wait)}`];
 }
+
+/** The part of the busy time in which images were encoded, where there are any. */
+const encodes = ({ busy, encode }) => encode > 0.0005 && `encode ${share(encode)}, the rest ${share(busy - encode)}`;
 
 /** What the best split would bring, where it is not the present one. */
 function noteOf({ cluster_pressure: least, best_split: split, prefill, decode }) {

@@ -1,4 +1,4 @@
-"""Images that a chat contains as data URLs: decoding, bounds, and their places in the prompt. Pure."""
+"""Images of a chat, as data URLs or fetched files: decoding, bounds, and their places in the prompt. Pure."""
 
 import re
 from base64 import b64decode
@@ -26,6 +26,8 @@ class SentImage(NamedTuple):
     url: str
     field: str
     """The field that errors name."""
+    file: bytes = b""
+    """The file that was fetched from `url`; empty if that is a data URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,8 @@ def read_images(images: Sequence[SentImage], limits: ImageLimits) -> list[bytes]
     Every image is decoded here as workers do it, so that no worker gets one that cannot be decoded.
     """
     files: list[bytes] = []
-    for url, field in images:
-        data = _file(url, field, limits)
+    for url, field, fetched in images:
+        data = fetched or _file(url, field, limits)
         if sum(map(len, files)) + len(data) > MAX_TOTAL_BYTES:
             raise InvalidRequest(f"the images are over {MAX_TOTAL_BYTES} bytes in all: send smaller ones", param=field)
         _check(data, field, limits)
@@ -81,10 +83,8 @@ def read_images(images: Sequence[SentImage], limits: ImageLimits) -> list[bytes]
 def _file(url: str, field: str, limits: ImageLimits) -> bytes:
     found = _DATA_URL.match(url)
     if found is None:
-        text = "only images in data URLs are served: send data:image/png;base64, and the file in base64"
-        if url[:8].lower().startswith(("http://", "https://")):
-            raise UnsupportedField(f"{field}: images are not fetched from addresses; {text}", param=field)
-        raise InvalidRequest(f"{field}: {text}", param=field)
+        text = "send data:image/png;base64, and the file in base64, or an address with http:// or https://"
+        raise InvalidRequest(f"{field}: the URL is no image's: {text}", param=field)
     if (len(url) - found.end()) // 4 * 3 - 2 > limits.max_bytes:
         raise _too_large(field, limits)
     try:

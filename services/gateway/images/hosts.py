@@ -1,0 +1,133 @@
+"""The hosts from which images may be fetched, and the addresses that their names may resolve to. Pure."""
+
+import re
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final, Self
+
+from httpx import URL, InvalidURL
+
+SETTING: Final = "FULCRUM_GATEWAY_IMAGE_HOSTS"
+MAX_URL_CHARS: Final = 8192
+_PORTS: Final = {"http": 80, "https": 443}
+_NAME: Final = re.compile(r"[a-z0-9._-]+")
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+
+
+class RefusedUrl(Exception):
+    """An address that is not fetched; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHosts:
+    """An allow-list. Without an entry nothing is fetched."""
+
+    names: frozenset[tuple[str, int | None]] = frozenset()
+    """Hosts with their ports; None stands for the default port of http and https."""
+    addresses: frozenset[IPv4Address | IPv6Address] = frozenset()
+    """The addresses among `names`, to which other names may resolve even if they are private."""
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Networks of such addresses, each of them a host too."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse names, addresses and networks, separated by commas. Raise ValueError that names the entry."""
+        entries = [entry for entry in map(str.strip, text.split(",")) if entry]
+        names = [_authority(entry) for entry in entries if "/" not in entry]
+        addresses = [address for host, _ in names if (address := _literal(host)) is not None]
+        networks = [_network(entry) for entry in entries if "/" in entry]
+        return cls(frozenset(names), frozenset(addresses), tuple(networks))
+
+    def check(self, url: URL) -> None:
+        """Raise RefusedUrl unless the address's host and port are listed."""
+        host, port = host_of(url), port_of(url)
+        if not self.names and not self.networks:
+            raise RefusedUrl(f"images are fetched only from hosts in {SETTING} of the gateway, and it names none")
+        if url.userinfo:
+            raise RefusedUrl("addresses with a user or password are not fetched")
+        default = port == _PORTS[url.scheme]
+        if (host, port) in self.names or (default and (host, None) in self.names):
+            return
+        address = _literal(host)
+        if default and address is not None and any(address in network for network in self.networks):
+            return
+        shown = url.netloc.decode("ascii")
+        raise RefusedUrl(f"images are fetched only from hosts in {SETTING} of the gateway, and {shown} is none of them")
+
+    def allows_target(self, address: str) -> bool:
+        """Return whether a listed name may resolve to `address`: one of the internet's, or one that is listed itself.
+
+        An IPv6 address that leads to an IPv4 address is judged by that too.
+        """
+        found = ip_address(address)
+        if self._lists(found):
+            return True
+        inner = _inner(found)
+        if inner is not None:
+            return self._lists(inner) or _is_public(inner)
+        return _is_public(found)
+
+    def _lists(self, address: IPv4Address | IPv6Address) -> bool:
+        return address in self.addresses or any(address in network for network in self.networks)
+
+
+def read_url(text: str) -> URL:
+    """Parse an address of an image. Raise RefusedUrl if it is none of http or https."""
+    if len(text) > MAX_URL_CHARS:
+        raise RefusedUrl(f"the address is over {MAX_URL_CHARS} characters")
+    try:
+        url = URL(text)
+    except (InvalidURL, ValueError) as error:
+        raise RefusedUrl(f"the address cannot be read: {error}") from None
+    if url.scheme not in _PORTS or not url.raw_host:
+        raise RefusedUrl("only addresses with http:// or https:// and a host are fetched")
+    return url.copy_with(fragment=None)
+
+
+def host_of(url: URL) -> str:
+    return url.raw_host.decode("ascii")
+
+
+def port_of(url: URL) -> int:
+    return _PORTS[url.scheme] if url.port is None else url.port
+
+
+def _network(entry: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(entry)
+    except ValueError as error:
+        raise ValueError(f"{entry!r} is no network such as 10.0.0.0/8: {error}") from None
+
+
+def _authority(entry: str) -> tuple[str, int | None]:
+    """Return an entry's host as addresses spell it, and its port."""
+    if entry.count(":") > 1 and not entry.startswith("["):
+        entry = f"[{entry}]"
+    try:
+        url = URL(f"any://{entry}")
+    except (InvalidURL, ValueError) as error:
+        raise ValueError(f"{entry!r} is no host: {error}") from None
+    host = host_of(url)
+    if url.userinfo or url.query or url.fragment or not (_NAME.fullmatch(host) or _literal(host)):
+        raise ValueError(f"{entry!r} is no host: write a name or an address, with :port where it is not the usual one")
+    return host, url.port
+
+
+def _literal(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | None:
+    """Return the IPv4 address that a mapped, translated or 6to4 address leads to."""
+    if isinstance(address, IPv4Address):
+        return None
+    if address in _NAT64:
+        return IPv4Address(address.packed[-4:])
+    return address.ipv4_mapped or address.sixtofour
+
+
+def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    return address.is_global and not address.is_multicast
