@@ -15,6 +15,7 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineRequest
 from libs.engine.reports import EngineEvent, StepReport
 from libs.policy import roles
+from libs.policy.newest import put_newest
 from libs.policy.roles import MAX_BUDGET_TOKENS
 from libs.policy.speed import Speed
 from libs.policy.worker.assignment import (
@@ -264,9 +265,7 @@ class HandOverCosts:
     def handed_over(self, handle: KvHandle, now_ns: int) -> None:
         """Start timing a hand-over, whose blocks now await their receiver."""
         self.count += 1
-        self._gone[handle.opaque] = (self._capabilities.kv_bytes(handle.tokens), now_ns)
-        if len(self._gone) > MAX_TRACKED:
-            self._gone.popitem(last=False)
+        put_newest(self._gone, handle.opaque, (self._capabilities.kv_bytes(handle.tokens), now_ns), MAX_TRACKED)
 
     def taken_over(self, opaque: bytes, now_ns: int) -> None:
         """Stop timing a hand-over. Blocks that never arrive are not measured."""
