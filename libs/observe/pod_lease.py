@@ -33,11 +33,11 @@ PERMISSIONS: Final = "deploy/observe/kubernetes-act.yaml"
 log = structlog.get_logger()
 
 
-class _Meta(msgspec.Struct, frozen=True, rename="camel"):
+class _LeaseMeta(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
 
 
-class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+class _LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     renew_time: str | None = None
@@ -46,8 +46,8 @@ class _Spec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Lease(msgspec.Struct, frozen=True):
-    metadata: _Meta = _Meta()
-    spec: _Spec = _Spec()
+    metadata: _LeaseMeta = _LeaseMeta()
+    spec: _LeaseSpec = _LeaseSpec()
 
 
 def _steady_s() -> float:

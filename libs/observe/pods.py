@@ -34,7 +34,7 @@ class _Struct(msgspec.Struct, frozen=True, rename="camel"):
     pass
 
 
-class Owner(_Struct, frozen=True):
+class OwnerReference(_Struct, frozen=True):
     """An object that a pod belongs to."""
 
     kind: str
@@ -49,7 +49,7 @@ class _Meta(_Struct, frozen=True):
     deletion_timestamp: str | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
-    owner_references: list[Owner] = []
+    owner_references: list[OwnerReference] = []
 
 
 class _Port(_Struct, frozen=True):
@@ -115,6 +115,17 @@ class ServerPod(_Struct, frozen=True):
         limits = [(name, value) for each in self.spec.containers for name, value in each.resources.limits.items()]
         counts = [str(value) for name, value in limits if name.endswith(GPU_RESOURCE)]
         return min(max(sum(int(count) for count in counts if count.isdecimal()), 1), MAX_GPUS)
+
+
+class _ListMeta(_Struct, frozen=True):
+    resource_version: str = ""
+    more: str = msgspec.field(name="continue", default="")
+    """The token that continues a list cut short by its limit; empty at the end."""
+
+
+class PodList(_Struct, frozen=True):
+    metadata: _ListMeta
+    items: list[ServerPod]
 
 
 class ObservedPods:

@@ -28,7 +28,7 @@ from libs.policy.verdict.refused import refused_causes
 from libs.policy.verdict.state import ModelState, PromisedFigure, SilentWorker, UnknownState, VerdictLimits
 from libs.policy.verdict.watch import Verdict, VerdictWatch
 from libs.telemetry.assessments import MAX_ASSESSED
-from libs.telemetry.gateways import SPAN_NS, ArrivalRates, AwaitedTokens, ModelBacklog, RefusalCounts
+from libs.telemetry.gateways import SPAN_NS, ArrivalRates, AwaitedTokens, FleetRefusals, ModelBacklog
 from libs.telemetry.lives import LifeSigns, LifeState, LifeWatch, WorkerLife, newest_of
 from libs.telemetry.refusals import WINDOW_NS as REFUSED_NS
 from libs.telemetry.refusals import RefusalLog
@@ -202,7 +202,7 @@ class VerdictEvaluator:
         self._watch = VerdictWatch(limits)
         self._lives = LifeWatch()
         self._arrivals = ArrivalRates()
-        self.refusals = RefusalCounts()
+        self.refusals = FleetRefusals()
         self.refused = RefusalLog()
         self._engines: dict[str, tuple[int, WorkerProfile | str]] = {}
         self._paces: dict[str, tuple[int, StepPace]] = {}
