@@ -76,7 +76,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise StartupError(f"the model's chat template does not parse: {error}") from None
         self.variables = self._plain.variables | self._with_tools.variables
-        """Names of the variables that the templates read."""
+        """The names of the variables that the templates read."""
         self._special_tokens = dict(special_tokens)
 
     def names(self, word: str, *, tools: bool) -> bool:

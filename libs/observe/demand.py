@@ -38,7 +38,7 @@ class ServedWork(NamedTuple):
     known_requests: int = 0
     """Requests with a first token, to which the tokens refer."""
     prompt_tokens: int = 0
-    """Tokens of their prompts, however they came to their KV."""
+    """The tokens of their prompts, however they came to their KV."""
     computed_tokens: int = 0
     output_tokens: int = 0
     ended: int = 0

@@ -24,11 +24,13 @@ from libs.observe.roles import FleetAway
 NAME: Final = "fulcrum-observe-act"
 DIGEST_CHARS: Final = 8
 LEASE_S: Final = 15
-"""Seconds without a renewal after which another process takes over."""
+"""The seconds without a renewal after which another process takes over."""
 DEADLINE_S: Final = 10.0
-"""Seconds since its last renewal for which a holder acts; the rest of the lease outlasts a call that it has begun."""
+"""The seconds since its last renewal for which a holder acts; the rest of the lease outlasts a call that it has
+begun.
+"""
 RENEW_S: Final = 2.0
-"""Seconds between two reads of the lease."""
+"""The seconds between two reads of the lease."""
 PERMISSIONS: Final = "deploy/observe/kubernetes-act.yaml"
 log = structlog.get_logger()
 

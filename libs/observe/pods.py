@@ -10,7 +10,7 @@ from libs.observe.fleet import MAX_GPUS, MOST_SERVERS, ObservedTarget
 
 ROLE_LABEL: Final = "llm-d.ai/role"
 PORT_NAMES: Final = ("metrics", "http")
-"""Names of container ports to look for, the most telling first: a sidecar may have a port `http` of its own."""
+"""The names of container ports to look for, the most telling first: a sidecar may have a port `http` of its own."""
 DEFAULT_PORT: Final = 8_000
 GPU_RESOURCE: Final = "/gpu"
 """The end of the names of resources that are GPUs, such as nvidia.com/gpu."""
@@ -140,7 +140,7 @@ class ObservedPods:
         self._pods: dict[str, ServerPod] = {}
         """Servers by the name of their pod."""
         self._matching: set[str] = set()
-        """Names of the pods that match, servers or not."""
+        """The names of the pods that match, servers or not."""
 
     def replace(self, pods: Iterable[ServerPod]) -> None:
         """Enter a list of all pods that match."""

@@ -63,7 +63,7 @@ class EngineSample:
 
     reading: Reading
     scalars: Mapping[str, float]
-    """Sums of all lines of a name, without vLLM's prefix."""
+    """The sums of all lines of a name, without vLLM's prefix."""
     histograms: Mapping[str, Buckets]
 
     @property

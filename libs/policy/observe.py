@@ -287,7 +287,7 @@ class PhaseEstimator:
         self._work = CountedWork()
         self._overlap = _Overlap()
         self._owed_s = 0.0
-        """Time of counted steps that the last interval had no room for."""
+        """The time of counted steps that the last interval had no room for."""
         self._began_s: float | None = None
         self._fitted_s = 0.0
         self._fresh = False

@@ -41,7 +41,7 @@ class ModelBacklog(NamedTuple):
     prefill_tokens: int = 0
     decode_requests: int = 0
     decode_prompt_tokens: int = 0
-    """Tokens that requests waiting for decode still have to compute once they get a slot."""
+    """The tokens that requests waiting for decode still have to compute once they get a slot."""
     hopeful_tokens: int = 0
     """Prompt tokens of requests that can still meet their deadline; all tokens where a gateway does not report it."""
     batch_requests: int = 0

@@ -271,7 +271,7 @@ class NodeStats:
         self.clocks = Clocks()
         self.hardware = NodeGpus()
         self.kv_bytes: Counter[str] = Counter()
-        """Bytes handed over between workers, by route: "shared_memory" or "network"."""
+        """The bytes handed over between workers, by route: "shared_memory" or "network"."""
         self.cpu_waits = CpuWaits()
         self.kv_links = KvLinks(incarnation_of, self.cpu_waits.are_long)
 

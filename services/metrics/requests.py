@@ -88,7 +88,7 @@ class RequestSummary:
     requests: int
     outcomes: dict[str, int]
     prompt_tokens: int
-    """Tokens of prompts that were computed. One whose client left before its first token was not."""
+    """The tokens of prompts that were computed. One whose client left before its first token was not."""
     cached_tokens: int
     output_tokens: int
     ttft_s: Percentiles

@@ -101,7 +101,7 @@ class LabAnswer:
 
     @property
     def ttft_ns(self) -> int:
-        """Time from arrival to first token; 0 if no token came."""
+        """The time from arrival to first token; 0 if no token came."""
         return (self.first_ps - self.arrival_ps) // PS_PER_NS if self.tokens else 0
 
     @property

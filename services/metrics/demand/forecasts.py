@@ -33,7 +33,7 @@ MAX_WORKERS: Final = 256
 MAX_MODELS: Final = 64
 MOST_CHUNK_TOKENS: Final = 8192
 KV_BLOCK_TOKENS: Final = 16
-"""Tokens of a KV block, whose size telemetry does not report: the default of our engines."""
+"""The tokens of a KV block, whose size telemetry does not report: the default of our engines."""
 MAX_SEQUENCES: Final = 256
 """Sequences assumed for a worker that does not report how many it runs."""
 

@@ -64,7 +64,7 @@ class StepPace:
     tokens: float
     """Sequences of the steps that decode, summed."""
     prompt_tokens: float = 0.0
-    """Tokens of the steps that compute only prompts, summed."""
+    """The tokens of the steps that compute only prompts, summed."""
     prompt_ns: float = 0.0
     """Durations of the same steps, summed."""
 
@@ -170,7 +170,7 @@ class StatusLook:
     tpot_ms: tuple[tuple[str, float], ...] = ()
     """Time per output token measured over the window, by model."""
     pools: tuple[tuple[tuple[str, str], PoolTime], ...] = ()
-    """Shares of time by model and phase."""
+    """The shares of time by model and phase."""
     tpot_target_ms: tuple[tuple[str, float], ...] = ()
     places: tuple[tuple[str, int], ...] = ()
     """The maximum number of sequences that decode workers run, by model."""
@@ -210,7 +210,7 @@ class VerdictEvaluator:
         """The running means of `_awaits`, by worker."""
         self._looked_ns = 0
         self._since_ns = 0
-        """Time between the last two evaluations in ns."""
+        """The time between the last two evaluations in ns."""
         self.observed = observed
         self.traffic: TrafficSource = TrafficLog() if observed is None else observed.traffic
         self.planner = PlannerNews()
