@@ -23,18 +23,21 @@ class Rest(Enum):
     """Categories of time in which a worker computes nothing."""
 
     IDLE = "idle"
+    STARVED = "starved"
+    """A prompt is being computed elsewhere; this time is part of idle."""
     KV_WAIT = "kv_wait"
     """Blocks that are ready at their source are on their way."""
 
 
 @dataclass(slots=True)
 class PhaseTotals:
-    """Times by category, which add up to the total."""
+    """Times by category. The first four add up to the total, and starved is a part of idle."""
 
     prefill_ps: int = 0
     decode_ps: int = 0
     kv_wait_ps: int = 0
     idle_ps: int = 0
+    starved_ps: int = 0
 
     @property
     def total_ps(self) -> int:
@@ -52,6 +55,8 @@ class PhaseTotals:
             self.kv_wait_ps += duration_ps
             return
         self.idle_ps += duration_ps
+        if what is Rest.STARVED:
+            self.starved_ps += duration_ps
 
 
 class RecentDecodes:

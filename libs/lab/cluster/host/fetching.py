@@ -190,7 +190,7 @@ class Fetching:
     def rest(self) -> Rest:
         """Return the category of the time in which the worker computes nothing."""
         waits = self._link.moving or any(stream.ready > 0 for stream in self._streams.values())
-        return Rest.KV_WAIT if waits else Rest.IDLE
+        return Rest.KV_WAIT if waits else Rest.STARVED if self._streams else Rest.IDLE
 
     # ------------------------------------------------------------ from others
 
