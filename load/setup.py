@@ -3,10 +3,10 @@
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 import httpx
 
@@ -19,13 +19,18 @@ STOP_S: Final = 5.0
 
 @contextmanager
 def bench_suite(
-    *arguments: str, env: Mapping[str, str] | None = None, start_s: float = START_TIMEOUT_S
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    start_s: float = START_TIMEOUT_S,
+    folder: Path | None = None,
 ) -> Iterator[RunningSuite]:
-    """Run a suite whose files and cache are its own, so that it has learned nothing before."""
-    with TemporaryDirectory(prefix="fulcrum-bench-") as name:
-        own = {"FULCRUM_CACHE": f"{name}/cache", **(env or {})}
-        with running_suite(Path(name), *arguments, env=own, start_s=start_s) as suite:
-            yield suite
+    """Run a suite whose files and cache are its own, so that it has learned nothing before. They lie in `folder`, or
+    in a temporary one.
+    """
+    with ExitStack() as stack:
+        home = folder or Path(stack.enter_context(TemporaryDirectory(prefix="fulcrum-bench-")))
+        own = {"FULCRUM_CACHE": str(home / "cache"), **(env or {})}
+        yield stack.enter_context(running_suite(home, *arguments, env=own, start_s=start_s))
 
 
 async def start_engine(engine: Engine) -> Engine:
@@ -45,7 +50,7 @@ def answers_within(ask: Callable[[], httpx.Response], *, start_s: float, process
     return False
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[Any]) -> None:
     """End a process with SIGTERM, and with SIGKILL if it takes longer than `STOP_S`."""
     process.terminate()
     try:

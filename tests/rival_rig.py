@@ -68,7 +68,7 @@ def mixed(index: int, **fields: Any) -> SeenWorker:
 def request(input_tokens: int = 1000, *, workers: int = 8, cached: dict[int, int] | None = None) -> SeenRequest:
     """cached: tokens by index of the worker."""
     found = cached or {}
-    return SeenRequest(1, input_tokens, 0, SLO, [found.get(index, 0) for index in range(workers)])
+    return SeenRequest(1, input_tokens, SLO, [found.get(index, 0) for index in range(workers)])
 
 
 def seen(workers: Sequence[SeenWorker], now_ns: int = 0, **interval: Any) -> SeenCluster:

@@ -12,7 +12,7 @@ from typing import Final
 
 from deploy.try_vllm.derived import our_method, subclasses
 from deploy.try_vllm.source import Found, Function, Signature, Sources, is_bound
-from deploy.try_vllm.touched import WITH_TEXT, Arguments, Kind, Touched
+from deploy.try_vllm.touched import WITH_TEXT, CallArguments, Kind, Touched
 from deploy.try_vllm.wheel import FILE_LIST
 
 # Packages in which vLLM's engine calls what we replace.
@@ -73,7 +73,7 @@ class Check:
                 if not self._is_there(each.name):
                     yield self._missing(each.name)
             case Kind.CALL:
-                yield from self._call(each.name, each.arguments or Arguments())
+                yield from self._call(each.name, each.arguments or CallArguments())
             case Kind.OVERRIDE:
                 yield from self._override(each)
             case Kind.TEXT:
@@ -103,7 +103,7 @@ class Check:
         hint = f"; {parts[whole]!r} is in {', '.join(places)}" if places else ""
         return f"{'.'.join(parts[:whole])} has no {parts[whole]!r}{hint}"
 
-    def _call(self, name: str, arguments: Arguments) -> Iterator[str]:
+    def _call(self, name: str, arguments: CallArguments) -> Iterator[str]:
         found = self._sources.find(name)
         if found is None:
             yield self._missing(name)

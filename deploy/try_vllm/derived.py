@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from deploy.try_vllm.touched import Arguments, Kind, Touched
+from deploy.try_vllm.touched import CallArguments, Kind, Touched
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 # What a worker and a server with the plug-in run, and what their tests put in place of a part of vLLM.
@@ -189,7 +189,7 @@ class _Reader:
         for child in ast.iter_child_nodes(node):
             yield from self._uses(child, names)
 
-    def _touched(self, name: str, kind: Kind, node: ast.AST, arguments: Arguments | None = None) -> Touched:
+    def _touched(self, name: str, kind: Kind, node: ast.AST, arguments: CallArguments | None = None) -> Touched:
         return Touched(name, kind, f"{self._file}:{getattr(node, 'lineno', 0)}", arguments)
 
 
@@ -235,11 +235,11 @@ def _assigned(node: ast.Assign, names: Names) -> Names:
     return {name: dotted for name, dotted in found if dotted is not None and isinstance(name, str)}
 
 
-def _arguments(node: ast.Call) -> Arguments:
+def _arguments(node: ast.Call) -> CallArguments:
     starred = any(isinstance(each, ast.Starred) for each in node.args)
     names = tuple(each.arg for each in node.keywords if each.arg)
     positional = sum(not isinstance(each, ast.Starred) for each in node.args)
-    return Arguments(positional, names, starred or len(names) < len(node.keywords))
+    return CallArguments(positional, names, starred or len(names) < len(node.keywords))
 
 
 def _classes(tree: ast.Module) -> dict[str, ast.ClassDef]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from deploy.try_vllm.derived import ROOT, derive
-from deploy.try_vllm.touched import Arguments, Kind, Touched
+from deploy.try_vllm.touched import CallArguments, Kind, Touched
 from libs.engine.vllm.arguments import RESERVED
 from libs.engine.vllm.connectors import KINDS
 from libs.observe.vllm import HISTOGRAMS, KV_USED, SCALARS, TOKEN_GAPS
@@ -34,7 +34,7 @@ def _name(name: str, *where: str, optional: bool = False) -> list[Touched]:
 
 
 def _call(name: str, where: str, positional: int = 0, *names: str) -> list[Touched]:
-    return [Touched(name, Kind.CALL, where, Arguments(positional, names))]
+    return [Touched(name, Kind.CALL, where, CallArguments(positional, names))]
 
 
 def _override(name: str, where: str, ours: str) -> list[Touched]:
@@ -285,7 +285,7 @@ SET: Final = {
 
 
 def _argument(name: str, where: str) -> Touched:
-    return Touched(ENGINE_ARGUMENTS, Kind.CALL, where, Arguments(0, (name,), partly=True))
+    return Touched(ENGINE_ARGUMENTS, Kind.CALL, where, CallArguments(0, (name,), partly=True))
 
 
 def _of_profiles() -> Iterable[Touched]:

@@ -27,7 +27,7 @@ WITH_TEXT = frozenset({Kind.TEXT, Kind.METRIC, Kind.STAND_IN})
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class CallArguments:
     """The arguments of a call."""
 
     positional: int = 0
@@ -48,7 +48,7 @@ class Touched:
     kind: Kind
     where: str
     """Our file, and its line where it is known."""
-    arguments: Arguments | None = None
+    arguments: CallArguments | None = None
     text: str = ""
     """The string of a TEXT or METRIC, our class of an OVERRIDE, the attribute of a STAND_IN."""
     optional: bool = False

@@ -115,11 +115,11 @@ ENDED: Final = ("Succeeded", "Failed")
 MERGE: Final = "application/merge-patch+json"
 
 
-class _Struct(msgspec.Struct, frozen=True, rename="camel"):
+class _ApiObject(msgspec.Struct, frozen=True, rename="camel"):
     pass
 
 
-class _Meta(_Struct, frozen=True):
+class _ApiMeta(_ApiObject, frozen=True):
     name: str = ""
     uid: str = ""
     resource_version: str = ""
@@ -128,65 +128,65 @@ class _Meta(_Struct, frozen=True):
     annotations: dict[str, str] = {}
 
 
-class _Condition(_Struct, frozen=True):
+class _PodCondition(_ApiObject, frozen=True):
     type: str
     status: str
 
 
-class _PodSpec(_Struct, frozen=True):
+class _PodSpec(_ApiObject, frozen=True):
     node_name: str = ""
 
 
-class _PodStatus(_Struct, frozen=True):
+class _PodStatus(_ApiObject, frozen=True):
     phase: str = ""
-    conditions: list[_Condition] = []
+    conditions: list[_PodCondition] = []
 
 
-class _Pod(_Struct, frozen=True):
-    metadata: _Meta
+class _Pod(_ApiObject, frozen=True):
+    metadata: _ApiMeta
     spec: _PodSpec = _PodSpec()
     status: _PodStatus = _PodStatus()
 
 
-class _PodList(_Struct, frozen=True):
-    metadata: _Meta
+class _PodList(_ApiObject, frozen=True):
+    metadata: _ApiMeta
     items: list[_Pod]
 
 
-class _Variable(_Struct, frozen=True):
+class _TemplateVariable(_ApiObject, frozen=True):
     name: str
     value: str = ""
 
 
-class _Container(_Struct, frozen=True):
-    env: list[_Variable] = []
+class _TemplateContainer(_ApiObject, frozen=True):
+    env: list[_TemplateVariable] = []
 
 
-class _PodTemplate(_Struct, frozen=True):
-    class Containers(_Struct, frozen=True):
-        containers: list[_Container]
+class _PodTemplate(_ApiObject, frozen=True):
+    class Containers(_ApiObject, frozen=True):
+        containers: list[_TemplateContainer]
 
     spec: Containers
 
 
-class _DeploymentSpec(_Struct, frozen=True):
-    class Selector(_Struct, frozen=True):
+class _DeploymentSpec(_ApiObject, frozen=True):
+    class Selector(_ApiObject, frozen=True):
         match_labels: dict[str, str]
 
     selector: Selector
     template: _PodTemplate
 
 
-class _Deployment(_Struct, frozen=True):
-    metadata: _Meta
+class _Deployment(_ApiObject, frozen=True):
+    metadata: _ApiMeta
     spec: _DeploymentSpec
 
 
-class _Scale(_Struct, frozen=True):
-    class Size(_Struct, frozen=True):
+class _Scale(_ApiObject, frozen=True):
+    class Size(_ApiObject, frozen=True):
         replicas: int = 0
 
-    metadata: _Meta
+    metadata: _ApiMeta
     spec: Size
 
 

@@ -14,6 +14,7 @@ MetricsUrl = Annotated[
     typer.Option("--metrics", metavar="URL", help="Metrics service to ask. Default: that of the running suite."),
 ]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON value on one line and nothing else.")]
+JsonLines = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON value a line for each event.")]
 ROLES = ("prefill", "decode", "mixed", "standby")
 
 

@@ -81,7 +81,7 @@ class ReportedStep:
     prefill_sequences: int
     decode_sequences: int
     decode_kv_tokens: int
-    """Tokens whose KV it read for decode, over all sequences."""
+    """The tokens whose KV it read for decode, over all sequences."""
     prefill_ns: int
     """Its prefill time within the window's covered time."""
     decode_ns: int

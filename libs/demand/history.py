@@ -18,8 +18,6 @@ REQUESTS, KNOWN, PROMPT, CACHED, OUTPUT, ENDED, REFUSED = range(FIELDS)
 # The mean output is taken over the fewest of these bins in which `LEAST_ENDED` answers ended, else over all.
 LENGTH_BINS: Final = (1, 3, 12, 36, 144)
 LEAST_ENDED: Final = 30
-LEAST_HEARD: Final = 0.5
-"""The share of a bin's time that must be covered for its arrivals to stand for the whole bin."""
 SECOND_NS: Final = 1_000_000_000
 
 
@@ -31,17 +29,17 @@ class DemandBins:
     first: int
     """The number of the first bin: its start over `bin_ns`."""
     heard: NDArray[np.bool_]
-    """[n] Whether the arrivals of a bin are known."""
+    """The bins whose arrivals are known, as a mask [n]."""
     rows: Mapping[DemandKey, Ints]
-    """[n, fields] The counts of each model, class and tenant."""
+    """The counts of each model, class and tenant, as [n, fields]."""
     unknown: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
-    """[n] By model, whether its arrivals are unknown in a bin in which others' are known."""
+    """The bins in which only this model's arrivals are unknown, as a mask [n] by model."""
 
     def __len__(self) -> int:
         return len(self.heard)
 
     def heard_of(self, model: str) -> NDArray[np.bool_]:
-        """Return whether a model's arrivals are known, of shape [n]."""
+        """Return a mask [n] of the bins in which a model's arrivals are known."""
         unknown = self.unknown.get(model)
         return self.heard if unknown is None else self.heard & ~unknown
 
@@ -52,25 +50,6 @@ class DemandBins:
             if wanted(key):
                 total += row
         return total
-
-    def coarser(self, times: int) -> "DemandBins":
-        """Return longer bins, whole ones only, aligned so that later calls give the same bins.
-
-        A coarse bin is covered if `LEAST_HEARD` of it is. Its counts are then scaled from that part to the whole.
-        """
-        start = -(-self.first // times)
-        skip = start * times - self.first
-        count = max((len(self) - skip) // times, 0)
-        heard = self.heard[skip : skip + count * times].reshape(count, times)
-        share = heard.mean(axis=1) if count else np.zeros(0)
-        known = share >= LEAST_HEARD
-        factor = np.where(known, 1 / np.maximum(share, 1e-9), 1.0)
-        rows = {}
-        for key, row in self.rows.items():
-            part = row[skip : skip + count * times].reshape(count, times, FIELDS)
-            seen = np.where((known[:, None] & ~heard)[:, :, None], 0, part).sum(axis=1)
-            rows[key] = np.rint(seen * factor[:, None]).astype(np.int64)
-        return DemandBins(self.bin_ns * times, start, known, rows)
 
     def last(self, bins: int) -> "DemandBins":
         at = max(len(self) - bins, 0)
@@ -126,16 +105,16 @@ class Mix:
     """The mean lengths and the burstiness of requests."""
 
     prompt_tokens: float
-    """Mean prompt tokens of a request; `output_tokens` likewise."""
+    """The mean prompt tokens of a request; `output_tokens` likewise."""
     output_tokens: float
     cached_share: float
     """The share of prompt tokens found in the cache."""
     dispersion: float
-    """Index of dispersion of arrivals by the bin; 1 is Poisson."""
+    """The index of dispersion of arrivals by the bin; 1 is Poisson."""
 
 
 def mix_of(counts: Ints, heard: NDArray[np.bool_]) -> Mix | None:
-    """Return the mix of all these bins together; None without any request.
+    """Return the mix of all bins together; None if there was no request.
 
     Bursts are measured between neighbouring bins, so that slow waves do not count (the Allan factor).
     """
@@ -163,7 +142,7 @@ def dispersion_of(counts: Ints, heard: NDArray[np.bool_]) -> float:
 
 
 def hour_peaks(counts: Ints, heard: NDArray[np.bool_], per_hour: int, per_peak: int) -> Floats:
-    """Return for each covered hour its busiest stretch of `per_peak` bins over its mean, of shape [hours]."""
+    """Return the ratio of busiest stretch to mean for each covered hour [hours]; a stretch is `per_peak` bins."""
     hours = len(counts) // per_hour
     if not hours or per_hour < 2 * per_peak:
         return np.ones(1)

@@ -14,7 +14,6 @@ from libs.policy.forecast.history import SERIES, Floats, SeriesName
 from libs.policy.forecast.reconcile import MEDIAN, reconcile, share_out
 
 By = Literal["model", "tenant", "class"]
-BYS: Final[tuple[By, ...]] = ("model", "tenant", "class")
 MOST_PARTS: Final = 6
 """The maximum number of parts that are predicted apart; the smallest are one part, `OTHER`."""
 RANKED_BINS: Final = 96

@@ -41,9 +41,9 @@ class BinDelta:
 
     rows: dict[DemandKey, Counts] = field(default_factory=dict)
     heard_ns: int = 0
-    """Time for which arrivals in the bin are known, summed over gateways."""
+    """The time for which arrivals in the bin are known, summed over gateways."""
     unknown: frozenset[str] = frozenset()
-    """The models of which too little is known in the bin."""
+    """The models whose arrivals in the bin are only partly known."""
 
     def add(self, rows: Mapping[DemandKey, Counts], heard_ns: int, sign: int = 1) -> None:
         """Add counts and time, or subtract them with sign -1."""
@@ -61,7 +61,7 @@ class BinDelta:
 
 
 Deltas = dict[int, BinDelta]
-"""Deltas by bin number, which is the bin's start over its length."""
+"""The changes by bin number, which is the bin's start over its length."""
 GatewayKey = tuple[str, int]
 """A gateway's id and the start of its incarnation."""
 
@@ -104,7 +104,7 @@ class DemandFold:
         return deltas
 
     def add(self, deltas: Deltas) -> None:
-        """Add changes that come from elsewhere, or that could not be written, so that they are taken again."""
+        """Add changes from elsewhere, or ones that could not be written, to those that `take_deltas` returns next."""
         for number, delta in deltas.items():
             found = self._at(number)
             found.add(delta.rows, delta.heard_ns)

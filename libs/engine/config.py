@@ -90,7 +90,7 @@ class Parallel:
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
-    """Number of ranks in the engine's data-parallel group."""
+    """The number of ranks in the engine's data-parallel group."""
     data_rank: int = 0
     nodes: int = 1
     node_rank: int = 0
@@ -99,12 +99,12 @@ class Parallel:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs on all nodes together."""
+        """The number of GPUs on all nodes together."""
         return self.tensor * self.pipeline
 
     @property
     def gpus_here(self) -> int:
-        """Number of GPUs on each of its nodes."""
+        """The number of GPUs on each of its nodes."""
         return self.gpus // self.nodes
 
 

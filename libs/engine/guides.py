@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from libs.engine.runner import Chunk
 from libs.model.info import ModelInfo, sim_tokenizer
+from libs.policy.newest import put_newest
 
 MAX_COMPILED = 64
 """Upper bound of compiled guides in the cache."""
@@ -61,21 +62,16 @@ class Guides:
         found = self._positions.get(chunk.sequence_id)
         if found is None or found.guide != guide or not _begins(generated, found.tokens):
             found = _GuidePosition(guide, self._fresh(guide), generated[:0])
-            self._positions[chunk.sequence_id] = found
+        put_newest(self._positions, chunk.sequence_id, found, MAX_FOLLOWED)
         found.matcher.consume_tokens(generated[len(found.tokens) :].tolist())
         found.tokens = generated
-        self._positions.move_to_end(chunk.sequence_id)
-        while len(self._positions) > MAX_FOLLOWED:
-            self._positions.popitem(last=False)
         return found.matcher
 
     def _fresh(self, guide: str) -> LLMatcher:
         compiled = self._compiled.get(guide)
         if compiled is None:
-            compiled = self._compiled[guide] = LLMatcher(self._vocabulary, guide, log_level=0)
-            while len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(guide)
+            compiled = LLMatcher(self._vocabulary, guide, log_level=0)
+        put_newest(self._compiled, guide, compiled, MAX_COMPILED)
         return compiled.deep_copy()
 
 

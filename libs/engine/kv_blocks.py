@@ -60,7 +60,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Number of blocks that `allocate` can give out: free ones and those that can be evicted."""
+        """The number of blocks that `allocate` can give out: free ones and those that can be evicted."""
         return len(self._free) + len(self._evictable)
 
     @property
@@ -162,11 +162,11 @@ class Offer:
     sequence_id: int
     blocks: list[int]
     ready: int
-    """Number of leading blocks that hold all their KV."""
+    """The number of leading blocks that hold all their KV."""
     expires_ns: int | None = None
     """End of the lease in Unix nanoseconds; None while the prompt is being computed."""
     pulls: int = 0
-    """Number of receivers that are reading the blocks."""
+    """The number of receivers that are reading the blocks."""
     checksums: list[int | None] = field(init=False)
     """The checksum of each block, once computed. A ready block behind a handle does not change any more."""
 
@@ -213,7 +213,7 @@ class HandleTable:
 
     @property
     def next_expiry_ns(self) -> int | None:
-        """Time at which the first lease ends; None without leases."""
+        """The time at which the first lease ends; None without leases."""
         firsts = (next(iter(leased.values())) for leased in (self._sealed, self._left) if leased)
         return min((first.expires_ns for first in firsts if first.expires_ns is not None), default=None)
 

@@ -40,7 +40,7 @@ class KvChunk:
     checksums: tuple[int, ...] = ()
     """The checksum of each block as computed by `block_checksum` in libs/engine/kv_transfer.py."""
     pool_blocks: tuple[int, ...] = ()
-    """Ids of the blocks in the sender's pool."""
+    """The ids of the blocks in the sender's pool."""
     ready_blocks: int = 0
     """Leading blocks of the handle that are ready at the sender; 0 if unknown. A chunk may report only this."""
     shared: bool = False
@@ -64,7 +64,7 @@ class KvExport(Protocol):
 
     @property
     def ready_blocks(self) -> int:
-        """Number of leading blocks that are ready; 0 if `take` has returned all of them. Raises as `take` does."""
+        """The number of leading blocks that are ready; 0 if `take` has returned all of them. Raises as `take` does."""
         ...
 
     def close(self) -> None:

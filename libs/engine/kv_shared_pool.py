@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.contracts.errors import KvLost
+from libs.policy.newest import put_newest
 
 PREFIX = "fulcrum-kv-"
 # The header fills a page, so that the blocks begin on one.
@@ -31,7 +32,7 @@ MAX_TRIES = 3
 
 
 class PoolFileError(Exception):
-    """A pool file cannot be used; the message gives the reason in one line."""
+    """A pool file that cannot be used; the message gives the reason in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,13 @@ class PoolHeader:
     """The header of a pool file, which fills its first page."""
 
     nonce: bytes
-    """16 random bytes. Whoever can name them has this very file mapped."""
+    """16 random bytes. Only a process that has this file mapped can know them."""
     blocks: int
     block_bytes: int
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file, including the header."""
+        """Return the size of the whole file in bytes, header included."""
         return HEADER_BYTES + self.blocks * self.block_bytes
 
 
@@ -73,7 +74,7 @@ def read_header(memory: mmap.mmap) -> PoolHeader:
 
 
 class PoolFile:
-    """Memory for a pool in a file, owned by this process until `close`."""
+    """The memory of a pool in a file, owned by this process until `close`."""
 
     def __init__(self, folder: Path, name: str, *, blocks: int, block_bytes: int) -> None:
         """Allocate all of the memory, so that no later write can fail. Raise PoolFileError if there is no room."""
@@ -178,7 +179,7 @@ class PoolMap:
 
     @property
     def nonce(self) -> bytes:
-        """The nonce in the file, by which its owner recognises its own pool."""
+        """Return the nonce in the file, by which the owner recognises its pool."""
         return self._header.nonce
 
     @property
@@ -194,12 +195,12 @@ class PoolMap:
 
 
 class PoolMaps:
-    """Pools by worker and incarnation, mapped at first use."""
+    """The pools of other workers by incarnation, mapped at first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._maps: OrderedDict[str, PoolMap | None] = OrderedDict()
-        """Maps by file name; None for pools that are not on this host. An engine's file exists before its first
+        """The maps by file name; None for pools that are not on this host. An engine's file exists before its first
         handle, so a missing file is looked for only once between sweeps.
         """
 
@@ -209,12 +210,9 @@ class PoolMaps:
     def get(self, worker_id: str, incarnation: int) -> PoolMap | None:
         """Return the pool of a worker on this host, or None if its bytes can only be sent."""
         name = file_name(worker_id, incarnation)
-        if name not in self._maps:
-            self._maps[name] = self._open(name)
-            if len(self._maps) > MAX_MAPS:
-                self._maps.popitem(last=False)
-        self._maps.move_to_end(name)
-        return self._maps[name]
+        found = self._maps[name] if name in self._maps else self._open(name)
+        put_newest(self._maps, name, found, MAX_MAPS)
+        return found
 
     def drop_unowned(self) -> None:
         """Drop the pools of ended workers, whose memory would otherwise stay allocated."""

@@ -43,7 +43,7 @@ class BlockCopies:
     def __init__(self, runner: Runner, block_bytes: int) -> None:
         self._runner = runner
         self.slice_blocks = max(SLICE_BYTES // block_bytes, 1)
-        """Number of blocks copied or summed at a time."""
+        """The number of blocks copied or summed at a time."""
         self._threads = ThreadPoolExecutor(
             COPY_THREADS, thread_name_prefix="kv-copy", initializer=ask_slice, initargs=(USUAL_SLICE_NS,)
         )
@@ -169,7 +169,7 @@ class BlockExport:
 
     @property
     def ready_blocks(self) -> int:
-        """Number of leading blocks that are ready; 0 if all of them were taken. Raises KvLost as `take` does."""
+        """The number of leading blocks that are ready; 0 if all of them were taken. Raises KvLost as `take` does."""
         ready = self._offer().ready
         return ready if ready > self._next else 0
 

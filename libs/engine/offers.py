@@ -37,7 +37,7 @@ class Offers:
 
     @property
     def next_expiry_ns(self) -> int | None:
-        """Time at which the next lease ends; None without leases."""
+        """The time at which the next lease ends; None without leases."""
         return self._handles.next_expiry_ns
 
     def stream(self, sequence: Sequence) -> KvHandle:

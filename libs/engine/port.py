@@ -52,7 +52,7 @@ class Capabilities:
     block_size_tokens: int
     kv_blocks: int
     kv_block_bytes: int
-    """Bytes that one more block of tokens adds to a long sequence, counted once however many ranks hold a copy."""
+    """The bytes that one more block of tokens adds to a long sequence, counted once however many ranks hold a copy."""
     max_context_tokens: int
     max_sequences: int
     kv_layout: str
@@ -123,7 +123,7 @@ class SamplingParams:
     """The softmax temperature; 0 selects greedy decoding."""
     top_p: float = 1.0
     top_k: int = 0
-    """Number of most likely tokens to draw from; 0 disables the limit."""
+    """The number of most likely tokens to draw from; 0 disables the limit."""
     min_p: float = 0.0
     seed: int = 0
     presence_penalty: float = 0.0
@@ -137,7 +137,7 @@ class SamplingParams:
     guide: str = ""
     """Grammar that constrains the generated tokens (libs/engine/guides.py); empty for none."""
     min_tokens: int = 0
-    """Tokens to generate before one that ends the sequence is allowed."""
+    """The tokens to generate before one that ends the sequence is allowed."""
     prompt_logprobs: bool = False
     """True if the first token's logprob carries those of the prompt; requires `logprobs`."""
     prompt_top_logprobs: int = 0

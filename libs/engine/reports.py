@@ -156,15 +156,15 @@ class EngineLoad:
     kv_wait_since_unix_ns: int = 0
     """Start of the KV wait in progress; 0 if there is none."""
     reported_to_unix_ns: int = 0
-    """Time in Unix ns up to which telemetry covers this engine; 0 means now.
+    """The time in Unix ns up to which telemetry covers this engine; 0 means now.
 
     Every step and ended KV wait that starts earlier has already been read from `events`. A running step counts as
     read once it was announced.
     """
     preemptions: int = 0
-    """Number of times since the start that a sequence lost its blocks to older ones."""
+    """The number of times since the start that a sequence lost its blocks to older ones."""
     recomputed_tokens: int = 0
-    """Tokens computed again since the start because of preemption."""
+    """The tokens computed again since the start because of preemption."""
     pool_faults: int = 0
     """As in `EngineIntegrity`: 1 if the block pool's reference counts were found wrong."""
     starved_since_unix_ns: int = 0
@@ -172,15 +172,15 @@ class EngineLoad:
     awaiting_ready_kv: int = 0
     """Sequences of `awaiting_kv` with at least one block that is ready at the source and not here."""
     ready_kv_since_unix_ns: int = 0
-    """Time since which the longest waiting of those has waited; 0 if there are none."""
+    """The time since which the longest waiting of those has waited; 0 if there are none."""
     images_used: int = 0
     """Images since the start whose embeddings went into a prompt."""
     images_encoded: int = 0
     """Images encoded since the start. The others were found among the kept embeddings."""
     image_encode_ns: int = 0
-    """Time since the start in steps that encoded images."""
+    """The time since the start in steps that encoded images."""
     image_cache_bytes: int = 0
-    """Bytes of embeddings that are kept."""
+    """The bytes of embeddings that are kept."""
     waiting_prefill_squares: int = 0
     """The quadratic counterpart of `waiting_prefill_tokens`: the sum of each prompt's length squared less the square
     of its computed length.

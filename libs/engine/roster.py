@@ -117,7 +117,7 @@ class Roster:
 
     @property
     def waiting_prefill_tokens(self) -> int:
-        """Number of prompt tokens still to compute."""
+        """The number of prompt tokens still to compute."""
         return self._queued_prompt_tokens + sum([each.pending for each in self._begun_prompts()])
 
     @property

@@ -47,15 +47,15 @@ class Sequence:
         self.request = request
         self.stage: Stage | None = None
         self.length = len(request.token_ids)
-        """Number of tokens, prompt and generated ones together."""
+        """The number of tokens, prompt and generated ones together."""
         self.computed = 0
-        """Number of leading tokens that have KV here."""
+        """The number of leading tokens that have KV here."""
         self.max_length = min(request.prompt_tokens + request.max_output_tokens, max_context_tokens)
         self.blocks: list[int] = []
         self.preempted = False
         """True if it has ever lost its blocks. From then on it is computed here, wherever its prompt came from."""
         self.reached = 0
-        """Most tokens that have had KV here. Computing them a second time counts as recomputation."""
+        """The most tokens that have had KV here. Computing them a second time counts as recomputation."""
         self.cached_tokens = 0
         self.computed_prompt_tokens = 0
         self.kv_bytes_received = 0
@@ -63,21 +63,21 @@ class Sequence:
         self.kv_ready = request.kv is not None and not request.kv.streamed
         """True if its source has ready KV that has not arrived here, as far as the source has reported."""
         self.kv_ready_since_ns = 0
-        """Time in Unix nanoseconds since which `kv_ready` holds; 0 while it does not."""
+        """The time in Unix nanoseconds since which `kv_ready` holds; 0 while it does not."""
         self.kv_ready_ns = 0
-        """Time in which `kv_ready` held, up to its last end."""
+        """The time in which `kv_ready` held, up to its last end."""
         self.found_blocks = 0
         """Leading blocks that were already cached here, so that only the rest is fetched."""
         self.sampled_elsewhere: tuple[int, ...] | None = None
-        """Tokens sampled by the worker that computed a streamed prompt; None until they are known."""
+        """The tokens sampled by the worker that computed a streamed prompt; None until they are known."""
         self.streamed: Offer | None = None
         """The handle under which others can pull this prompt while it is computed."""
         self.joined = False
         """True if it has decoded here. A decode that has begun is not held back."""
         self.held_since_ns = 0
-        """Time at which it could first have decoded here, in Unix nanoseconds; 0 if not yet."""
+        """The time at which it could first have decoded here, in Unix nanoseconds; 0 if not yet."""
         self.line_from_ns = 0
-        """Time at which its first token was known to exist, from which its TPOT is counted; 0 if not yet."""
+        """The time at which its first token was known to exist, from which its TPOT is counted; 0 if not yet."""
         self.line_from_length = 0
         self.prompt_logprobs: list[Logprob] = []
         """Log-probabilities of the prompt's tokens so far, if requested."""
@@ -88,7 +88,7 @@ class Sequence:
         """True if it is handed over at its next step boundary."""
         self._block_size = block_size_tokens
         self._room_tokens = 0
-        """Number of tokens that its blocks can hold."""
+        """The number of tokens that its blocks can hold."""
         self._tokens = request.token_ids
         self._table: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._hashes: list[bytes] = []
@@ -128,7 +128,7 @@ class Sequence:
 
     @property
     def output_tokens(self) -> int:
-        """Number of tokens sampled so far, including those sampled elsewhere."""
+        """The number of tokens sampled so far, including those sampled elsewhere."""
         return self.length - self.request.prompt_tokens
 
     @property
@@ -143,12 +143,12 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Number of tokens to compute before the next one can be sampled."""
+        """The number of tokens to compute before the next one can be sampled."""
         return self.length - self.computed
 
     @property
     def pending_free(self) -> int:
-        """Number of pending tokens exempt from the prompt budget.
+        """The number of pending tokens exempt from the prompt budget.
 
         These are tokens whose KV was lost with the blocks, and one generated token after them.
         """
@@ -157,12 +157,12 @@ class Sequence:
 
     @property
     def blocks_at_most(self) -> int:
-        """Number of blocks for everything that will ever be computed here. A last sampled token needs no KV."""
+        """The number of blocks for everything that will ever be computed here. A last sampled token needs no KV."""
         return self._blocks_for(self.length if self.request.phase is EnginePhase.PREFILL else self.max_length - 1)
 
     @property
     def blocks_now(self) -> int:
-        """Number of blocks that its current tokens need."""
+        """The number of blocks that its current tokens need."""
         return self._blocks_for(self.length)
 
     @property

@@ -239,7 +239,7 @@ class LocalDraft:
         self._max_bytes = max_bytes
         self._bytes = 0
         self.held_bytes = 0
-        """Bytes of the store's room that this draft occupies; 0 once it has been kept."""
+        """The bytes of the store's room that this draft occupies; 0 once it has been kept."""
         home.mkdir(mode=PRIVATE_FOLDER)
         self._file: BinaryIO = create_private(home / _CONTENT)
 

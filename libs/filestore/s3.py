@@ -268,7 +268,7 @@ class S3Draft:
         self._room = room
         self._bytes = 0
         self.held_bytes = 0
-        """Bytes of the store's room that this draft occupies; 0 once it has been kept."""
+        """The bytes of the store's room that this draft occupies; 0 once it has been kept."""
         self._buffer = bytearray()
         self._upload_id = ""
         self._parts: list[CompletedPartTypeDef] = []

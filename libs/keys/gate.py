@@ -11,6 +11,7 @@ A service's table of keys follows their store, at most `FOLLOW_S` behind it.
 import asyncio
 import hmac
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -33,6 +34,7 @@ from libs.contracts.errors import (
 from libs.keys.book import KeySet, KeyStore, Role, digest_of
 from libs.keys.store import IN_REDIS
 from libs.keys.table import ANYBODY, NOBODY, SUITE_TOKEN, Caller, KeyTable
+from libs.policy.newest import put_newest
 from libs.runtime.clock import Clock
 from libs.runtime.http.semantics import relative
 from libs.runtime.http.settings import HttpSettings
@@ -97,14 +99,12 @@ class Sessions:
 
     def __init__(self) -> None:
         # By the cookie's digest: the key's digest and the end of the session.
-        self._keys: dict[bytes, tuple[bytes, float]] = {}
+        self._keys: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
 
     def begin(self, key: bytes, now_s: float) -> str:
         """Begin a session for a key's holder and return the value of its cookie."""
-        while len(self._keys) >= MAX_SESSIONS:
-            del self._keys[next(iter(self._keys))]
         token = secrets.token_urlsafe(TOKEN_BYTES)
-        self._keys[digest_of(token.encode())] = digest_of(key), now_s + SESSION_S
+        put_newest(self._keys, digest_of(token.encode()), (digest_of(key), now_s + SESSION_S), MAX_SESSIONS)
         return token
 
     def digest(self, cookies: bytes, now_s: float) -> bytes | None:

@@ -36,7 +36,7 @@ LINK_GBPS: Final = 400.0
 HOP_MS: Final = 1.0
 """One message between gateway and worker, including its waits at either end, as measured on an idle suite."""
 LOOKUP_MS: Final = 1.0
-"""Time from a request's arrival until the block index has reported the cached prefixes."""
+"""The time from a request's arrival until the block index has reported the cached prefixes."""
 PATIENCE: Final = WaitBounds(max_wait_ms=600_000, no_workers_wait_ms=30_000)
 COLLECT_AFTER_OBJECTS: Final = 200_000
 # The lab shows how late requests are rather than how many a gateway would refuse.
@@ -71,7 +71,7 @@ class Experiment:
     losses: Sequence[PlannedLoss] = ()
     moves: Sequence[PlannedMove] = ()
     refused: frozenset[int] = frozenset()
-    """Numbers of the requests that are rejected on arrival."""
+    """The numbers of the requests that are rejected on arrival."""
     wrong: InjectedErrors = field(default_factory=InjectedErrors)
     """The errors injected into what the cluster believes about itself."""
     allowed_tokens: int = 0
@@ -121,7 +121,7 @@ class Experiment:
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of a KV block, taken from the trace if it has prefixes."""
+        """The tokens of a KV block, taken from the trace if it has prefixes."""
         return self.trace.block_tokens or DEFAULT_BLOCK_TOKENS
 
     @property

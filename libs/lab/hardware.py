@@ -193,7 +193,7 @@ class LearnedWorker:
     block_tokens: int
     max_sequences: int
     kv_token_ns: float = 0.0
-    """Time to receive the KV of one token; 0 if none was received."""
+    """The time to receive the KV of one token; 0 if none was received."""
     round_trip_ms: float = 0.0
     """Network round trip to the worker; 0 if it was not measured."""
 

@@ -39,7 +39,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DesignAnswer:
     """The outcome for a trace: which design needs the fewest GPUs, and the two policies that decide it."""
 
     verdict: Literal["disaggregate", "aggregate", "neither", "unknown"]
@@ -86,7 +86,7 @@ def find_needs(
     yield from side_by_side(partial(find_need, most=most, measure=measure), experiment, names, jobs, note)
 
 
-def decide(needs: Sequence[Need], gpus: int, most: int) -> Answer:
+def decide(needs: Sequence[Need], gpus: int, most: int) -> DesignAnswer:
     """Compare the best policy of either design. Equal numbers mean aggregating, which has fewer parts.
 
     `gpus` are those of one worker.
@@ -98,10 +98,10 @@ def decide(needs: Sequence[Need], gpus: int, most: int) -> Answer:
         said = f"{one.policy} needs {_gpus(one, gpus) or unmet}" if one else "no policy was searched to its end"
         missing = "aggregated" if split else "disaggregated"
         sentence = f"Unknown: {said}, and no {missing} policy was compared" if one else f"Unknown: {said}"
-        return Answer("unknown", sentence, one, None)
+        return DesignAnswer("unknown", sentence, one, None)
     if split.workers is None and whole.workers is None:
         sentence = f"Neither: no policy keeps the SLO with up to {most * gpus} GPUs"
-        return Answer("neither", sentence, None, None)
+        return DesignAnswer("neither", sentence, None, None)
     if whole.workers is None or (split.workers is not None and split.workers < whole.workers):
         winner, loser = split, whole
         sentence = (
@@ -117,7 +117,7 @@ def decide(needs: Sequence[Need], gpus: int, most: int) -> Answer:
         )
     if hybrid and hybrid.workers and winner.workers and hybrid.workers < winner.workers:
         sentence += f". {hybrid.policy}, which is in between, needs {_gpus(hybrid, gpus)}"
-    return Answer("disaggregate" if winner is split else "aggregate", sentence, winner, loser)
+    return DesignAnswer("disaggregate" if winner is split else "aggregate", sentence, winner, loser)
 
 
 def best_of(needs: Sequence[Need], design: Design) -> Need | None:
@@ -149,7 +149,7 @@ def _gpus(need: Need, gpus: int) -> str:
     return f"{count} GPU{'s' if count > 1 else ''}"
 
 
-def reasons(experiment: Experiment, answer: Answer, versus: LabReport | None) -> list[str]:
+def reasons(experiment: Experiment, answer: DesignAnswer, versus: LabReport | None) -> list[str]:
     """Return sentences that explain the answer. `versus` is the loser's run with the winner's number of workers."""
     work = experiment.work
     prompts = sum(work.prompt_ns(each.input_tokens) for each in experiment.trace.requests)
@@ -192,7 +192,7 @@ def _figures(policy: str, report: LabReport) -> str:
     )
 
 
-def compare_at_winner(experiment: Experiment, answer: Answer, note: Note) -> LabReport | None:
+def compare_at_winner(experiment: Experiment, answer: DesignAnswer, note: Note) -> LabReport | None:
     """Run the loser with the winner's number of workers. None if there is no such pair or it cannot run there."""
     if answer.winner is None or answer.loser is None or answer.winner.workers is None:
         return None

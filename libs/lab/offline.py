@@ -36,7 +36,7 @@ class Schedule:
     live planner moves workers.
     """
     refused: frozenset[int] = frozenset()
-    """Numbers of the requests that are rejected on arrival."""
+    """The numbers of the requests that are rejected on arrival."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,13 @@
 """The SLO of clients in its written form, `ttft=max(2s,3x),tpot=50ms`, and the score of answers against it."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from libs.contracts.errors import InvalidRequest
 from libs.lab.cluster.books import LabAnswer, LabOutcome
 from libs.lab.cluster.time import PS_PER_NS
-from libs.lab.traces.request import TraceRequest
 from libs.policy.ratios import LEVELS
 from libs.policy.speed import Speed
 from libs.policy.step_time import MATRIX_ROWS
@@ -17,9 +16,6 @@ from libs.policy.worker.pace import largest_batch
 EXAMPLE: Final = "ttft=max(2s,3x),tpot=50ms"
 _UNITS_NS: Final = {"us": 1e3, "ms": 1e6, "s": 1e9}
 _AMOUNT: Final = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|x)")
-
-IsolatedNs = Callable[[TraceRequest], float]
-"""Return the time that a request's prompt takes on an idle worker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,11 +76,11 @@ class ChatTemplate:
         except TemplateError as error:
             raise StartupError(f"the model's chat template does not parse: {error}") from None
         self.variables = self._plain.variables | self._with_tools.variables
-        """Names of the variables that the templates read."""
+        """The names of the variables that the templates read."""
         self._special_tokens = dict(special_tokens)
 
     def names(self, word: str, *, tools: bool) -> bool:
-        """Return whether the template for such chats contains `word` as a message's field or as a text constant."""
+        """Return whether the template contains `word` as a message's field or as a text constant."""
         return word in (self._with_tools if tools else self._plain).words
 
     @cached_property
@@ -127,7 +127,7 @@ class ChatTemplate:
 
 
 class _ChatTemplate:
-    """A single Jinja template, with what its syntax tree shows of the messages that it takes."""
+    """A single Jinja template, and the shape of messages that its syntax tree expects."""
 
     def __init__(self, environment: ImmutableSandboxedEnvironment, source: str) -> None:
         tree = environment.parse(source)
@@ -194,13 +194,13 @@ class _ChatTemplate:
         return [{"type": "text", "text": content}] if only_parts else content
 
     def _without_content(self, turn: Mapping[str, Any], null: Any) -> dict[str, Any]:
-        """Return a copy whose content is null, absent or an empty text."""
+        """Return a copy of the message whose content is null, absent or an empty text."""
         if null is _LEFT_OUT:
             return {name: value for name, value in turn.items() if name != "content"}
         return {**turn, "content": self._content(null)}
 
     def _turn(self, message: ChatMessage) -> dict[str, Any]:
-        """Return a copy in the shape that this template takes."""
+        """Return a copy of the message in the shape that this template expects."""
         turn = dict(message)
         role, content = turn["role"], turn.get("content")
         # In tool messages some families give a list a meaning of its own (GLM: several results), but OpenAI's parts
@@ -301,7 +301,7 @@ def _check_name(name: Any) -> None:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Return a Jinja environment with what transformers 5.24 adds to it and removes from it."""
+    """Return a Jinja environment with the additions and restrictions of transformers 5.24."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )

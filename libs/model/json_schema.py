@@ -53,7 +53,7 @@ class _Document:
         self._homes: dict[int, Any] = {}
         """The resource that each schema is part of, by the schema's `id()`."""
         self._names: dict[int, str] = {}
-        """Names of definitions, by the `id()` of the original schema."""
+        """The names of definitions, by the `id()` of the original schema."""
         self._definitions: dict[str, Schema] = {}
         self._pending: list[tuple[str, Any, Any]] = []
         self._one_ofs: list[tuple[dict[str, Any], dict[str, Any]]] = []

@@ -38,7 +38,7 @@ class ServedWork(NamedTuple):
     known_requests: int = 0
     """Requests with a first token, to which the tokens refer."""
     prompt_tokens: int = 0
-    """Tokens of their prompts, however they came to their KV."""
+    """The tokens of their prompts, however they came to their KV."""
     computed_tokens: int = 0
     output_tokens: int = 0
     ended: int = 0
@@ -51,7 +51,7 @@ class ServedWork(NamedTuple):
         return ServedWork(*(each * over // whole for each in self))
 
 
-class Stretch(NamedTuple):
+class KnownWork(NamedTuple):
     """Time of which all work is known."""
 
     from_ns: int
@@ -66,7 +66,7 @@ class ServerCounter:
         self._last: ServerSample | None = None
         self._arrived = 0.0
 
-    def take(self, sample: ServerSample) -> Stretch | None:
+    def take(self, sample: ServerSample) -> KnownWork | None:
         """Return the work since the last sample; None if it is not known, as after a restart."""
         before, self._last = self._last, sample
         waiting = sum(each.reading.waiting for each in sample.engines.values())
@@ -81,7 +81,7 @@ class ServerCounter:
         )
         counts = (new, known, max(prompt, computed), computed, output, ended)
         work = ServedWork(*(round(min(each, MAX_COUNT)) for each in counts))
-        return Stretch(round(before.t_s * 1e9), round(sample.t_s * 1e9), work)
+        return KnownWork(round(before.t_s * 1e9), round(sample.t_s * 1e9), work)
 
 
 def _restarted(before: ServerSample, after: ServerSample) -> bool:
@@ -124,17 +124,17 @@ class StepCounter:
         self._first += first
         self._work = self._work.plus(ServedWork(0, first, prompt, computed, row.decode_sequences + first))
 
-    def take(self, from_ns: int, to_ns: int, *, running: int, waiting: int) -> Stretch:
+    def take(self, from_ns: int, to_ns: int, *, running: int, waiting: int) -> KnownWork:
         """Return what was counted since the last call."""
         arrived = max(self._arrived, self._first + waiting)
         ended = max(self._ended, self._first - running)
         work = self._work._replace(requests=arrived - self._arrived, ended=ended - self._ended)
         self._arrived, self._ended, self._work = arrived, ended, ServedWork()
-        return Stretch(from_ns, to_ns, ServedWork(*(min(each, MAX_COUNT) for each in work)))
+        return KnownWork(from_ns, to_ns, ServedWork(*(min(each, MAX_COUNT) for each in work)))
 
 
 @dataclass(slots=True)
-class _Server:
+class _CountedServer:
     since_ns: int
     model: str = ""
     role: str = "mixed"
@@ -145,7 +145,7 @@ class _Server:
 
 
 @dataclass(slots=True)
-class _Bin:
+class _DemandBin:
     rows: dict[tuple[str, bool], ServedWork] = field(default_factory=dict)
     """Work by model, apart for prefill servers, whose requests go on to decode servers."""
     covered_ns: dict[str, int] = field(default_factory=dict)
@@ -170,8 +170,8 @@ class FleetDemand:
     def __init__(self, bin_ns: int, now_ns: int) -> None:
         self._bin_ns = bin_ns
         self._next = now_ns // bin_ns + 1
-        self._bins: dict[int, _Bin] = {}
-        self._servers: dict[str, _Server] = {}
+        self._bins: dict[int, _DemandBin] = {}
+        self._servers: dict[str, _CountedServer] = {}
         self._models: set[str] = set()
 
     def expect(self, servers: Mapping[str, str], now_ns: int) -> None:
@@ -179,7 +179,7 @@ class FleetDemand:
         for name, model in servers.items():
             known = self._servers.get(name)
             if known is None or known.gone_ns:
-                known = self._servers[name] = _Server(now_ns)
+                known = self._servers[name] = _CountedServer(now_ns)
             known.model = known.model or model
         for name, each in list(self._servers.items()):
             if name in servers or each.gone_ns:
@@ -188,12 +188,12 @@ class FleetDemand:
             if not each.to_ns:
                 del self._servers[name]
 
-    def enter(self, name: str, model: str, role: str, stretch: Stretch) -> None:
+    def enter(self, name: str, model: str, role: str, stretch: KnownWork) -> None:
         """Enter a stretch of a server's time, spread evenly over bins that are not closed."""
         from_ns, to_ns, work = stretch
         server = self._servers.get(name)
         if server is None:
-            server = self._servers[name] = _Server(from_ns)
+            server = self._servers[name] = _CountedServer(from_ns)
         server.model, server.role, server.to_ns, server.gone_ns = model, role, max(server.to_ns, to_ns), 0
         length_ns = to_ns - from_ns
         if not 0 < length_ns <= GIVE_UP_NS or not self._is_listed(model):
@@ -213,7 +213,7 @@ class FleetDemand:
             coverage = self._coverage(self._next, now_ns)
             if coverage is None:
                 break
-            if (delta := self._delta(self._bins.pop(self._next, _Bin()), coverage)) is not None:
+            if (delta := self._delta(self._bins.pop(self._next, _DemandBin()), coverage)) is not None:
                 deltas[self._next] = delta
             self._next += 1
         begin_ns = self._next * self._bin_ns
@@ -223,7 +223,7 @@ class FleetDemand:
         return deltas
 
     def _add(self, number: int, name: str, key: tuple[str, bool], work: ServedWork, covered_ns: int) -> None:
-        found = self._bins.setdefault(number, _Bin())
+        found = self._bins.setdefault(number, _DemandBin())
         if any(work):
             found.rows[key] = found.rows.get(key, ServedWork()).plus(work)
         found.covered_ns[name] = found.covered_ns.get(name, 0) + covered_ns
@@ -238,7 +238,7 @@ class FleetDemand:
         low_ns, high_ns = number * self._bin_ns, (number + 1) * self._bin_ns
         if now_ns < high_ns + SETTLED_NS:
             return None
-        covered_ns = self._bins.get(number, _Bin()).covered_ns
+        covered_ns = self._bins.get(number, _DemandBin()).covered_ns
         found: dict[str, _Coverage] = {}
         for name, each in self._servers.items():
             expected_ns = min(each.gone_ns or high_ns, high_ns) - max(each.since_ns, low_ns)
@@ -256,7 +256,7 @@ class FleetDemand:
                 of_model.covered_ns += min(covered_ns.get(name, 0), expected_ns)
         return found
 
-    def _delta(self, found: _Bin, coverage: Mapping[str, _Coverage]) -> BinDelta | None:
+    def _delta(self, found: _DemandBin, coverage: Mapping[str, _Coverage]) -> BinDelta | None:
         known = {model: each for model, each in coverage.items() if each.is_known}
         if not known:
             return None

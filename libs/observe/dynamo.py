@@ -28,7 +28,7 @@ class Scheduled(msgspec.Struct, frozen=True):
     sum_decode_kv_tokens: Count = 0
 
 
-class Queued(msgspec.Struct, frozen=True):
+class QueuedRequests(msgspec.Struct, frozen=True):
     """The requests that wait."""
 
     num_prefill_requests: Count = 0
@@ -45,10 +45,10 @@ class PassRecord(msgspec.Struct, frozen=True):
     counter_id: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
     wall_time: Annotated[float, msgspec.Meta(ge=0, le=MAX_STEP_S)]
     scheduled_requests: Scheduled = Scheduled()
-    queued_requests: Queued = Queued()
+    queued_requests: QueuedRequests = QueuedRequests()
 
 
-class Envelope(msgspec.Struct, frozen=True):
+class PublishedRecord(msgspec.Struct, frozen=True):
     """A record as it is sent."""
 
     publisher_id: int
@@ -132,13 +132,13 @@ class Card(msgspec.Struct, frozen=True):
         return f"{self.component}-{self.instance_id:x}"
 
 
-_ENVELOPES: Final = msgspec.msgpack.Decoder(Envelope)
+_ENVELOPES: Final = msgspec.msgpack.Decoder(PublishedRecord)
 _RECORDS: Final = msgspec.msgpack.Decoder(PassRecord)
 _CHANNELS: Final = msgspec.json.Decoder(Channel)
 _CARDS: Final = msgspec.json.Decoder(Card)
 
 
-def parse_message(parts: list[bytes]) -> tuple[Envelope, PassRecord]:
+def parse_message(parts: list[bytes]) -> tuple[PublishedRecord, PassRecord]:
     """Return the record of a message: topic, publisher, sequence and envelope. Raise InvalidRequest."""
     if not parts or len(parts[-1]) < _HEADER_BYTES:
         raise InvalidRequest("a message without an envelope")

@@ -7,8 +7,8 @@ from typing import Final
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, Assignment, Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.step_row import StepRow, step_columns
-from libs.observe.demand import StepCounter, Stretch
-from libs.observe.dynamo import Card, Envelope, PassRecord
+from libs.observe.demand import KnownWork, StepCounter
+from libs.observe.dynamo import Card, PassRecord, PublishedRecord
 from libs.telemetry.columns import LONGEST_NS
 
 ENGINE: Final = "dynamo"
@@ -49,14 +49,14 @@ class DynamoEngine:
         self._load = Load()
         self._counter_of_work = StepCounter()
         self._waiting_prompts = 0
-        self.stretches: list[Stretch] = []
+        self.stretches: list[KnownWork] = []
         """The demand of the batches, until somebody takes it."""
 
     @property
     def name(self) -> str:
         return self._name
 
-    def take(self, envelope: Envelope, record: PassRecord) -> list[StepBatch]:
+    def take(self, envelope: PublishedRecord, record: PassRecord) -> list[StepBatch]:
         """Enter a record, and return the batches that end where records are missing."""
         published_ns = envelope.published_at * 1_000_000
         follows = record.counter_id == self._counter + 1

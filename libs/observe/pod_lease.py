@@ -24,20 +24,22 @@ from libs.observe.roles import FleetAway
 NAME: Final = "fulcrum-observe-act"
 DIGEST_CHARS: Final = 8
 LEASE_S: Final = 15
-"""Seconds without a renewal after which another process takes over."""
+"""The seconds without a renewal after which another process takes over."""
 DEADLINE_S: Final = 10.0
-"""Seconds since its last renewal for which a holder acts; the rest of the lease outlasts a call that it has begun."""
+"""The seconds since its last renewal for which a holder acts; the rest of the lease outlasts a call that it has
+begun.
+"""
 RENEW_S: Final = 2.0
-"""Seconds between two reads of the lease."""
+"""The seconds between two reads of the lease."""
 PERMISSIONS: Final = "deploy/observe/kubernetes-act.yaml"
 log = structlog.get_logger()
 
 
-class _Meta(msgspec.Struct, frozen=True, rename="camel"):
+class _LeaseMeta(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
 
 
-class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+class _LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     renew_time: str | None = None
@@ -46,8 +48,8 @@ class _Spec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Lease(msgspec.Struct, frozen=True):
-    metadata: _Meta = _Meta()
-    spec: _Spec = _Spec()
+    metadata: _LeaseMeta = _LeaseMeta()
+    spec: _LeaseSpec = _LeaseSpec()
 
 
 def _steady_s() -> float:

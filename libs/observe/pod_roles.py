@@ -16,7 +16,7 @@ from kubernetes_asyncio import client
 
 from libs.actuators.kubernetes_client import RAW, ApiRefusal, ScaledMeanwhile, ShellClient
 from libs.actuators.port import ActuatorDown
-from libs.observe.pods import Owner, PodQuery, ServerPod, role_of
+from libs.observe.pods import OwnerReference, PodList, PodQuery, ServerPod, role_of
 from libs.observe.roles import FleetAway, FleetWorker, MoveRefused, check_move
 
 LIST_S: Final = 10.0
@@ -48,7 +48,7 @@ class _Selector(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _OwnerMeta(msgspec.Struct, frozen=True, rename="camel"):
-    owner_references: list[Owner] = []
+    owner_references: list[OwnerReference] = []
 
 
 class _OwnerSpec(msgspec.Struct, frozen=True):
@@ -60,15 +60,6 @@ class PodOwner(msgspec.Struct, frozen=True):
 
     metadata: _OwnerMeta = _OwnerMeta()
     spec: _OwnerSpec = _OwnerSpec()
-
-
-class _ListMeta(msgspec.Struct, frozen=True):
-    more: str = msgspec.field(name="continue", default="")
-
-
-class _PodList(msgspec.Struct, frozen=True):
-    metadata: _ListMeta
-    items: list[ServerPod]
 
 
 def fixed_because(pod: ServerPod, owner: PodOwner | None, label: str) -> str:
@@ -115,7 +106,7 @@ def _serves_one_because(pod: ServerPod) -> str:
     return ""
 
 
-def controller_of(pod: ServerPod) -> Owner | None:
+def controller_of(pod: ServerPod) -> OwnerReference | None:
     """Return the owner that replaces the pod when it ends, or None for a pod without one."""
     return next((each for each in pod.metadata.owner_references if each.controller), None)
 
@@ -186,7 +177,7 @@ class PodRoles:
                 self.namespace, label_selector=self._query.selector, limit=MOST_PODS,
                 **{**RAW, "_request_timeout": LIST_S},
             ),
-            _PodList,
+            PodList,
         )  # fmt: skip
         if found.metadata.more:
             raise ActuatorDown(f"over {MOST_PODS} pods match {self._query.selector!r}")

@@ -26,7 +26,7 @@ from libs.actuators.port import ActuatorDown
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.foreign_text import plain
 from libs.observe.fleet import MOST_SERVERS, ObservedTarget
-from libs.observe.pods import ObservedPods, PodQuery, ServerPod
+from libs.observe.pods import ObservedPods, PodList, PodQuery, ServerPod
 from libs.policy.verdict.state import PodLabel
 
 log = structlog.get_logger()
@@ -43,16 +43,6 @@ LONGEST_PAUSE_S: Final = 8.0
 PERMISSIONS: Final = "deploy/observe/kubernetes.yaml"
 _HELPLESS: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
 """Refusals that do not pass by themselves."""
-
-
-class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
-    resource_version: str = ""
-    more: str = msgspec.field(name="continue", default="")
-
-
-class _PodList(msgspec.Struct, frozen=True):
-    metadata: _ListMeta
-    items: list[ServerPod]
 
 
 class PodFollower:
@@ -146,7 +136,7 @@ class PodFollower:
             lambda: core.list_namespaced_pod(
                 self.namespace, label_selector=self._query.selector, limit=MOST_PODS, **raw
             ),
-            _PodList,
+            PodList,
         )
         if found.metadata.more:
             raise ActuatorDown(f"over {MOST_PODS} pods match {self._query.selector!r}")

@@ -10,7 +10,7 @@ from libs.observe.fleet import MAX_GPUS, MOST_SERVERS, ObservedTarget
 
 ROLE_LABEL: Final = "llm-d.ai/role"
 PORT_NAMES: Final = ("metrics", "http")
-"""Names of container ports to look for, the most telling first: a sidecar may have a port `http` of its own."""
+"""The names of container ports to look for, the most telling first: a sidecar may have a port `http` of its own."""
 DEFAULT_PORT: Final = 8_000
 GPU_RESOURCE: Final = "/gpu"
 """The end of the names of resources that are GPUs, such as nvidia.com/gpu."""
@@ -34,7 +34,7 @@ class _Struct(msgspec.Struct, frozen=True, rename="camel"):
     pass
 
 
-class Owner(_Struct, frozen=True):
+class OwnerReference(_Struct, frozen=True):
     """An object that a pod belongs to."""
 
     kind: str
@@ -49,7 +49,7 @@ class _Meta(_Struct, frozen=True):
     deletion_timestamp: str | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
-    owner_references: list[Owner] = []
+    owner_references: list[OwnerReference] = []
 
 
 class _Port(_Struct, frozen=True):
@@ -117,6 +117,17 @@ class ServerPod(_Struct, frozen=True):
         return min(max(sum(int(count) for count in counts if count.isdecimal()), 1), MAX_GPUS)
 
 
+class _ListMeta(_Struct, frozen=True):
+    resource_version: str = ""
+    more: str = msgspec.field(name="continue", default="")
+    """The token that continues a list cut short by its limit; empty at the end."""
+
+
+class PodList(_Struct, frozen=True):
+    metadata: _ListMeta
+    items: list[ServerPod]
+
+
 class ObservedPods:
     """The pods of a query that are servers.
 
@@ -129,7 +140,7 @@ class ObservedPods:
         self._pods: dict[str, ServerPod] = {}
         """Servers by the name of their pod."""
         self._matching: set[str] = set()
-        """Names of the pods that match, servers or not."""
+        """The names of the pods that match, servers or not."""
 
     def replace(self, pods: Iterable[ServerPod]) -> None:
         """Enter a list of all pods that match."""

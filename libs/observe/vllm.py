@@ -6,13 +6,14 @@ left. `iteration_tokens_total` has one sample per output batch, so prompt chunks
 """
 
 import re
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
+from libs.policy.newest import put_newest
 from libs.policy.observed_work import Reading
 
 PREFIX: Final = b"vllm:"
@@ -62,7 +63,7 @@ class EngineSample:
 
     reading: Reading
     scalars: Mapping[str, float]
-    """Sums of all lines of a name, without vLLM's prefix."""
+    """The sums of all lines of a name, without vLLM's prefix."""
     histograms: Mapping[str, Buckets]
 
     @property
@@ -175,7 +176,7 @@ def _learn(lines: Sequence[bytes]) -> _Layout:
 
 
 MOST_LAYOUTS: Final = 64
-_LAYOUTS: Final[dict[tuple[object, ...], _Layout]] = {}
+_LAYOUTS: Final[OrderedDict[tuple[object, ...], _Layout]] = OrderedDict()
 """Layouts by their content. Servers of one model have the same one, of 40 kB."""
 
 
@@ -183,9 +184,7 @@ def _shared(layout: _Layout) -> _Layout:
     key = (layout.lines, layout.kv_blocks, layout.block_size_tokens, *layout.numbers, *layout.heads)
     if (known := _LAYOUTS.get(key)) is not None:
         return known
-    if len(_LAYOUTS) >= MOST_LAYOUTS:
-        del _LAYOUTS[next(iter(_LAYOUTS))]
-    _LAYOUTS[key] = layout
+    put_newest(_LAYOUTS, key, layout, MOST_LAYOUTS)
     return layout
 
 

@@ -210,7 +210,7 @@ REMEMBERED_WEIGHT: Final = 0.25
 # A fit holds for sizes up to this many times beyond those seen, so nothing is remembered of these.
 REACH: Final = 2.0
 
-_NAMES = (
+COEFFICIENTS: Final = (
     "prefill_floor_ns",
     "prefill_fixed_ns",
     "prefill_token_ns",
@@ -362,12 +362,12 @@ def _descend(start: StepTimeModel, measured: Rows, remembered: Rows) -> StepTime
 
 
 def _with(model: StepTimeModel, vector: Floats, interference: float) -> StepTimeModel:
-    return replace(model, interference=interference, **dict(zip(_NAMES, map(float, vector), strict=True)))
+    return replace(model, interference=interference, **dict(zip(COEFFICIENTS, map(float, vector), strict=True)))
 
 
 def _vector(model: StepTimeModel) -> Floats:
-    """Return [8]: the coefficients in the order of `_NAMES`."""
-    return np.array([getattr(model, name) for name in _NAMES])
+    """Return [8]: the coefficients in the order of `COEFFICIENTS`."""
+    return np.array([getattr(model, name) for name in COEFFICIENTS])
 
 
 def _linear(rows: Rows) -> tuple[Floats, Floats]:

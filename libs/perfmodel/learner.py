@@ -40,7 +40,7 @@ class KindFit:
     """The accuracy for one kind of step: relative errors of predictions made before the step's duration was known."""
 
     steps: int = 0
-    """Number of steps seen so far; at 0 the model is a guess for this kind."""
+    """The number of steps seen so far; at 0 the model is a guess for this kind."""
     error_p50: float = 0.0
     error_p90: float = 0.0
 

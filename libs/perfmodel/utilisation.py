@@ -21,7 +21,7 @@ class KvGroup:
 
     block_tokens: int
     block_bytes: int
-    """Bytes of one block in all layers of the group."""
+    """The bytes of one block in all layers of the group."""
     window_tokens: int = 0
     """Tokens at the end of a sequence whose blocks are kept; 0 for all tokens."""
 
@@ -37,7 +37,7 @@ class KvShape:
 
     groups: tuple[KvGroup, ...]
     state_bytes: int = 0
-    """Bytes of states, which do not grow with the sequence."""
+    """The bytes of states, which do not grow with the sequence."""
 
     def sequence_bytes(self, tokens: int) -> int:
         """Return the bytes of a sequence of `tokens` tokens in whole blocks, which a hand-over moves."""
@@ -52,17 +52,17 @@ class KvShape:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token in layers that keep all tokens."""
+        """The bytes of a token in layers that keep all tokens."""
         return round(self._bytes(windows=False))
 
     @property
     def window_token_bytes(self) -> int:
-        """Bytes of a token in layers with a window."""
+        """The bytes of a token in layers with a window."""
         return round(self._bytes(windows=True))
 
     @property
     def window_tokens(self) -> int:
-        """Length of the windows. If they differ, the single length that needs the same bytes."""
+        """The length of the windows. If they differ, the single length that needs the same bytes."""
         whole = sum(group.window_tokens * group.block_bytes / group.block_tokens for group in self.groups)
         return round(whole / self.window_token_bytes) if self.window_token_bytes else 0
 
@@ -117,11 +117,11 @@ class Compute:
     """The figures of a model on a device from which utilisation is computed."""
 
     layer_parameters: int
-    """Number of parameters in matrices that every token is multiplied with."""
+    """The number of parameters in matrices that every token is multiplied with."""
     head_parameters: int
-    """Number of parameters of the output projection, which runs only for the last token of a chunk."""
+    """The number of parameters of the output projection, which runs only for the last token of a chunk."""
     parameter_bytes: int
-    """Bytes of a single parameter in the model's type."""
+    """The bytes of a single parameter in the model's type."""
     attention_width: int
     """The product of layers, heads per layer and head_dim."""
     kv_token_bytes: int
@@ -138,7 +138,7 @@ class Compute:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights, which every step reads once."""
+        """The bytes of weights, which every step reads once."""
         return (self.layer_parameters + self.head_parameters) * self.parameter_bytes
 
     @property

@@ -8,22 +8,12 @@ from typing import Final
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.step_row import StepRow
+from libs.perfmodel.fit import COEFFICIENTS
 from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.utilisation import Compute
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.saturation import MOST_TOKENS, Point, PrefillCurve, Saturation
-
-_TIMES = (
-    "prefill_floor_ns",
-    "prefill_fixed_ns",
-    "prefill_token_ns",
-    "prefill_token_squared_ns",
-    "decode_fixed_ns",
-    "decode_matrix_ns",
-    "decode_sequence_ns",
-    "decode_kv_token_ns",
-)
 
 # Upper bound of each coefficient of a model, at which a single token would take hours. Sums over a prompt stay far
 # within the range of a float.
@@ -39,14 +29,14 @@ def step_time_message(fitted: FittedModel) -> common.StepTime:
         mixed=_kind_message(fitted.mixed),
         interference=fitted.model.interference,
     )
-    for name in _TIMES:
+    for name in COEFFICIENTS:
         setattr(message, name, getattr(fitted.model, name))
     return message
 
 
 def fitted_model(message: common.StepTime) -> FittedModel | None:
     """Return the model in a message; None if its values are not valid."""
-    times = {name: getattr(message, name) for name in _TIMES}
+    times = {name: getattr(message, name) for name in COEFFICIENTS}
     if not all(0 <= value <= MAX_COEFFICIENT_NS for value in times.values()) or not 0 <= message.interference <= 1:
         return None
     kinds = (message.prefill, message.decode, message.mixed)

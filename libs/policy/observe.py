@@ -1,6 +1,6 @@
 """Busy and prefill shares of one engine, estimated from its counters and the cost of its steps."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import log2, sqrt
@@ -9,6 +9,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from libs.policy.newest import put_newest
 from libs.policy.observed_work import CHUNK_TOKENS, CountedWork, CounterChange
 
 Array = NDArray[np.float64]
@@ -281,12 +282,12 @@ class PhaseEstimator:
         self.cost: StepCost | None = None
         self._may_fit = may_fit
         self._variants: Sequence[StepCost] = ()
-        self._samples: dict[tuple[Kind, int, int], deque[Sample]] = {}
+        self._samples: OrderedDict[tuple[Kind, int, int], deque[Sample]] = OrderedDict()
         self._kind: Kind | None = None
         self._work = CountedWork()
         self._overlap = _Overlap()
         self._owed_s = 0.0
-        """Time of counted steps that the last interval had no room for."""
+        """The time of counted steps that the last interval had no room for."""
         self._began_s: float | None = None
         self._fitted_s = 0.0
         self._fresh = False
@@ -394,9 +395,7 @@ class PhaseEstimator:
         self._new_load |= kept is None
         kept = kept or deque(maxlen=SAMPLES_A_LOAD)
         kept.append(sample)
-        self._samples[load] = kept
-        if len(self._samples) > MOST_LOADS:
-            del self._samples[next(iter(self._samples))]
+        put_newest(self._samples, load, kept, MOST_LOADS)
         self._fresh = True
 
 

@@ -30,10 +30,10 @@ class Reading:
     generated_tokens: float
     first_tokens: float
     token_gaps: float
-    """Count of inter-token latencies; `token_gaps_s` is their sum."""
+    """The count of inter-token latencies; `token_gaps_s` is their sum."""
     token_gaps_s: float
     prefills: float
-    """Count of ended requests; `prefills_s` is the sum of their times from scheduling to the first token."""
+    """The count of ended requests; `prefills_s` is the sum of their times from scheduling to the first token."""
     prefills_s: float
     running: float
     waiting: float

@@ -158,7 +158,7 @@ class Workload:
     tpot_ns: int
     """The TPOT target of a typical sequence."""
     waiting_ns: float = 0.0
-    """Time that one worker needs for the waiting prompts; a part of `prompts`."""
+    """The time that one worker needs for the waiting prompts; a part of `prompts`."""
     held: int = 0
     """Further sequences that wait for a decode place before their prompts are computed.
 

@@ -24,7 +24,7 @@ class Speed:
     chunk_tokens: int
     """The maximum number of prompt tokens that one step computes."""
     kv_token_ns: float = 0.0
-    """Time to receive the KV of one token; 0 if unknown."""
+    """The time to receive the KV of one token; 0 if unknown."""
     measured: bool = False
     """True if the figures come from the worker's own steps; else they are a guess."""
     paced_step_ns: float = 0.0

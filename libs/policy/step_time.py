@@ -15,10 +15,10 @@ class StepWork:
     prefill_tokens: int = 0
     prefill_sequences: int = 0
     prefill_context_tokens: int = 0
-    """Tokens that the prompt chunks attend to, including their own, summed over sequences."""
+    """The tokens that the prompt chunks attend to, including their own, summed over sequences."""
     decode_sequences: int = 0
     decode_kv_tokens: int = 0
-    """Tokens read for decode, summed over sequences."""
+    """The tokens read for decode, summed over sequences."""
     prefill_squared_tokens: int = 0
     """The increase of the squares of the prompts' lengths through the chunks (see `squared_tokens`); 0 if unknown."""
 

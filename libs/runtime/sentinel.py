@@ -84,7 +84,7 @@ def sentinel_pool(address: SentinelAddress, *, timeout_ms: float, **own: Any) ->
     return _PrimaryPool(address.name, sentinels, is_master=True, **address.options, **own)
 
 
-class Answer(NamedTuple):
+class SentinelAnswer(NamedTuple):
     """A sentinel's view of the primary."""
 
     epoch: int
@@ -95,7 +95,7 @@ class Answer(NamedTuple):
     port: int
 
 
-def primary_of(answers: Sequence[Answer]) -> tuple[str, int] | None:
+def primary_of(answers: Sequence[SentinelAnswer]) -> tuple[str, int] | None:
     """Return the address of the latest primary; None if every sentinel that knows it considers it down."""
     latest = max(answers, default=None)
     return (latest.host, latest.port) if latest is not None and latest.usable else None
@@ -110,12 +110,12 @@ class _Sentinels(Sentinel):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)  # type: ignore[no-untyped-call]
-        self._asking: set[asyncio.Task[Answer | None]] = set()
+        self._asking: set[asyncio.Task[SentinelAnswer | None]] = set()
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         asking = [asyncio.create_task(self._ask(each, service_name), name="ask sentinel") for each in self.sentinels]
         self._asking.update(asking)
-        answers: list[Answer] = []
+        answers: list[SentinelAnswer] = []
         for each in asyncio.as_completed(asking):
             if (answer := await each) is not None:
                 answers.append(answer)
@@ -127,13 +127,13 @@ class _Sentinels(Sentinel):
             raise MasterNotFoundError(f"{count} know {service_name!r}, and none reports a primary that is up")
         return found
 
-    async def _ask(self, sentinel: Any, service_name: str) -> Answer | None:
+    async def _ask(self, sentinel: Any, service_name: str) -> SentinelAnswer | None:
         try:
             state = (await sentinel.sentinel_masters()).get(service_name)
             if not state:
                 return None
             usable = self.check_master_state(state, service_name)
-            return Answer(state["config-epoch"], usable, state["ip"], state["port"])
+            return SentinelAnswer(state["config-epoch"], usable, state["ip"], state["port"])
         except (RedisError, OSError, TimeoutError):
             return None
         finally:

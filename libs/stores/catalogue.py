@@ -63,9 +63,9 @@ class LoadTimes(Struct, frozen=True, omit_defaults=True):
     """Seconds that loading the model took most recently; 0 if never measured."""
 
     load_s: float = 0.0
-    """Time to load the weights from their source."""
+    """The time to load the weights from their source."""
     wake_s: float = 0.0
-    """Time to load the weights from host memory."""
+    """The time to load the weights from host memory."""
 
 
 class ModelUse(Struct, frozen=True, omit_defaults=True):
@@ -111,7 +111,7 @@ class Catalogued:
 
     entries: Mapping[str, ModelEntry] = field(default_factory=dict)
     times: Mapping[str, LoadTimes] = field(default_factory=dict)
-    """Times of the models that have been loaded."""
+    """The times of the models that have been loaded."""
     outlooks: Mapping[str, ModelOutlook] = field(default_factory=dict)
     """The planner's outlooks; empty if no planner has published any recently."""
 

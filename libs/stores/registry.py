@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from libs.contracts import keys
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import FirstToken, Role, Worker, WorkerState
 from libs.contracts.ranges import fault_of
+from libs.policy.newest import put_newest
 from libs.runtime.redis import in_time, is_wrong_type, make_redis
 from libs.stores.watching import watch_channel
 
@@ -312,11 +313,8 @@ class _Skipped:
         held = value if isinstance(value, bytes) else str(value).encode()
         which = xxhash.xxh3_64_intdigest(b"%d:%b%b" % (len(member), member, held))
         known = which in self._known
-        self._known[which] = None
-        self._known.move_to_end(which)
+        put_newest(self._known, which, None, MAX_REMEMBERED)
         if known:
             return
         self.total += 1
-        if len(self._known) > MAX_REMEMBERED:
-            self._known.popitem(last=False)
         log.warning("registry entry is no worker", id=repr(member[:SHOWN_BYTES]), why=why)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from libs.contracts import keys
+from libs.policy.newest import put_newest
 from libs.runtime.redis import in_time, make_redis
 
 MAX_RESPONSES: Final = 1_000
@@ -72,10 +73,8 @@ class MemoryResponses:
     async def keep(self, tenant: str, response_id: str, value: bytes, keep_s: int) -> bool:
         if len(value) > MAX_RESPONSE_BYTES:
             return False
-        kept = self._tenants.setdefault(tenant, _TenantResponses())
-        self._tenants.move_to_end(tenant)
-        while len(self._tenants) > MAX_TENANTS:
-            self._tenants.popitem(last=False)
+        kept = self._tenants.get(tenant, _TenantResponses())
+        put_newest(self._tenants, tenant, kept, MAX_TENANTS)
         now_s = self._now_s()
         for over in [each for each, (_, ends_s) in kept.values.items() if ends_s <= now_s]:
             kept.drop(over)

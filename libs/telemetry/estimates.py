@@ -1,11 +1,12 @@
 """Bounds of prefill's share of workers whose times are estimated. Pure."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Final, NamedTuple
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.policy.newest import put_newest
 from libs.telemetry.rollups import MAX_WORKERS
 
 MAX_KEPT: Final = 32
@@ -49,7 +50,7 @@ class Estimates:
     """The newest estimates by worker; beyond the bound the worker that reported first is dropped."""
 
     def __init__(self) -> None:
-        self._known: dict[str, deque[_Estimate]] = {}
+        self._known: OrderedDict[str, deque[_Estimate]] = OrderedDict()
 
     def __contains__(self, worker_id: str) -> bool:
         return worker_id in self._known
@@ -68,9 +69,8 @@ class Estimates:
     def _take(self, batch: StepBatch) -> None:
         kept = self._known.get(batch.worker_id)
         if kept is None:
-            if len(self._known) >= MAX_WORKERS:
-                del self._known[next(iter(self._known))]
-            kept = self._known[batch.worker_id] = deque(maxlen=MAX_KEPT)
+            kept = deque(maxlen=MAX_KEPT)
+            put_newest(self._known, batch.worker_id, kept, MAX_WORKERS)
         found = batch.estimate
         time = EstimatedNs(found.busy_ns, found.prefill_ns, found.prefill_low_ns, found.prefill_high_ns)
         kept.append(_Estimate(batch.covered_from_unix_ns, batch.covered_to_unix_ns, time))

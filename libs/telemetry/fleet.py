@@ -115,7 +115,7 @@ class FleetTelemetry:
 
     @property
     def kv_bytes(self) -> Counter[str]:
-        """Bytes handed over between workers, by route: "shared_memory" or "network"."""
+        """The bytes handed over between workers, by route: "shared_memory" or "network"."""
         self.settle()
         return self._nodes.kv_bytes
 

@@ -1,6 +1,6 @@
 """Queue lengths and rates of arrivals from the reports of gateways, bounded in number. Silent gateways are dropped."""
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from math import sqrt
@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
+from libs.policy.newest import put_newest
 
 SILENT_NS: Final = 2_000_000_000
 """The silence after which a gateway is taken for gone, with its queue, while others report. Gateways report five times
@@ -40,7 +41,7 @@ class ModelBacklog(NamedTuple):
     prefill_tokens: int = 0
     decode_requests: int = 0
     decode_prompt_tokens: int = 0
-    """Tokens that requests waiting for decode still have to compute once they get a slot."""
+    """The tokens that requests waiting for decode still have to compute once they get a slot."""
     hopeful_tokens: int = 0
     """Prompt tokens of requests that can still meet their deadline; all tokens where a gateway does not report it."""
     batch_requests: int = 0
@@ -100,7 +101,7 @@ class _Report(NamedTuple):
 
 class GatewayReports:
     def __init__(self) -> None:
-        self._latest: dict[str, _Report] = {}
+        self._latest: OrderedDict[str, _Report] = OrderedDict()
 
     def take(self, message: GatewayQueues, now_ns: int) -> None:
         """Record a message received at `now_ns`; one older than the newest changes nothing."""
@@ -117,9 +118,7 @@ class GatewayReports:
         self._latest.pop(key, None)
         if message.last:
             return
-        if len(self._latest) >= MAX_GATEWAYS:
-            del self._latest[next(iter(self._latest))]
-        self._latest[key] = _Report(now_ns, *age, tuple(message.queues[:MAX_MODELS]))
+        put_newest(self._latest, key, _Report(now_ns, *age, tuple(message.queues[:MAX_MODELS])), MAX_GATEWAYS)
 
     def waiting(self, now_ns: int) -> dict[str, ModelBacklog] | None:
         """Return the backlog of each model with waiting requests; None if gateways exist but none reports."""
@@ -214,7 +213,7 @@ class ArrivalRates:
     """
 
     def __init__(self) -> None:
-        self._gateways: dict[str, _Gateway] = {}
+        self._gateways: OrderedDict[str, _Gateway] = OrderedDict()
 
     def take(self, message: GatewayQueues, now_ns: int) -> None:
         """Record a message received at `now_ns`. A gateway that restarted counts from zero again."""
@@ -224,9 +223,7 @@ class ArrivalRates:
             return
         if known is None or known.incarnation < message.incarnation:
             known = _Gateway(message.incarnation)
-        if len(self._gateways) >= MAX_GATEWAYS:
-            del self._gateways[next(iter(self._gateways))]
-        self._gateways[key] = known
+        put_newest(self._gateways, key, known, MAX_GATEWAYS)
         if known.incarnation > message.incarnation or (known.samples and known.samples[-1][0] >= reported_ns):
             return
         known.heard_ns = now_ns
@@ -312,13 +309,13 @@ REFUSAL_SILENT_NS: Final = 10_000_000_000
 """The silence after which a gateway no longer counts."""
 
 
-class RefusalCounts:
+class FleetRefusals:
     """Counts of all gateways over the last span. The gateway that has been silent longest is dropped when there are
     too many.
     """
 
     def __init__(self) -> None:
-        self._gateways: dict[tuple[str, int], deque[tuple[int, Counter[str]]]] = {}
+        self._gateways: OrderedDict[tuple[str, int], deque[tuple[int, Counter[str]]]] = OrderedDict()
 
     def take(self, message: DemandTotals) -> None:
         """Record a gateway's counts since its start."""
@@ -326,9 +323,7 @@ class RefusalCounts:
         samples = self._gateways.pop(key, deque())
         if message.last:
             return
-        if len(self._gateways) >= MAX_GATEWAYS:
-            del self._gateways[next(iter(self._gateways))]
-        self._gateways[key] = samples
+        put_newest(self._gateways, key, samples, MAX_GATEWAYS)
         told_ns = message.told_unix_ns
         if samples and samples[-1][0] >= told_ns:
             return

@@ -25,7 +25,7 @@ class Intervals:
 
     @property
     def start(self) -> int:
-        """The start of the first interval; 0 where there is none."""
+        """Return the start of the first interval; 0 if there is none."""
         return self._starts[0] if self._starts else 0
 
     def add(self, start: int, end: int) -> None:
@@ -92,7 +92,7 @@ MAX_SPANS: Final = 512
 
 
 class RoleLog:
-    """Disjoint spans [from, to) with the role that held in them, entered in any order."""
+    """Disjoint spans [from, to), each with the worker's role, entered in any order."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -122,7 +122,7 @@ class RoleLog:
 
     @property
     def newest(self) -> str:
-        """The role of the latest moment; empty when none is known."""
+        """Return the latest known role; empty if there is none."""
         return self._roles[-1] if self._roles else ""
 
     def forget_from(self, from_ns: int) -> None:
@@ -133,15 +133,15 @@ class RoleLog:
             self._ends[-1] = from_ns
 
     def at(self, at_ns: int) -> str:
-        """Return the role at a moment, else the one before it, else the first; empty when none is known."""
+        """Return the role at a moment, else the one before it, else the first; empty if none is known."""
         if not self._roles:
             return ""
         return self._roles[max(bisect_right(self._starts, at_ns) - 1, 0)]
 
 
 LATE_NS = 10_000_000_000
-"""The time before its batch's cover at which a dummy step may begin. Engines report dummy steps late, and one may be
-long.
+"""The longest time by which a dummy step may begin before its batch's cover: engines report dummy steps late, and one
+may be long.
 """
 
 

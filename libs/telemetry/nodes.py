@@ -12,6 +12,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, Ste
 from libs.contracts.step_row import step_rows
 from libs.counters import GpuReading
 from libs.policy.kv_links import MAX_TOGETHER, KvLink, MovedKv, awaited_prompt, way
+from libs.policy.newest import put_newest
 from libs.policy.verdict.state import CPU_WAIT, Grade
 from libs.telemetry.rollups import MAX_WORKERS
 
@@ -250,10 +251,7 @@ class CpuWaits:
             return
         share = min(batch.sched_delay_ns / span_ns, 1.0)
         mean += (share - mean) * (1 - math.exp(-span_ns / (WAIT_RISES_NS if share > mean else WAIT_FALLS_NS)))
-        self._known[batch.worker_id] = mean, end_ns
-        self._known.move_to_end(batch.worker_id)
-        if len(self._known) > MAX_WORKERS:
-            self._known.popitem(last=False)
+        put_newest(self._known, batch.worker_id, (mean, end_ns), MAX_WORKERS)
 
     def share(self, worker_id: str, at_ns: int) -> float | None:
         """Return a worker's share at a moment; None if it reported none within `FRESH_NS` of it."""
@@ -273,7 +271,7 @@ class NodeStats:
         self.clocks = Clocks()
         self.hardware = NodeGpus()
         self.kv_bytes: Counter[str] = Counter()
-        """Bytes handed over between workers, by route: "shared_memory" or "network"."""
+        """The bytes handed over between workers, by route: "shared_memory" or "network"."""
         self.cpu_waits = CpuWaits()
         self.kv_links = KvLinks(incarnation_of, self.cpu_waits.are_long)
 

@@ -1,11 +1,12 @@
 """Requests that gateways refused in the last seconds, by HTTP status and error code, from what gateways report."""
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues
+from libs.policy.newest import put_newest
 from libs.telemetry.gateways import MAX_GATEWAYS, OLD_NS, SILENT_NS
 
 MAX_REASONS: Final = 33
@@ -52,7 +53,7 @@ class RefusalLog:
     """The counts of all gateways over the last window. The one silent for longest is dropped if there are too many."""
 
     def __init__(self) -> None:
-        self._gateways: dict[str, _GatewayRefusals] = {}
+        self._gateways: OrderedDict[str, _GatewayRefusals] = OrderedDict()
 
     def take(self, message: GatewayQueues, now_ns: int) -> None:
         """Record a report received at `now_ns`. A gateway that restarted counts from zero again."""
@@ -63,9 +64,7 @@ class RefusalLog:
             return
         if known is None or known.incarnation < message.incarnation:
             known = _GatewayRefusals(message.incarnation, deque())
-        if len(self._gateways) >= MAX_GATEWAYS:
-            del self._gateways[next(iter(self._gateways))]
-        self._gateways[message.gateway_id] = known
+        put_newest(self._gateways, message.gateway_id, known, MAX_GATEWAYS)
         samples, told_ns = known.samples, message.told_unix_ns
         if known.incarnation > message.incarnation or (samples and samples[-1].told_unix_ns >= told_ns):
             return

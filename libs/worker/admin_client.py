@@ -34,11 +34,11 @@ class RoleMove:
 
     assignment: Assignment
     effect_s: float | None
-    """Seconds from sending the call until old-role work was refused and every attached gateway held the new epoch;
+    """The seconds from sending the call until old-role work was refused and every attached gateway held the new epoch;
     None if one did not in time.
     """
     call_s: float
-    """Duration of the call without the wait for gateways."""
+    """The duration of the call without the wait for gateways."""
     gateways_behind: int
     running: int
     """Sequences running in the engine at the change, without waiting ones."""

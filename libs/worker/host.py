@@ -407,7 +407,7 @@ class WorkerHost:
 
     @property
     def running(self) -> int:
-        """Number of sequences in the engine, waiting ones included."""
+        """The number of sequences in the engine, waiting ones included."""
         return len(self._sequences)
 
     async def wait_idle(self) -> None:

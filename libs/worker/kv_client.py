@@ -43,7 +43,7 @@ class Pull:
         self._chunks: deque[tuple[pb.KvChunk, memoryview]] = deque()
         self._unread_bytes = 0
         self._taken_bytes = 0
-        """Bytes read and not yet reported to the sender."""
+        """The bytes read and not yet reported to the sender."""
         self._last = False
         self._error: FulcrumError | None = None
         self._news = asyncio.Event()

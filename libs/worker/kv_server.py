@@ -213,7 +213,7 @@ class KvServicer:
         self._outboxes: set[KvOutbox] = set()
         self._leaving = asyncio.Event()
         self.refused_pulls = 0
-        """Number of transfers refused because `MAX_PULLS` were running."""
+        """The number of transfers refused because `MAX_PULLS` were running."""
 
     @property
     def pulls(self) -> int:

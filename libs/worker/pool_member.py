@@ -57,7 +57,7 @@ class Goal:
 class _Asleep:
     engine: Engine
     host_bytes: int
-    """Bytes of weights in host memory; 0 if they were dropped."""
+    """The bytes of weights in host memory; 0 if they were dropped."""
 
 
 class PoolMember:

@@ -15,6 +15,7 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineRequest
 from libs.engine.reports import EngineEvent, StepReport
 from libs.policy import roles
+from libs.policy.newest import put_newest
 from libs.policy.roles import MAX_BUDGET_TOKENS
 from libs.policy.speed import Speed
 from libs.policy.worker.assignment import (
@@ -50,17 +51,17 @@ class HostedSequence:
 
     @property
     def tokens(self) -> int:
-        """Number of prompt and output tokens so far."""
+        """The number of prompt and output tokens so far."""
         return len(self.request.token_ids) + self.new_tokens
 
     @property
     def output_tokens(self) -> int:
-        """Number of output tokens so far, wherever they were generated."""
+        """The number of output tokens so far, wherever they were generated."""
         return self.tokens - self.request.prompt_tokens
 
     @property
     def most_tokens_left(self) -> int:
-        """Number of output tokens that may still follow."""
+        """The number of output tokens that may still follow."""
         return self.request.max_output_tokens - self.output_tokens
 
     @property
@@ -168,7 +169,7 @@ class LastChange:
     def __init__(self) -> None:
         self.message: RoleChange | None = None
         self.first_step_ns: int | None = None
-        """Time from the change to the end of the first engine step of the new role's kind; None until there is one.
+        """The time from the change to the end of the first engine step of the new role's kind; None until there is one.
 
         Any such step counts: the next chunk of an earlier prompt, a running decode, and a measurement too. The
         figure shows how soon the engine goes on, not how soon new work arrives.
@@ -233,7 +234,7 @@ class HandOverCosts:
         self._gone: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         """Pairs of (bytes, Unix ns of sealing) by handle."""
         self.count = 0
-        """Number of sequences handed over so far."""
+        """The number of sequences handed over so far."""
 
     def worth(self, sequence: HostedSequence, speed: Speed, waited_s: float) -> bool:
         """Return whether to hand over a decoding sequence whose role was left `waited_s` ago."""
@@ -264,9 +265,7 @@ class HandOverCosts:
     def handed_over(self, handle: KvHandle, now_ns: int) -> None:
         """Start timing a hand-over, whose blocks now await their receiver."""
         self.count += 1
-        self._gone[handle.opaque] = (self._capabilities.kv_bytes(handle.tokens), now_ns)
-        if len(self._gone) > MAX_TRACKED:
-            self._gone.popitem(last=False)
+        put_newest(self._gone, handle.opaque, (self._capabilities.kv_bytes(handle.tokens), now_ns), MAX_TRACKED)
 
     def taken_over(self, opaque: bytes, now_ns: int) -> None:
         """Stop timing a hand-over. Blocks that never arrive are not measured."""

@@ -25,9 +25,10 @@ import httpx
 import msgspec
 
 from libs.filestore.port import FileInfo
-from libs.testing.suites.suite import RunningSuite, running_suite
+from libs.testing.suites.suite import RunningSuite
 from libs.testing.workers.mortal import PROMPT_MARK, mortal_env
 from load.gateway.inside_attacks import CountAnswer, Inside, forged_frames, redis_values, topic_extremes, topic_values
+from load.setup import bench_suite
 
 ATTACKER_ADDRESS: Final = "127.0.0.2"
 # Requests a second of the modest tenant.
@@ -450,9 +451,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as folder:
         files = {"FULCRUM_GATEWAY_FILES_FOLDER": f"{folder}/files", "FULCRUM_GATEWAY_FILES_MAX_COUNT": "20000"}
-        env = mortal_env(Path(folder)) | {"FULCRUM_CACHE": f"{folder}/cache", **files}
+        env = mortal_env(Path(folder)) | files
         shape = ("--prefill", str(arguments.prefill), "--decode", "2")
-        with running_suite(Path(folder), "--engine", "sim", *shape, env=env) as suite:
+        with bench_suite("--engine", "sim", *shape, env=env, folder=Path(folder)) as suite:
             keys = {"modest": "", "attacker": ""}
             if not arguments.open:
                 for tenant in keys:

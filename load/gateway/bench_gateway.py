@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
+from select import select
 from urllib.parse import urlsplit
 
 import httpx
@@ -27,11 +28,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 
 from libs.testing.engines.real_model import real_model_folder
-from libs.testing.suites.suite import running_suite
 from load.gateway.http_load import PATH, Requests, Shape, Tally, run_load
 from load.lab.compile_lab import SERVICES, SERVICES_BUILD, build
 from load.measure import LOAD, OTHERS, Kinds, percentiles, processes_below, usage
 from load.peers.dynamo_suite import LOOPBACK, running_dynamo
+from load.setup import bench_suite, stop
 
 GATEWAY, PREFILL, DECODE = "gateway", "prefill", "decode"
 _SERVICES = {f"services.{kind}": kind for kind in (GATEWAY, PREFILL, DECODE)}
@@ -60,25 +61,20 @@ class Target:
         return f"http://{host}:{port}"
 
 
-@asynccontextmanager
-async def fulcrum(folder: Path, tree: Path | None = None) -> AsyncIterator[Target]:
+@contextmanager
+def fulcrum(tree: Path | None = None) -> Iterator[Target]:
     """Start a whole suite on an engine that takes no time, from the code in `tree` if it is given."""
-    arguments = ("--engine", "sim", "--prefill", "1", "--decode", "1")
     code = {} if tree is None else {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
-    starting = running_suite(folder, *arguments, env={**_MAX_SPEED, **code, "FULCRUM_CACHE": str(folder / "cache")})
-    suite = await asyncio.to_thread(starting.__enter__)
-    try:
+    shape = ("--engine", "sim", "--prefill", "1", "--decode", "1")
+    with bench_suite(*shape, env=_MAX_SPEED | code) as suite, Redis.from_url(suite.ready["redis"]) as redis:
         url = urlsplit(suite.gateway)
-        with Redis.from_url(suite.ready["redis"]) as redis:
-            yield Target(
-                name="fulcrum" if tree is None else "compiled",
-                model=suite.ready["model"],
-                address=(str(url.hostname), int(url.port or 0)),
-                kinds=processes_below(suite.process.pid, _SERVICES),
-                counters=lambda: {**_redis_counters(redis), **_grpc_counters(suite.gateway)},
-            )
-    finally:
-        await asyncio.to_thread(starting.__exit__, None, None, None)
+        yield Target(
+            name="fulcrum" if tree is None else "compiled",
+            model=suite.ready["model"],
+            address=(str(url.hostname), int(url.port or 0)),
+            kinds=processes_below(suite.process.pid, _SERVICES),
+            counters=lambda: {**_redis_counters(redis), **_grpc_counters(suite.gateway)},
+        )
 
 
 def _redis_counters(redis: "Redis") -> dict[str, float]:
@@ -98,41 +94,37 @@ def _grpc_counters(gateway: str) -> dict[str, float]:
     return found
 
 
-@asynccontextmanager
-async def bare(folder: Path, recorded: Target, shapes: Sequence[Shape]) -> AsyncIterator[Target]:
+@contextmanager
+def bare(recorded: Target, shapes: Sequence[Shape]) -> Iterator[Target]:
     """Start FastAPI that answers each shape with the bytes that `recorded` answered."""
-    for shape in shapes:
-        kind = "stream" if shape.stream else "whole"
-        (folder / f"{shape.tokens}-{kind}.json").write_text(json.dumps(await _record(recorded, shape)))
-    command = [sys.executable, "-m", "load.gateway.bare", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220 (returns at once)
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(BARE_START_S):
-            line = json.loads(await asyncio.to_thread(process.stdout.readline))
-        address = (LOOPBACK, int(urlsplit(line["http"]).port or 0))
-        yield Target("bare FastAPI", recorded.model, address, {GATEWAY: [psutil.Process(process.pid)]})
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryDirectory() as folder:
+        for shape in shapes:
+            kind = "stream" if shape.stream else "whole"
+            Path(folder, f"{shape.tokens}-{kind}.json").write_text(json.dumps(_record(recorded, shape)))
+        command = [sys.executable, "-m", "load.gateway.bare", folder]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            if not select([process.stdout], [], [], BARE_START_S)[0]:
+                raise TimeoutError(f"the bare endpoint did not start within {BARE_START_S:g} s")
+            address = (LOOPBACK, int(urlsplit(json.loads(process.stdout.readline())["http"]).port or 0))
+            yield Target("bare FastAPI", recorded.model, address, {GATEWAY: [psutil.Process(process.pid)]})
+        finally:
+            stop(process)
 
 
-async def _record(target: Target, shape: Shape) -> list[str]:
+def _record(target: Target, shape: Shape) -> list[str]:
     """Record the body of one answer, in the parts in which it arrived."""
     _, _, body = Requests(target.model, shape).next().partition(b"\r\n\r\n")
-    async with (
-        httpx.AsyncClient() as client,
-        client.stream(
-            "POST", target.url + PATH, content=body, headers={"content-type": "application/json"}
-        ) as response,
-    ):
+    headers = {"content-type": "application/json"}
+    with httpx.stream("POST", target.url + PATH, content=body, headers=headers) as response:
         response.raise_for_status()
-        parts = [part.decode() async for part in response.aiter_raw()]
+        parts = [part.decode() for part in response.iter_raw()]
     return parts if shape.stream else ["".join(parts)]
 
 
-@asynccontextmanager
-async def dynamo(model: Path) -> AsyncIterator[Target]:
+@contextmanager
+def dynamo(model: Path) -> Iterator[Target]:
     """Start Dynamo's frontend over two mockers; the frontend stands in the gateway's column."""
     with running_dynamo(model, "tiny") as started:
         pids = {GATEWAY: [started.frontend], PREFILL: started.prefill, DECODE: started.decode, OTHERS: []}
@@ -195,33 +187,29 @@ async def measure(target: Target, connections: int, shape: Shape, seconds: float
     return rows[0]
 
 
-@asynccontextmanager
-async def opened(options: argparse.Namespace) -> AsyncIterator[list[Target]]:
-    async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fulcrum-bench-")))
-        found = [await stack.enter_async_context(fulcrum(folder))]
+@contextmanager
+def opened(options: argparse.Namespace) -> Iterator[list[Target]]:
+    with ExitStack() as stack:
+        found = [stack.enter_context(fulcrum())]
         if not options.no_bare:
-            found.append(await stack.enter_async_context(bare(folder, found[0], SHAPES)))
+            found.append(stack.enter_context(bare(found[0], SHAPES)))
         if options.compiled:
-            await asyncio.to_thread(build, SERVICES_BUILD, 3, SERVICES)
-            other = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fulcrum-bench-")))
-            found.append(await stack.enter_async_context(fulcrum(other, SERVICES_BUILD)))
+            build(SERVICES_BUILD, globs=SERVICES)
+            found.append(stack.enter_context(fulcrum(SERVICES_BUILD)))
         if options.peer:
-            found.append(await stack.enter_async_context(dynamo(real_model_folder())))
+            found.append(stack.enter_context(dynamo(real_model_folder())))
         yield found
 
 
-async def bench(options: argparse.Namespace) -> list[Row]:
+async def bench(found: Sequence[Target], options: argparse.Namespace) -> list[Row]:
     """Measure every chosen case on each target in turn, so that a busy moment of the machine falls on all."""
     rows = []
-    async with opened(options) as found:
-        gc.freeze()
-        for connections in options.connections:
-            for shape in SHAPES:
-                if shape.tokens in options.tokens and shape.stream in options.stream:
-                    for target in found:
-                        rows.append(await measure(target, connections, shape, options.seconds))
-                        print(line(rows[-1]), flush=True)
+    for connections in options.connections:
+        for shape in SHAPES:
+            if shape.tokens in options.tokens and shape.stream in options.stream:
+                for target in found:
+                    rows.append(await measure(target, connections, shape, options.seconds))
+                    print(line(rows[-1]), flush=True)
     return rows
 
 
@@ -261,7 +249,9 @@ def main() -> None:
     options = parser.parse_args()
     print("CPU µs per request by process; gRPC frames and bytes between gateway and workers, Redis round trips")
     print(HEAD)
-    rows = uvloop.run(bench(options))
+    with opened(options) as found:
+        gc.freeze()
+        rows = uvloop.run(bench(found, options))
     print(memory(rows))
     print(json.dumps({"bench": "gateway", "rows": [asdict(row) for row in rows]}))
 

@@ -20,12 +20,13 @@ import httpx
 from libs.counters import open_nvml
 from libs.lab.traces.generate import generate
 from libs.testing.suites.role_moves import HeldMove, role_changer
-from libs.testing.suites.suite import RunningSuite, running_suite
+from libs.testing.suites.suite import RunningSuite
 from load.gpu.shapes import add_model_options, vllm_arguments, write_model
 from load.lab.fidelity import prompt_ids
 from load.lab.fidelity_live import play
 from load.measure import percentiles
 from load.planner.bench_role import spread_ms
+from load.setup import bench_suite
 
 START_S: Final = 240.0
 LOOK_S: Final = 0.25
@@ -99,7 +100,6 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     model = options.model or write_model(folder / options.shape, options.shape, "cuda:0", options.tokenizer)
     roles = [f"--{role}={getattr(options, role)}" for role in ("prefill", "decode", "mixed")]
     env = {
-        "FULCRUM_CACHE": str(folder / "cache"),
         "FULCRUM_WORKER_KV_MEMORY_MB": str(options.kv_mb),
         "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": "2048",
         "FULCRUM_WORKER_MAX_SEQUENCES": str(options.sequences),
@@ -111,9 +111,8 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             arguments["load_format"] = "dummy"
         env["FULCRUM_WORKER_VLLM_ARGUMENTS"] = json.dumps(arguments)
     began_s = time.monotonic()
-    with running_suite(
-        folder, "--engine", options.engine, "--model", str(model), *roles, env=env, start_s=START_S
-    ) as up:
+    shape = ("--engine", options.engine, "--model", str(model), *roles)
+    with bench_suite(*shape, env=env, start_s=START_S, folder=folder) as up:
         start_s = time.monotonic() - began_s
         print(f"started in {start_s:.0f} s", file=sys.stderr, flush=True)
         found = asyncio.run(ask(up, options, seed=1))

@@ -30,9 +30,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from libs.launch.options import LaunchSettings
 from libs.testing.engines.real_model import real_model_folder, write_random_llama
 from libs.testing.suites.role_moves import HeldMove, RoleChanger, SteadyTraffic, request_bodies, suite_admins
-from libs.testing.suites.suite import RunningSuite, running_suite
+from libs.testing.suites.suite import RunningSuite
 from libs.testing.wait import until
 from load.measure import processes_below, waited_s
+from load.setup import bench_suite
 
 # Aim for a move's effect at p99: shown as met or missed, and never a fault, since a busy machine can miss it.
 AIM_S = 0.1
@@ -259,14 +260,14 @@ def run(case: Case, folder: Path, *, guided: bool = False) -> dict[str, Any]:
         path = tiny_model(folder / "tiny") if case.name.endswith("-tiny") else real_model_folder()
         arguments += ["--model", str(path)]
         model = path.name
-    env = {"FULCRUM_WORKER_MAX_SEQUENCES": str(SLOTS), "FULCRUM_CACHE": str(folder / "cache")}
+    env = {"FULCRUM_WORKER_MAX_SEQUENCES": str(SLOTS)}
     if case.engine == "vllm":
         env["FULCRUM_WORKER_VLLM_ARGUMENTS"] = json.dumps({"max_model_len": 1024} | LaunchSettings().vllm_arguments)
         env["FULCRUM_GATEWAY_SILENT_AFTER_MS"] = "10000"  # its engines compute on the cores that its workers need
     # The bench's own collections would walk all of torch while a move's answer waits.
     gc.collect()
     gc.freeze()
-    with running_suite(folder, *arguments, env=env, start_s=START_S) as suite:
+    with bench_suite(*arguments, env=env, start_s=START_S, folder=folder) as suite:
         return asyncio.run(bench(case, suite, suite.ready["model"] or model, guided=guided))
 
 

@@ -102,7 +102,7 @@ class WorkerLink:
         self._unheard: set[int] = set()
         """The sequences sent while the worker was silent; cleared by its next frame."""
         self.silent_ms = 0.0
-        """Milliseconds since the last frame, counting only time in which this process could read one."""
+        """The milliseconds since the last frame, counting only time in which this process could read one."""
         self.kv_kind = ""
         """A key that is equal for workers that can exchange blocks: same weights, same layout."""
         self.kv_once = False

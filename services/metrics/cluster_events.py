@@ -146,7 +146,7 @@ class Event:
     worker_restarted, worker_left, worker_lost (silent) and worker_back.
     """
     worker: str
-    """Ids of the workers, separated by commas; empty if no worker is concerned."""
+    """The ids of the workers, separated by commas; empty if no worker is concerned."""
     role: str
     actor: str
     reason: str

@@ -53,7 +53,7 @@ class HistorySnapshot:
     """The content of one transaction, which after a crash is there as a whole or not at all."""
 
     written_to_ns: int
-    """Time up to which the rows are complete."""
+    """The time up to which the rows are complete."""
     members: Sequence[Member]
     windows: Sequence[StoredWindow]
 
@@ -209,7 +209,7 @@ class HistoryKeeper(Collector):
         self._state = state
         self._file = file
         self._from_ns = 0
-        """Time from which this run writes; earlier windows are in the file."""
+        """The time from which this run writes; earlier windows are in the file."""
         self._failures = 0
         self._failing = False
         self._writing: asyncio.Future[None] | None = None

@@ -1,6 +1,6 @@
 """Finished requests: the log and its summaries over a window, and the Prometheus metrics that count each one."""
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -19,6 +19,7 @@ from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import NoWorkers, QueueFull
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED, OUTCOME_REJECTED, Outcome, RequestEvent
 from libs.policy.alerts.burn import JudgedRequest, missed_levels
+from libs.policy.newest import put_newest
 from libs.telemetry.gateways import AwaitedTokens
 from libs.telemetry.timeline import HISTORY_NS
 
@@ -87,7 +88,7 @@ class RequestSummary:
     requests: int
     outcomes: dict[str, int]
     prompt_tokens: int
-    """Tokens of prompts that were computed. One whose client left before its first token was not."""
+    """The tokens of prompts that were computed. One whose client left before its first token was not."""
     cached_tokens: int
     output_tokens: int
     ttft_s: Percentiles
@@ -301,7 +302,7 @@ class RequestLog:
         self._table = RequestTable(MAX_REQUESTS)
         self._entered = 0
         self._kept_from_ns = 0
-        self._reports: dict[int, RequestsReport] = {}
+        self._reports: OrderedDict[int, RequestsReport] = OrderedDict()
 
     def begin(self, read_from_ns: int) -> None:
         """Record that requests that ended before `read_from_ns` will not be read."""
@@ -369,10 +370,8 @@ class RequestLog:
         """
         known = self._reports.get(window_ns)
         if known is None or not 0 <= end_ns - known.as_of_unix_ns < REPORT_NS:
-            self._reports.pop(window_ns, None)
-            if len(self._reports) >= MAX_REPORTS:
-                del self._reports[next(iter(self._reports))]
-            known = self._reports[window_ns] = self._report(end_ns, window_ns, awaited)
+            known = self._report(end_ns, window_ns, awaited)
+            put_newest(self._reports, window_ns, known, MAX_REPORTS)
         return known
 
     def _report(self, end_ns: int, window_ns: int, awaited: Mapping[str, AwaitedTokens]) -> RequestsReport:

@@ -59,11 +59,11 @@ from services.metrics.traces import TraceBuffer, TraceExporter
 
 MS_NS: Final = 1_000_000
 GATHER_MS, UNREAD_GATHER_MS = 30, 90
-"""Milliseconds for which a fetch gathers records, the second while nobody reads and nothing runs. A step is shown
+"""The milliseconds for which a fetch gathers records, the second while nobody reads and nothing runs. A step is shown
 within 200 ms. Every fetch costs this process and the broker half a millisecond.
 """
 CLOSE_S: Final = 5
-"""Seconds for which answers may still run at the end."""
+"""The seconds for which answers may still run at the end."""
 
 
 @dataclass(frozen=True, slots=True)

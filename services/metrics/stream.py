@@ -55,7 +55,7 @@ class StreamWorkers(msgspec.Struct):
     settled_ms: int
     """Windows that ended so long before a tick are seldom revised."""
     roles: tuple[str, ...]
-    """Names of the numbers in ticks, counted from 1."""
+    """The names of the numbers in ticks, counted from 1."""
     workers: list[StreamWorker]
 
 
@@ -194,12 +194,12 @@ class Hub:
         self._written = 0
         self._members = b""
         self._members_from = 0
-        """Number of the tick that the present members came with."""
+        """The number of the tick that the present members came with."""
         self._news = asyncio.Event()
         self._closed = False
         self._readers: Counter[str] = Counter()
         self.close_readers = 0
-        """Number of readers that want changes between two windows."""
+        """The number of readers that want changes between two windows."""
         self.skipped_ticks = 0
         """Ticks that readers did not get because they were slow."""
 

@@ -44,7 +44,7 @@ class TraceContext:
     trace_id: bytes
     parent_id: bytes = b""
     sampled: bool | None = None
-    """True if the client samples the trace; None if it does not say."""
+    """True if the client samples the trace; None if it leaves that open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +202,8 @@ _SHARES: Final = 1 << 64
 class TraceBuffer:
     """Finished requests that wait until their spans are taken.
 
-    Of the traces that start here the share `share`, 0..1, is kept. A request with a trace context is kept if its
-    client samples it.
+    `share`, 0..1, is the part of the traces starting here that is kept. A request with a trace context is kept if
+    its client samples it.
     """
 
     def __init__(self, share: float) -> None:

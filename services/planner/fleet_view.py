@@ -1,6 +1,6 @@
 """Columns of the registered workers and of what metrics services report of them: loads, windows, step times. Pure."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,6 +24,7 @@ from libs.demand.wire import plan_of
 from libs.perfmodel.learner import FittedModel, StepKind
 from libs.perfmodel.wire import MAX_COEFFICIENT_NS, fitted_model
 from libs.policy.capacity import CapacityPlan
+from libs.policy.newest import put_newest
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 from libs.runtime.clock import Clock
 from libs.telemetry.fleet_loads import COLUMNS, CPU_WAIT_UNITS, MOST_COUNTED, WINDOW_NS, columns_of, window_of
@@ -184,7 +185,7 @@ class FleetView:
         self._times: NDArray[np.int32] = np.zeros((self._slots, 0, 3), np.int32)
         """[windows, workers, 3] int32 ns; a ring indexed by window number."""
         self._numbers: Ints = np.full(self._slots, -1, np.int64)
-        self._services: dict[str, _MetricsService] = {}
+        self._services: OrderedDict[str, _MetricsService] = OrderedDict()
         self.taken = Counter(dict.fromkeys(MessageOutcome, 0))
         self.latest_arrival_ns: int | None = None
 
@@ -298,10 +299,8 @@ class FleetView:
         return found
 
     def _indices(self, metrics_id: str, ids: Sequence[str]) -> Ints:
-        service = self._services.pop(metrics_id, None) or _MetricsService()
-        if len(self._services) >= MAX_METRICS_SERVICES:
-            del self._services[next(iter(self._services))]
-        self._services[metrics_id] = service
+        service = self._services.get(metrics_id) or _MetricsService()
+        put_newest(self._services, metrics_id, service, MAX_METRICS_SERVICES)
         if service.roster is not self.roster or service.ids != ids:
             known = self.roster.index_of
             service.ids, service.roster = ids, self.roster
@@ -387,7 +386,7 @@ class ReceivedPlans:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._plans: dict[str, tuple[int, CapacityPlan]] = {}
+        self._plans: OrderedDict[str, tuple[int, CapacityPlan]] = OrderedDict()
         """The time and the content of each model's newest plan."""
         self.taken = Counter(dict.fromkeys(MessageOutcome, 0))
 
@@ -406,10 +405,7 @@ class ReceivedPlans:
                 known = message.made_unix_ns, plan_of(message)
             except ValueError:
                 return MessageOutcome.MALFORMED
-        self._plans.pop(message.model, None)
-        self._plans[message.model] = known
-        if len(self._plans) > MAX_MODELS:
-            del self._plans[next(iter(self._plans))]
+        put_newest(self._plans, message.model, known, MAX_MODELS)
         return MessageOutcome.COUNTED
 
     def plan(self, model: str) -> CapacityPlan | None:

@@ -87,7 +87,9 @@ class RolePlanner:
         the number of workers.
         """
         self._moved_ns: deque[int] = deque()
-        """Times of role changes within the last second, over all models; bounded by the limit on moves per second."""
+        """The times of role changes within the last second, over all models; bounded by the limit on moves per
+        second.
+        """
         self._evidence = MoveEvidence()
         """The times that changes took, from the decision to the worker's answer."""
 

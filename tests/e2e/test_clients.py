@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from libs.testing.suites.suite import RunningSuite
-from load.clients.asking import AGENT_CLIENTS, CLIENTS, ask, suite_on
+from tests.e2e.clients.asking import AGENT_CLIENTS, CLIENTS, ask, suite_on
 
 # Beside other work the real model takes minutes for what clients wait a minute for.
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.packages, pytest.mark.timeout(900)]

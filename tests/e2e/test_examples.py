@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from load.clients.asking import CLIENT_TIMEOUT_S, OFFLINE, Unavailable, agent_python, suite_on
+from tests.e2e.clients.asking import CLIENT_TIMEOUT_S, OFFLINE, Unavailable, agent_python, suite_on
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "examples"

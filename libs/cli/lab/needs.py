@@ -17,7 +17,17 @@ from libs.cli.lab.runs import RunOptions, about, noting, rounded
 from libs.cli.page import html_page
 from libs.contracts.errors import InvalidRequest
 from libs.lab.experiment import Experiment
-from libs.lab.needs import Answer, Need, as_record, compare_at_winner, decide, find_needs, rank, reasons, split_words
+from libs.lab.needs import (
+    DesignAnswer,
+    Need,
+    as_record,
+    compare_at_winner,
+    decide,
+    find_needs,
+    rank,
+    reasons,
+    split_words,
+)
 from libs.lab.policies import ALL, OFFLINE, bare_name, has_hindsight, policy_named
 from libs.lab.search import CLASS_FLOOR, WANTED, Measure
 from libs.lab.study import quiet, without_split
@@ -33,7 +43,7 @@ height:.8em;margin:0 .3em 0 .9em}.wide,.wide+td,.wide+th{text-align:left}</style
 @dataclass(frozen=True, slots=True)
 class Outcome:
     experiment: Experiment
-    answer: Answer
+    answer: DesignAnswer
     needs: Sequence[Need]
     """The needs of all policies, the best policy first."""
     reasons: Sequence[str]

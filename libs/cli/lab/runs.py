@@ -59,7 +59,7 @@ class RunOptions:
     allowed_tokens: int = 0
 
     def experiment(self) -> Experiment:
-        """Return the experiment. Raise InvalidRequest that says what to do about an option that cannot be run."""
+        """Return the experiment. Raise InvalidRequest if an option cannot be run, with what to do about it."""
         hardware = profile_named(self.profile) if self.profile else resolve(self.model, self.device, self.tp)
         slo = parse_slo(self.slo)
         experiment = Experiment(
@@ -111,7 +111,7 @@ def parse_wrong(texts: Sequence[str]) -> InjectedErrors:
 
 
 def _also_wrong(found: InjectedErrors, name: str, value: str) -> InjectedErrors:
-    """Return the errors with one more added. Raise ValueError."""
+    """Return the errors with another one added. Raise ValueError if the text is none."""
     match name:
         case "telemetry":
             return replace(found, telemetry_ms=_between(value, 0.0, 60_000.0))
@@ -152,7 +152,7 @@ QUIET_S: Final = 2.0
 
 
 class ProgressNotes(Protocol):
-    """A display of what is being done and what has been done."""
+    """A display of the run in progress and of those that have ended."""
 
     def doing(self, text: str) -> None: ...
 
@@ -321,7 +321,7 @@ def _cells(report: LabReport) -> list[str]:
 
 
 def times(report: LabReport) -> str:
-    """Return one line that says where GPU time went."""
+    """Return one line with the shares of GPU time."""
     spent = report.gpu_seconds
     whole = sum(spent[name] for name in ("prefill", "decode", "kv_wait", "idle")) or 1.0
     parts = ", ".join(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.options import Json, MetricsUrl, ReadyFile
+from libs.cli.options import Json, JsonLines, MetricsUrl, ReadyFile
 
 
 def status(
@@ -174,9 +174,7 @@ def events(
         bool, typer.Option("--follow", "-f", metavar="", help="Continue with new events until Ctrl-C.")
     ] = False,
     ready: ReadyFile = None,
-    json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Print one JSON value a line for each event.")
-    ] = False,
+    json: JsonLines = False,
 ) -> None:
     """List role moves, decisions, workers that started or died, and alerts, oldest first."""
     from libs.cli.status.events import show_events  # noqa: PLC0415 (what only this command needs)

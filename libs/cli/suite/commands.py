@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.options import Json, ReadyFile, complete_log, complete_role
+from libs.cli.options import Json, JsonLines, ReadyFile, complete_log, complete_role
 
 
 def logs(
@@ -51,9 +51,7 @@ def audit(
         bool, typer.Option("--follow", "-f", metavar="", help="Continue with new lines until Ctrl-C.")
     ] = False,
     ready: ReadyFile = None,
-    json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Print one JSON value a line for each event.")
-    ] = False,
+    json: JsonLines = False,
 ) -> None:
     """List who changed keys, limits, roles, models, modes and silences, and who deleted what, the oldest first."""
     from libs.cli.suite.running import AuditQuery, show_audit  # noqa: PLC0415 (what only this command needs)

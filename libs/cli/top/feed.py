@@ -40,7 +40,6 @@ class Feed:
         self.url = url
         self.model = TopModel()
         self.problem = "connecting"
-        self.reconnects = 0
         self._others = False
         """True if the set of workers has changed since it was drawn."""
         self.on_news: Callable[[], None] = lambda: None
@@ -56,7 +55,6 @@ class Feed:
                     self.problem = "the stream has ended"
                 except (httpx.HTTPError, KeyError, ValueError) as error:
                     self.problem = f"{self.url} does not answer: {error or type(error).__name__}"
-                self.reconnects += 1
                 self.on_news()
                 await asyncio.sleep(backoff.next_s())
 

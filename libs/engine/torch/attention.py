@@ -43,7 +43,7 @@ class BlockShape:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block [layers, block_size, 2, kv_heads, head_dim]."""
+        """The bytes of a block [layers, block_size, 2, kv_heads, head_dim]."""
         return 2 * self.layers * self.block_size * self.kv_heads * self.head_dim * int(self.dtype.itemsize)
 
     @property
@@ -190,10 +190,10 @@ class PromptChunk:
     """A chunk of several new tokens of one sequence."""
 
     first: int
-    """Index of the chunk's first token in the row."""
+    """The index of the chunk's first token in the row."""
     tokens: int
     context: int
-    """Number of visible positions: the earlier ones and the chunk's own."""
+    """The number of visible positions: the earlier ones and the chunk's own."""
     blocks: torch.Tensor
     """[blocks] int64: pool blocks of the positions [0, context)."""
     mask: torch.Tensor | None

@@ -72,7 +72,7 @@ class Adapters:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Names of the adapters whose weights are loaded, the most recently used last."""
+        """The names of the adapters whose weights are loaded, the most recently used last."""
         return tuple(self._kept)
 
     def use(self, chunks: Sequence[Chunk]) -> dict[int, str]:

@@ -47,7 +47,7 @@ class TorchRunner:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a sequence. Valid after `load`."""
+        """The tokens that end a sequence. Valid after `load`."""
         return self._ready.info.eos_token_ids
 
     async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:

@@ -42,12 +42,11 @@ class ImageEncoder:
         try:
             # Pixels of the torchvision backend differ slightly, and workers must agree.
             self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
-            found = self._embed(Image.new("RGB", (TRIAL_PIXELS, TRIAL_PIXELS)))
+            self._embed(Image.new("RGB", (TRIAL_PIXELS, TRIAL_PIXELS)))
         except BrokenImage as error:
             raise StartupError(f"images of the model in {folder} cannot be served: {error}") from error
         except Exception as error:  # transformers raises anything from KeyError to OSError
             raise StartupError(f"cannot use the image processor in {folder}: {error}") from error
-        self._image_bytes = found.nbytes
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._kept

@@ -44,7 +44,7 @@ class CoreProcess(Protocol):
 
     @property
     def sent(self) -> int:
-        """Number of sequences sent to it so far."""
+        """The number of sequences sent to it so far."""
         ...
 
     async def send(self, request: Any) -> None:
@@ -144,13 +144,13 @@ class VllmCore:
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the processes that make up EngineCore."""
+        """The ids of the processes that make up EngineCore."""
         manager = self._running.resources.engine_manager
         return [process.pid for process in manager.processes] if manager is not None else []
 
     @property
     def sent(self) -> int:
-        """Number of sequences sent to it so far."""
+        """The number of sequences sent to it so far."""
         return self._sent
 
     async def send(self, request: Any) -> None:

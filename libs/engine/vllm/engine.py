@@ -129,9 +129,9 @@ class VllmEngine:
         self._submitted = 0
         """Sequences that EngineCore has been given or is about to be given."""
         self._busy_since_ns = 0
-        """Time since which a step may run; 0 if no sequence lives here."""
+        """The time since which a step may run; 0 if no sequence lives here."""
         self._announced = 0
-        """Number of the last step that was announced."""
+        """The number of the last step that was announced."""
         self._trial: asyncio.Future[int | None] | None = None
         self._eos_token_ids: frozenset[int] = frozenset()
         self._commands = 0

@@ -43,21 +43,21 @@ class PacedRequest:
         self.joined = False
         self.held_since_ns = 0
         self.first_token_ns = 0
-        """Time at which its first token was sampled; 0 if it has none yet."""
+        """The time at which its first token was sampled; 0 if it has none yet."""
 
     @property
     def length(self) -> int:
-        """Number of tokens, including those of steps in flight."""
+        """The number of tokens, including those of steps in flight."""
         return int(self.request.num_tokens + self.request.num_output_placeholders)
 
     @property
     def computed(self) -> int:
-        """Number of those tokens that have KV."""
+        """The number of those tokens that have KV."""
         return int(self.request.num_computed_tokens)
 
     @property
     def needs(self) -> int:
-        """Number of tokens still to compute, drafts included."""
+        """The number of tokens still to compute, drafts included."""
         request = self.request
         wanted = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
         return max(int(wanted), 0)
@@ -73,7 +73,7 @@ class PacedRequest:
 
     @property
     def output_tokens(self) -> int:
-        """Number of tokens sampled here, including those of steps in flight."""
+        """The number of tokens sampled here, including those of steps in flight."""
         return int(self.request.num_output_tokens + self.request.num_output_placeholders)
 
     @property
@@ -113,7 +113,7 @@ class Queues:
     prompts: Items[PacedRequest]
     """Prompts that wait for their first chunk, in their order."""
     pulls: int
-    """Number of requests whose KV is still to be requested. If it is all here already, they decode at once."""
+    """The number of requests whose KV is still to be requested. If it is all here already, they decode at once."""
     lost: Items[PacedRequest]
     """Preempted requests that compute what they lost, and stored ones that compute what the store lacks."""
     preempted: Items[PacedRequest]

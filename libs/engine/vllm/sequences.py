@@ -28,7 +28,7 @@ class LiveSequence:
     """Its request id in vLLM, which unlike `sequence_id` is never reused in this engine."""
     cached_tokens: int = 0
     loaded_tokens: int = 0
-    """Tokens whose KV came by the KV connector, from a store or another engine."""
+    """The tokens whose KV came by the KV connector, from a store or another engine."""
     stored: bool = False
     """True if another engine has left its KV in a store."""
     kv_bytes: int = 0
@@ -40,7 +40,7 @@ class LiveSequence:
 
     @property
     def prompt_tokens_computed(self) -> int:
-        """Number of prompt tokens computed here.
+        """The number of prompt tokens computed here.
 
         A sequence whose KV was transferred computes only the last, from which the first token is sampled. One whose
         KV is in a store computes whatever the store lacks.
@@ -90,7 +90,7 @@ class Sequences:
         self._by_id: dict[int, LiveSequence] = {}
         self._by_name: dict[str, LiveSequence] = {}
         self._leases: dict[str, int] = {}
-        """Names of sequences whose blocks are held for others, with their ids."""
+        """The names of sequences whose blocks are held for others, with their ids."""
         self._names = 0
 
     def __len__(self) -> int:
@@ -98,7 +98,7 @@ class Sequences:
 
     @property
     def leases(self) -> int:
-        """Number of handles whose blocks are held here."""
+        """The number of handles whose blocks are held here."""
         return len(self._leases)
 
     def new_name(self, request: EngineRequest) -> str:

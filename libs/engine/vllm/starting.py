@@ -1,4 +1,4 @@
-"""The start of vLLM's processes: the files that they leave for the worker, and the end of a start that hangs. Linux."""
+"""The start of vLLM's processes on Linux: the files that they write for the worker, and how a hung start is ended."""
 
 import contextlib
 import os
@@ -34,16 +34,16 @@ from libs.perfmodel.utilisation import KvShape
 
 @dataclass(frozen=True, slots=True)
 class StartedCore:
-    """The properties of an EngineCore that serves, and what it shares with the worker."""
+    """The properties of a running EngineCore, and the files that it shares with the worker."""
 
     capabilities: Capabilities
     device: str
     handing: ConnectorSession
-    """The connector by which it hands sequences over."""
+    """The connector that hands sequences over."""
     board: Board
-    """The board that shows its running step."""
+    """The board that shows the running step."""
     dummies: DummySteps
-    """The ring with the dummy steps that it has run."""
+    """The ring of ended dummy steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Starting:
             )
 
     def kv(self) -> KvFacts:
-        """Return the facts of its KV that EngineCore wrote before it served."""
+        """Return the properties of the KV, which EngineCore wrote before it served."""
         return msgspec.json.decode((self._folder / KV_FILE).read_bytes(), type=KvFacts)
 
     def handshake(self) -> str:

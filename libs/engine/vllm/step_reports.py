@@ -75,7 +75,7 @@ class EngineReport(msgspec.Struct, array_like=True, frozen=True):
 
     now_ns: int
     taken: int
-    """Number of requests that have reached the scheduler. The depths below count only these."""
+    """The number of requests that have reached the scheduler. The depths below count only these."""
     running: int
     waiting: int
     waiting_prefill_tokens: int
@@ -88,7 +88,7 @@ class EngineReport(msgspec.Struct, array_like=True, frozen=True):
     running_since_ns: int = 0
     """Start of a step that still runs; 0 if there is none. Nonzero only where steps are decided while others run."""
     steps: int = 0
-    """Number of steps with a model call that have ended."""
+    """The number of steps with a model call that have ended."""
     step: Step | None = None
     kv_waits: list[tuple[int, int]] = msgspec.field(default_factory=list)
     pulling: list[str] = msgspec.field(default_factory=list)
@@ -100,7 +100,7 @@ class EngineReport(msgspec.Struct, array_like=True, frozen=True):
     """Hashes (libs/contracts/hashing.py) of blocks that became reusable."""
     removed: list[bytes] = msgspec.field(default_factory=list)
     trial_ns: int | None = None
-    """Duration of the measured step; 0 if there was no room for it."""
+    """The duration of the measured step; 0 if there was no room for it."""
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -135,7 +135,7 @@ class Running(msgspec.Struct, frozen=True):
     """The running step as the board shows it."""
 
     number: int
-    """Number of steps that have begun, including this one; 0 if none runs."""
+    """The number of steps that have begun, including this one; 0 if none runs."""
     start_unix_ns: int
     pending_wait_ns: int
     """Start of the first ended KV wait that no report contains yet; 0 if there is none."""
@@ -372,7 +372,7 @@ class Rehash:
         self._block_size_tokens = block_size_tokens
         self._ours: dict[Hashable, bytes] = {}
         self._copies: Counter[Hashable] = Counter()
-        """Number of blocks beyond the first, for hashes that several blocks have."""
+        """The number of blocks beyond the first, for hashes that several blocks have."""
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
 

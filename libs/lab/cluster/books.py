@@ -1,4 +1,4 @@
-"""The record of each request: times, tokens, and lateness of its tokens."""
+"""The record of each request: its times, its tokens, and their lateness."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from libs.lab.cluster.time import PS_PER_NS, Coast, VirtualTime
 from libs.lab.traces.request import TraceRequest
 
 GRACE_NS: Final = 200_000_000
-"""A token counts as late from this long after t_first + TPOT·k."""
+"""The tolerance after t_first + TPOT·k, beyond which token k counts as late."""
 
 
 class LabOutcome(Enum):
@@ -35,7 +35,7 @@ class LabAnswer:
     ttft_limit_ns: int
     tpot_limit_ns: int
     most_output_tokens: int = 0
-    """The output limit of the client, which is all that the cluster knows about the length."""
+    """The client's output limit. The cluster knows nothing else about the length."""
     first_ps: int = 0
     last_ps: int = 0
     tokens: int = 0
@@ -51,7 +51,7 @@ class LabAnswer:
     decode_worker: str = ""
     """The worker that decoded the request last; empty if none did."""
     on_end: Callable[[], None] | None = None
-    """Called once the request has ended in any way."""
+    """The callback for the end of the request, however it ends."""
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
         self.at(self.time.now_ps)
@@ -101,7 +101,7 @@ class LabAnswer:
 
     @property
     def ttft_ns(self) -> int:
-        """Time from arrival to first token; 0 if no token came."""
+        """The time from arrival to first token; 0 if no token came."""
         return (self.first_ps - self.arrival_ps) // PS_PER_NS if self.tokens else 0
 
     @property

@@ -171,26 +171,17 @@ class BorrowedMover:
         self._mover = mover
         self._waiting = waiting
         self._watch = Watch(workers, time, slo, keep_steps=mover.wants_steps)
-        self._before_token: dict[int, LabAnswer] = {}
-        """Requests by number whose first token the watch has not recorded."""
 
     def start(self) -> None:
         self._time.at_ps(self._time.now_ps + self._mover.every_ns * PS_PER_NS, self._look)
 
     def arrived(self, answer: LabAnswer) -> None:
         self._watch.arrived(answer, NO_KEYS)
-        self._before_token[answer.request.number] = answer
 
     def ended(self, answer: LabAnswer) -> None:
-        if self._before_token.pop(answer.request.number, None) is not None and answer.tokens:
-            self._watch.first_token(answer)
         self._watch.ended(answer)
 
     def _look(self) -> None:
-        for number, answer in list(self._before_token.items()):
-            if answer.tokens:
-                del self._before_token[number]
-                self._watch.first_token(answer)
         seen = self._watch.seen()
         for move in self._mover.moves(replace(seen, workers=self._with_waiting(seen))):
             if not self._workers[move.index].down:

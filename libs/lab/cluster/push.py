@@ -199,10 +199,8 @@ class PushGateway:
 
     def _token(self, pushed: _Pushed) -> None:
         pushed.answer.token(0, None)
-        if pushed.answer.tokens == 1:
-            self._watch.first_token(pushed.answer)
-            if self._learner is not None:
-                self._learner.first_token(pushed.seen.number, pushed.answer.ttft_ns)
+        if pushed.answer.tokens == 1 and self._learner is not None:
+            self._learner.first_token(pushed.seen.number, pushed.answer.ttft_ns)
         self._release(pushed, but=pushed.sequence_id)
 
     def _release(self, pushed: _Pushed, but: int = 0) -> None:

@@ -30,17 +30,17 @@ class PlannedLoss(NamedTuple):
     """The death of a worker, with the loss of everything it holds."""
 
     at_s: float
-    """Seconds from the start of the trace."""
+    """The seconds from the start of the trace."""
     worker: int
     back_after_s: float
-    """Seconds until the worker is started again, empty and in its former role."""
+    """The seconds until the worker is started again, empty and in its former role."""
 
 
 class PlannedMove(NamedTuple):
     """A change of a worker's role at a fixed time, regardless of any planner."""
 
     at_s: float
-    """Seconds from the start of the trace."""
+    """The seconds from the start of the trace."""
     worker: int
     role: Role
     budget_tokens: int
@@ -68,7 +68,7 @@ class LabSetup:
     losses: Sequence[PlannedLoss] = ()
     moves: Sequence[PlannedMove] = ()
     refused: frozenset[int] = frozenset()
-    """Numbers of the requests that are rejected on arrival."""
+    """The numbers of the requests that are rejected on arrival."""
     wrong: InjectedErrors = field(default_factory=InjectedErrors)
     gives_up: Callable[[Sequence[LabAnswer], int], bool] | None = None
     """Return whether to end the run at this time in picoseconds, given the answers so far; None to go on to the end.

@@ -191,4 +191,4 @@ class Coasted:
 
 
 PHASES = {EnginePhase.PREFILL: 1, EnginePhase.DECODE: 2, EnginePhase.BOTH: 3}
-"""Numbers of the phases as in `libs.policy.roles`."""
+"""The numbers of the phases as in `libs.policy.roles`."""

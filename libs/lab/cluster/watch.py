@@ -30,8 +30,6 @@ class _Counted:
 
     inputs: _Sum
     outputs: _Sum
-    ttft_ns: _Sum
-    tpot_ns: _Sum
 
 
 class Watch:
@@ -41,8 +39,7 @@ class Watch:
         self._workers = workers
         self._time = time
         self._slo = slo
-        self._outputs = _Sum()
-        self._counted = _Counted(_Sum(), _Sum(), _Sum(), _Sum())
+        self._counted = _Counted(_Sum(), _Sum())
         self._keep_steps = keep_steps
         self.draining: set[int] = set()
         """Workers that take no new work until they change their role."""
@@ -58,7 +55,7 @@ class Watch:
         self._counted.inputs.add(request.input_tokens)
         cached = [worker.core.cached_tokens(keys) for worker in self._workers] if keys else [0] * len(self._workers)
         slo = Slo(answer.ttft_limit_ns, answer.tpot_limit_ns)
-        return SeenRequest(request.number, request.input_tokens, round(self._outputs.mean), slo, cached)
+        return SeenRequest(request.number, request.input_tokens, slo, cached)
 
     def bound(self, index: int, tokens: int, *, times: int = 1) -> None:
         """Add a request of this many tokens that will decode there. `times` is -1 once it has arrived or been
@@ -67,25 +64,17 @@ class Watch:
         sequences, all_tokens = self._bound.get(index, (0, 0))
         self._bound[index] = sequences + times, all_tokens + times * tokens
 
-    def first_token(self, answer: LabAnswer) -> None:
-        self._counted.ttft_ns.add(answer.ttft_ns)
-
     def ended(self, answer: LabAnswer) -> None:
-        self._outputs.add(answer.tokens)
         self._counted.outputs.add(answer.tokens)
-        if answer.tokens > 1:
-            self._counted.tpot_ns.add(answer.tpot_ns)
 
     def seen(self) -> SeenCluster:
         """Return the mover's view of the cluster, and begin a new interval."""
-        counted, self._counted = self._counted, _Counted(_Sum(), _Sum(), _Sum(), _Sum())
+        counted, self._counted = self._counted, _Counted(_Sum(), _Sum())
         interval = RecentRequests(
             arrived=counted.inputs.count,
             mean_input_tokens=counted.inputs.mean,
             ended=counted.outputs.count,
             mean_output_tokens=counted.outputs.mean,
-            mean_ttft_ns=counted.ttft_ns.mean,
-            mean_tpot_ns=counted.tpot_ns.mean,
         )
         return SeenCluster(self._time.now_ns(), self.workers(with_steps=self._keep_steps), interval, self._slo)
 

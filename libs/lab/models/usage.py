@@ -30,7 +30,7 @@ class UsageLog:
     model: Whole
     """Each request's model, as an index into `models`."""
     exec_s: Floats
-    """Seconds from arrival to the last token."""
+    """The seconds from arrival to the last token."""
     models: Sequence[str]
     gpus: Floats
     """The GPUs that each model needs while in use, by index."""

@@ -33,7 +33,7 @@ RIDGE: Final = 1e-3
 """The penalty on standardised coefficients, in samples."""
 
 STRICT_AFFINITY, LOOSE_AFFINITY = 0.99, 0.80
-"""Shares of the prompt in a worker's cache from which the worker attracts it, before and after the SLO tiers."""
+"""The shares of the prompt in a worker's cache from which the worker attracts it, before and after the SLO tiers."""
 MOST_PENALTY_NS: Final = 5_000_000_000
 """The predicted TTFT that a cached prefix may cost."""
 EXPLORED: Final = 0.01

@@ -56,8 +56,6 @@ class SeenRequest:
 
     number: int
     input_tokens: int
-    output_tokens_expected: int
-    """The mean output of the requests that have ended so far, which a system could know; 0 before any."""
     slo: Slo
     cached_tokens: Sequence[int]
     """The tokens of the request's prefix in each worker's cache, by worker index."""
@@ -74,10 +72,6 @@ class RecentRequests:
     """The number of requests that ended, by which means over outputs are weighted."""
     mean_output_tokens: float = 0.0
     """The mean over requests that ended; 0 without any."""
-    mean_ttft_ns: float = 0.0
-    """The mean over requests whose first token came; 0 without any."""
-    mean_tpot_ns: float = 0.0
-    """The mean over requests that ended with more than one token; 0 without any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class _Conversation:
     history_tokens: int = 0
     turn: int = 0
     hash_ids: list[int] = field(default_factory=list)
-    """Ids of the whole blocks so far, shared by the prompts of all turns."""
+    """The ids of the whole blocks so far, shared by the prompts of all turns."""
 
     def prompt_ids(self, prompt_tokens: int) -> tuple[int, ...]:
         blocks = prompt_tokens // SESSION_BLOCK_TOKENS

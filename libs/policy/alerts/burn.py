@@ -151,7 +151,7 @@ class JudgedRequest:
     """The time to the first token; 0 if no token was sent."""
     ttft_deadline_unix_ns: int
     decode_ns: int
-    """Time from the first token to the last one."""
+    """The time from the first token to the last one."""
     output_tokens: int
     tpot_target_ns: int
 

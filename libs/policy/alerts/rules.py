@@ -29,7 +29,7 @@ class AlertLimits:
     kv_wait: Threshold
     kv_used: Threshold
     stuck_s: Threshold
-    """Time since the last step ended while there is work."""
+    """The time since the last step ended while there is work."""
     stale_s: Threshold
     slo_objective: float
     """The share of requests that must meet the target."""
@@ -164,13 +164,13 @@ class WorkerReport(NamedTuple):
     node: str
     model: str
     silent_ns: int
-    """Time since its telemetry ended, beyond the usual delay."""
+    """The time since its telemetry ended, beyond the usual delay."""
     left: bool
     """True if it announced the end of its telemetry."""
     at_hand: int
     """The number of sequences that it holds, running or not."""
     since_step_ns: int
-    """Time from the end of its last finished step to the end of its telemetry."""
+    """The time from the end of its last finished step to the end of its telemetry."""
     reader: str
     """The instance that reads its telemetry; empty for this one."""
     kv_used: float | None
@@ -198,7 +198,7 @@ class Burn:
     slo: str
     windows: dict[int, RequestCount]
     age_s: float
-    """Time since the first counted request; nothing is known of the time before."""
+    """The time since the first counted request; nothing is known of the time before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class Snapshot:
     workers: list[WorkerReport]
     burns: list[Burn]
     silent_ns: int | None
-    """Time since the last telemetry of any worker; None before the first."""
+    """The time since the last telemetry of any worker; None before the first."""
     causes: Sequence[Cause] = ()
     judged: frozenset[str] = frozenset()
     """Models that the verdict covers; pools of other models are evaluated by their busy time."""

@@ -175,7 +175,7 @@ class AlertStore:
     def __init__(self) -> None:
         self.runbook_url = "/runbook"
         self.held_back: Sequence[str] = ()
-        """Names of alerts that neither fire nor end now because their telemetry is old."""
+        """The names of alerts that neither fire nor end now because their telemetry is old."""
         self._firing: dict[str, Alert] = {}
         self._recent: deque[Alert] = deque(maxlen=MAX_RECENT)
         self.count = 0

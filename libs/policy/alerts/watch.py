@@ -1,6 +1,6 @@
 """The evaluation of all alert rules on successive snapshots; time is passed in."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -21,6 +21,7 @@ from libs.policy.alerts.rules import (
 )
 from libs.policy.alerts.store import Alert, AlertStateMachine, AlertStore
 from libs.policy.kv_links import SLOW_LINK, SOUND_LINK, JudgedLink, KvLink, judge
+from libs.policy.newest import put_newest
 from libs.policy.verdict.causes import IMBALANCES, SHORTAGES, Cause, CauseCode, amount
 from libs.policy.verdict.state import Grade
 
@@ -182,14 +183,12 @@ class QueueLog:
     """Queue depths by pool; the pool unseen for longest is dropped first."""
 
     def __init__(self) -> None:
-        self._samples: dict[tuple[str, str], deque[_Sample]] = {}
+        self._samples: OrderedDict[tuple[str, str], deque[_Sample]] = OrderedDict()
 
     def add(self, pool: tuple[str, str], at_ns: int, depth: int) -> None:
         """Add a depth; the times of a pool must not decrease."""
         samples = self._samples.pop(pool, None) or deque(maxlen=MAX_SAMPLES)
-        if len(self._samples) >= MAX_POOLS:
-            del self._samples[next(iter(self._samples))]
-        self._samples[pool] = samples
+        put_newest(self._samples, pool, samples, MAX_POOLS)
         samples.append(_Sample(at_ns, depth))
         while samples[0].at_ns < at_ns - SPAN_NS:
             samples.popleft()

@@ -398,9 +398,9 @@ class _Evidence:
     """Errors over their scale."""
     weight: Floats
     total: Floats
-    """Sum of the weights known at each anchor."""
+    """The sum of the weights known at each anchor."""
     windows: Floats
-    """Number of independent errors that they are worth, at each anchor."""
+    """The number of independent errors that they are worth, at each anchor."""
     size: Floats
     """Mean size of the relative errors at each anchor; that of the prior's shape where none is known."""
     usual: float

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
+from libs.policy.newest import put_newest
+
 MAX_LOST_WORKERS: Final = 2
 """The maximum number of workers that one request may take down."""
 FRESH_TOKENS: Final = 4
@@ -153,10 +155,7 @@ class Suspicion:
 
     def ended_well(self, prompt: Prompt, now_ns: int) -> None:
         """Record that the prompt and its whole answer were computed."""
-        self._well[prompt] = now_ns
-        self._well.move_to_end(prompt)
-        if len(self._well) > MAX_WELL:
-            self._well.popitem(last=False)
+        put_newest(self._well, prompt, now_ns, MAX_WELL)
 
     def is_alone(self, prompt: Prompt) -> bool:
         """Return whether the prompt may not share a worker with other suspects, because it was exposed to a loss."""
@@ -271,10 +270,7 @@ class Suspicion:
         self._accused.remove(accusation)
         for prompt in accusation.prompts:
             self._suspects.pop(prompt, None)
-            self._poison[prompt] = _Record(now_ns, dict(losses))
-            self._poison.move_to_end(prompt)
-        while len(self._poison) > MAX_POISON:
-            self._poison.popitem(last=False)
+            put_newest(self._poison, prompt, _Record(now_ns, dict(losses)), MAX_POISON)
         # Other prompts on those workers are no longer suspected for their loss.
         for worker in losses.keys() & self._lost.keys():
             self._lost[worker].explained = True
@@ -285,14 +281,12 @@ class Suspicion:
                 del self._suspects[prompt]
 
     def _suspect(self, worker: Worker, held: HeldChoice, now_ns: int) -> None:
-        record = self._suspects.setdefault(held.prompt, _Record(now_ns))
+        record = self._suspects.get(held.prompt) or _Record(now_ns)
         record.seen_ns = now_ns
         before = record.losses.get(worker)
         if before is None or held.exposed:
             record.losses[worker] = WorkerLoss(self._numbers, held.stage, held.exposed)
-        self._suspects.move_to_end(held.prompt)
-        while len(self._suspects) > MAX_SUSPECTS:
-            self._suspects.popitem(last=False)
+        put_newest(self._suspects, held.prompt, record, MAX_SUSPECTS)
 
     def _losses(
         self, prompts: Iterable[Prompt], but: Worker | None = None, stage: WorkStage | None = None
@@ -357,10 +351,7 @@ class FirstTries(Generic[T]):
 
     def computed(self, key: Key, now_ns: int) -> None:
         """Record a choice's first token, after which others with the prompt go wherever there is room."""
-        self._computed[key] = now_ns
-        self._computed.move_to_end(key)
-        if len(self._computed) > MAX_COMPUTED:
-            self._computed.popitem(last=False)
+        put_newest(self._computed, key, now_ns, MAX_COMPUTED)
         tries = self._tries.pop(key, None)
         if tries is not None:
             for each in (*tries.waiting, *tries.on_workers):

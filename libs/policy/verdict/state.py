@@ -310,7 +310,7 @@ class PromisedFigure(StrEnum):
 
     PRESSURE = "pressure"
     BACKLOG = "backlog"
-    """Seconds until the prompts that wait are gone."""
+    """The seconds until the prompts that wait are gone."""
     TTFT = "ttft"
     """TTFT p95 in ms of requests that arrive once the backlog is gone."""
     TPOT = "tpot"

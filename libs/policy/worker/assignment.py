@@ -187,7 +187,7 @@ class Staying:
     """Running means that predict when a sequence ends on its present worker."""
 
     tpot_s: float = 0.0
-    """Duration of a decode step there; 0 before the first one."""
+    """The duration of a decode step there; 0 before the first one."""
     mean_output_tokens: float = 0.0
     """Mean output length of answers that ended there; 0 before the first one."""
 

@@ -22,7 +22,7 @@ class TransferSpeed:
     def __init__(self, block_size_tokens: int) -> None:
         self._block_size_tokens = block_size_tokens
         self.token_ns = 0.0
-        """Time to receive the KV of one token; 0 if unknown."""
+        """The time to receive the KV of one token; 0 if unknown."""
         self._conclusive = 0
 
     @property
@@ -54,9 +54,9 @@ class KvSplit:
     """The division of an engine's KV between its ranks."""
 
     width: int
-    """Number of ranks in the tensor-parallel group."""
+    """The number of ranks in the tensor-parallel group."""
     kv_heads: int
-    """Number of KV heads of the whole model; ignored for a latent."""
+    """The number of KV heads of the whole model; ignored for a latent."""
     is_latent: bool = False
     """True if the model uses MLA, where each rank holds the whole latent."""
     has_states: bool = False

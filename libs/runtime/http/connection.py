@@ -206,7 +206,7 @@ class Connection(HttpToolsProtocol):
         """True if the input is between the end of a request's headers and its own end."""
         self._head_bytes = 0
         self._unmoved_bytes = 0
-        """Bytes read since the last end of headers, part of a body, or end of a request."""
+        """The bytes read since the last end of headers, part of a body, or end of a request."""
         self._awaited_s: float | None = None
         """The time from which on the end of a head has been awaited; None if no part of one has arrived."""
         self._heard_s = 0.0

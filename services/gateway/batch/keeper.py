@@ -32,7 +32,7 @@ from libs.runtime.clock import Clock
 from services.gateway.batch.begin import INPUT, begin, cannot_begin
 from services.gateway.batch.bounds import TenantBounds
 from services.gateway.batch.job import Job, NotRun, ends_s, news
-from services.gateway.batch.lines import MAX_ERROR_TEXT_CHARS, Copies, check_topics, count, read_lines, refused
+from services.gateway.batch.lines import MAX_ERROR_TEXT_CHARS, AnswerCopies, check_topics, count, read_lines, refused
 from services.gateway.batch.output import PART, PART_BYTES, PART_PURPOSE, Assembly
 from services.gateway.batch.shares import Dealer
 from services.gateway.batch.view import MAX_UNFINISHED, JobTable, JobView, snapshot
@@ -58,7 +58,7 @@ class TopicRefusals:
 
     def __init__(self, files: FileStore) -> None:
         self._files = files
-        self._copies = Copies()
+        self._copies = AnswerCopies()
 
     async def next(self, dealer: Dealer, reason: NotRun, now_ns: int) -> RefusedShares | None:
         """Return the next answers, or None if no share is left. Raise StoreUnavailable."""

@@ -17,7 +17,7 @@ from services.gateway.batch.job import NoWorkersForLong
 from services.gateway.batch.lines import BatchLine, request_id
 from services.gateway.embeddings.exchange import EmbeddingReader
 from services.gateway.embeddings.schema import EMBEDDINGS_PATH
-from services.gateway.request.endpoint import Answer, CompletionReader, Reader
+from services.gateway.request.endpoint import AnswerFactory, CompletionReader, Reader
 from services.gateway.request.exchange import OutputSignal
 from services.gateway.request.formats import ChatFormat, CompletionFormat
 from services.gateway.request.intake import Arrival, Intake
@@ -184,7 +184,7 @@ class LineRequester:
         return Arrival(request_id(share.job_id, line.place), now_ns, _headers(share, line, now_ns))
 
     async def _answer(
-        self, share: Share, line: BatchLine, parsed: ParsedRequest, answer: Answer, model: ServedModel
+        self, share: Share, line: BatchLine, parsed: ParsedRequest, answer: AnswerFactory, model: ServedModel
     ) -> object:
         arrival = self._arrival(share, line)  # anew: the line may have waited for its model
         signal = OutputSignal()

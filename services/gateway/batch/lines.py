@@ -317,7 +317,7 @@ async def check_topics(bus: WorkBus, created: Created) -> None:
             await bus.check_topic(name, param=field)
 
 
-class Copies:
+class AnswerCopies:
     """The copies of one gateway's answers to the topics that its jobs name."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ class Parts:
         self._files = files
         self._job_id = job_id
         self._new: list[str] = []
-        """Ids of parts that no published event names."""
+        """The ids of parts that no published event names."""
 
     def draw(self, kind: str) -> int:
         """Draw the number of a part that is about to be written; `kind`: output, errors or places."""
@@ -177,7 +177,7 @@ class Output:
 log = structlog.get_logger()
 
 PART_BYTES = 16 * 1024 * 1024
-"""Bytes of a part of both files together; a keeper that takes over reads and writes at most this much again."""
+"""The bytes of a part of both files together; a keeper that takes over reads and writes at most this much again."""
 
 Save = Callable[[pb.Assembled], Awaitable[None]]
 """Publishes an event; raises unless it is known to be on the broker."""

@@ -5,6 +5,7 @@ offset with the answered lines, so whoever gets the share next continues with th
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,11 +19,12 @@ from libs.contracts.errors import FulcrumError, StoreUnavailable, TooLargeForTop
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, Progress, Result, Share
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.port import FileStore
+from libs.policy.newest import put_newest
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.job import Cancelled, NotRun, ShareNote, stopped
 from services.gateway.batch.line_request import LineRequester, Slots
-from services.gateway.batch.lines import BatchLine, Copies, answered, fitting, read_lines, refused
+from services.gateway.batch.lines import AnswerCopies, BatchLine, answered, fitting, read_lines, refused
 from services.gateway.batch.view import JobView, look_back
 from services.gateway.metrics import BatchMetrics
 
@@ -82,7 +84,7 @@ class LaneRunner:
         self.metrics = metrics
         self.by_prefix = by_prefix
         self.slots = slots
-        self.copies = Copies()
+        self.copies = AnswerCopies()
         self._requester = requester
         self._clock = clock
         self._view = view
@@ -90,7 +92,7 @@ class LaneRunner:
     async def work(self, lane: Lane) -> None:
         """Answer the lines of every share of a lane, until cancelled."""
         text = lane.note
-        looked: dict[str, None] = {}
+        looked: OrderedDict[str, None] = OrderedDict()
         async for batch in lane.batches():
             for record in batch:
                 share = record.value
@@ -99,9 +101,7 @@ class LaneRunner:
                 unsure = record.offset < lane.end or not self._view.knows(share.job_id)
                 if unsure and share.job_id not in looked:
                     await look_back(self._view, self._clock, lane, share.job_id, next_offset=record.offset, note=text)
-                    looked[share.job_id] = None
-                    if len(looked) > MAX_LOOKED:
-                        del looked[next(iter(looked))]
+                    put_newest(looked, share.job_id, None, MAX_LOOKED)
                 notes = (ShareNote.read(text, share.lines), self._view.note(share.job_id, share.number, share.lines))
                 note = max(notes, key=lambda note: note.answered.bit_count())
                 forgotten = share.job_id in looked and not self._view.knows(share.job_id)

@@ -27,7 +27,7 @@ from services.gateway.embeddings.schema import (
     ScoreRequest,
 )
 from services.gateway.request.choice import Choice, first_error
-from services.gateway.request.endpoint import Answer, Reader
+from services.gateway.request.endpoint import AnswerFactory, Reader
 from services.gateway.request.exchange import OutputSignal, Wire
 from services.gateway.request.intake import Arrival
 from services.gateway.request.parse import ParsedRequest, pooled_request, prompts_of
@@ -121,7 +121,7 @@ class PooledExchange:
 
 
 class EmbeddingReader:
-    async def read(self, body: bytes, _arrival: Arrival) -> tuple[ParsedRequest, Answer]:
+    async def read(self, body: bytes, _arrival: Arrival) -> tuple[ParsedRequest, AnswerFactory]:
         request = fit(body, EmbeddingRequest, partial(drop_harmless, served=frozenset(_FIELDS[EmbeddingRequest])))
         raw = request.add_special_tokens is False
         parsed = pooled_request(request.model, prompts_of(request.input, "input"), "input", raw=raw)
@@ -130,7 +130,7 @@ class EmbeddingReader:
 
 
 class ScoreReader:
-    async def read(self, body: bytes, _arrival: Arrival) -> tuple[ParsedRequest, Answer]:
+    async def read(self, body: bytes, _arrival: Arrival) -> tuple[ParsedRequest, AnswerFactory]:
         request = fit(body, ScoreRequest, partial(drop_harmless, served=frozenset(_FIELDS[ScoreRequest])))
         first, second = _texts(request.text_1), _texts(request.text_2)
         if len(first) != 1 and len(first) != len(second):
@@ -141,7 +141,7 @@ class ScoreReader:
 
 
 class RerankReader:
-    async def read(self, body: bytes, _arrival: Arrival) -> tuple[ParsedRequest, Answer]:
+    async def read(self, body: bytes, _arrival: Arrival) -> tuple[ParsedRequest, AnswerFactory]:
         request = fit(body, RerankRequest, partial(drop_harmless, served=frozenset(_FIELDS[RerankRequest])))
         documents = [each.text if isinstance(each, Document) else each for each in request.documents]
         if not documents:

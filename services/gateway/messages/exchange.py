@@ -33,7 +33,7 @@ from services.gateway.messages.schema import (
     ToolUseOut,
 )
 from services.gateway.request.choice import AnswerRun, Choice, Piece
-from services.gateway.request.endpoint import Answer
+from services.gateway.request.endpoint import AnswerFactory
 from services.gateway.request.exchange import OutputSignal, error_reply, sse_event
 from services.gateway.request.formats import end_notes, notes, usage
 from services.gateway.request.intake import Arrival
@@ -170,7 +170,7 @@ def _encoded(events: Sequence[Event]) -> bytes:
 
 
 class MessageReader:
-    async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, Answer]:
+    async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, AnswerFactory]:
         parsed = parse_message(body)
         return parsed, partial(self._answer, parsed.model)
 

@@ -60,7 +60,7 @@ class Answering(Protocol):
         ...
 
 
-class Answer(Protocol):
+class AnswerFactory(Protocol):
     """A factory that turns one request's choices into its answer."""
 
     def __call__(
@@ -77,7 +77,7 @@ class Answer(Protocol):
 class Reader(Protocol):
     """The part in which the routes differ: parsing a body and rendering its answer."""
 
-    async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, Answer]:
+    async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, AnswerFactory]:
         """Parse a body; raise FulcrumError if it is invalid."""
         ...
 
@@ -89,7 +89,7 @@ class CompletionReader:
         self._parse = parse
         self._make_format = make_format
 
-    async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, Answer]:
+    async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, AnswerFactory]:
         parsed = self._parse(body)
         return parsed, partial(self._answer, AnswerFields.of(parsed))
 
@@ -186,7 +186,7 @@ class CompletionEndpoint:
     async def _serve(
         self,
         parsed: ParsedRequest,
-        answer: Answer,
+        answer: AnswerFactory,
         arrival: Arrival,
         *,
         body: bytes,

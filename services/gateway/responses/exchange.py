@@ -14,7 +14,7 @@ from libs.contracts.errors import FulcrumError
 from libs.dispatch.generation import ApiFinishReason
 from services.gateway.answers.parts import PartKind
 from services.gateway.request.choice import AnswerRun, Choice, Piece, TokenLogprob
-from services.gateway.request.endpoint import Answer
+from services.gateway.request.endpoint import AnswerFactory
 from services.gateway.request.exchange import OutputSignal, sse_event
 from services.gateway.request.formats import ChatFormat, ChatTokenLogprob, notes, usage
 from services.gateway.request.intake import Arrival
@@ -246,7 +246,7 @@ class ResponseReader:
     def __init__(self, kept: StoredResponses) -> None:
         self._kept = kept
 
-    async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, Answer]:
+    async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, AnswerFactory]:
         # Waits for the earlier response that this one continues.
         request = parse_response(body)
         previous = request.previous_response_id

@@ -89,7 +89,7 @@ class Utilisation:
     mfu: float | None
     """FLOPs that the model needs, over what the device could compute in the phase's time."""
     mbu: float | None
-    """Bytes of weights and KV that the model needs, over what the device's memory could move in that time."""
+    """The bytes of weights and KV that the model needs, over what the device's memory could move in that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class WorkerOccupancy(Occupancy):
     role: str
     """The last role that the worker had in the window."""
     by_role: list[RoleTime]
-    """Time by role of a worker that had several in the window; empty for all others."""
+    """The time by role of a worker that had several in the window; empty for all others."""
     running: int
     waiting: int
     waiting_prefill_tokens: int
@@ -150,7 +150,7 @@ class WorkerOccupancy(Occupancy):
     kv_used: float | None
     """The share of the worker's KV blocks held by sequences; null if it does not report how many it has."""
     since_step_ms: int
-    """Time from the end of the last finished step to the end of the worker's telemetry."""
+    """The time from the end of the last finished step to the end of the worker's telemetry."""
     utilisation: PhaseUtilisation | None
     """Null for a worker that reports neither its model's shape nor its device's peaks."""
 
@@ -171,7 +171,7 @@ class GroupOccupancy(Occupancy):
     role: str
     """Role of the first rank. All ranks have the same one, except while it changes."""
     ranks: list[str]
-    """Ids of the workers that form the group, in order."""
+    """The ids of the workers that form the group, in order."""
     running: int
     waiting: int
     waiting_prefill_tokens: int
@@ -243,7 +243,7 @@ class ClusterOccupancy(Occupancy):
     """
 
     window_ms: int
-    """Length of the window, rounded up from the request to whole windows of the tier that is read."""
+    """The length of the window, rounded up from the request to whole windows of the tier that is read."""
     starved: float | None
     dummy: float | None
     dummy_gpu_ns: int

@@ -90,7 +90,7 @@ class WorkerTime:
     role: str
     """Last role in the span; the present role where nothing of the span is written."""
     parts: list[RoleGpuTime]
-    """Time by the role that the worker had then; a single part for nearly all workers."""
+    """The time by the role that the worker had then; a single part for nearly all workers."""
 
     @property
     def gpus(self) -> int:

@@ -43,14 +43,14 @@ class StepsReport:
     as_of_unix_ns: int
     """End of the window in Unix ns."""
     kept_from_unix_ns: int
-    """Time from which this worker's steps are known."""
+    """The time from which this worker's steps are known."""
     complete: bool
     """True if steps are known for the whole window."""
     gpu_ns: GpuTime
     steps: list[ReportedStep]
     """Steps that ran in the window, the oldest first."""
     left_out: int
-    """Number of later steps, beyond the limit."""
+    """The number of later steps, beyond the limit."""
     kv_waits: list[ReportedWait]
     """KV waits up to the limit, the oldest first."""
 

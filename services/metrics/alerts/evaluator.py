@@ -148,7 +148,7 @@ class AlertEvaluator:
         self._lag_ns = lag_ns
         self._looked_ns = 0
         self._workers = 0
-        """Number of workers at the last evaluation."""
+        """The number of workers at the last evaluation."""
         self.observers: list[Callable[[list[Alert]], None]] = []
         self.judged: Callable[[int], tuple[Sequence[Cause], frozenset[str]]] = lambda _: ((), frozenset())
         """Returns the verdict's causes at a moment, and the models for which enough is known to judge."""

@@ -183,7 +183,7 @@ class Alerts:
     firing: list[Alert]
     recent: list[Alert]
     held_back: list[str]
-    """Names of alerts that neither fire nor end now, since the telemetry that they depend on is old."""
+    """The names of alerts that neither fire nor end now, since the telemetry that they depend on is old."""
     silences: list[SilenceAnswer]
 
 

@@ -50,7 +50,7 @@ class PlanWatch:
     """The service level to plan for; empty if no alerts are wanted."""
     confidence: float
     start_s: float
-    """Time that a worker takes to start; 0 if unknown."""
+    """The time that a worker takes to start; 0 if unknown."""
 
 
 class Capacity(Collector):

@@ -1,6 +1,7 @@
 """Forecasts by model, recomputed periodically off the event loop, and the kinds of workers that take the work."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from libs.demand.report import DemandOutlook, ModelDemand, forecast_report, mode
 from libs.perfmodel.learner import FittedModel, StepKind, combine
 from libs.perfmodel.wire import fitted_model
 from libs.policy.capacity import PHASES, Phase, WorkerKind
+from libs.policy.newest import put_newest
 from libs.policy.speed import Speed
 from libs.policy.worker.saturation import knee_of
 from libs.runtime.clock import Clock
@@ -31,7 +33,7 @@ MAX_WORKERS: Final = 256
 MAX_MODELS: Final = 64
 MOST_CHUNK_TOKENS: Final = 8192
 KV_BLOCK_TOKENS: Final = 16
-"""Tokens of a KV block, whose size telemetry does not report: the default of our engines."""
+"""The tokens of a KV block, whose size telemetry does not report: the default of our engines."""
 MAX_SEQUENCES: Final = 256
 """Sequences assumed for a worker that does not report how many it runs."""
 
@@ -49,7 +51,7 @@ class _ReportedWorker:
 class WorkerKinds:
     """The latest reports of workers, by model."""
 
-    _workers: dict[str, dict[str, _ReportedWorker]] = field(default_factory=dict)
+    _workers: OrderedDict[str, OrderedDict[str, _ReportedWorker]] = field(default_factory=OrderedDict)
 
     def take(self, record: Record, now_ns: int) -> None:
         """Record a worker's description, at most once every `LOOK_NS`."""
@@ -66,19 +68,16 @@ class WorkerKinds:
         if fitted is None:
             return
         if of_model is None:
-            if len(self._workers) >= MAX_MODELS:
-                del self._workers[next(iter(self._workers))]
-            of_model = self._workers[value.assignment.model] = {}
-        of_model.pop(value.worker_id, None)
-        of_model[value.worker_id] = _ReportedWorker(
+            of_model = OrderedDict()
+            put_newest(self._workers, value.assignment.model, of_model, MAX_MODELS)
+        worker = _ReportedWorker(
             now_ns,
             fitted,
             max(value.gpus, 1),
             value.max_sequences or MAX_SEQUENCES,
             value.kv_blocks * KV_BLOCK_TOKENS,
         )
-        if len(of_model) > MAX_WORKERS:
-            del of_model[next(iter(of_model))]
+        put_newest(of_model, value.worker_id, worker, MAX_WORKERS)
 
     def kind(self, model: str) -> WorkerKind | None:
         """Return the kind of a model's workers; None if none has reported.
@@ -141,9 +140,9 @@ class Forecasts:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._waiting = 0
-        self._fleets: dict[float, _CachedFleet] = {}
+        self._fleets: OrderedDict[float, _CachedFleet] = OrderedDict()
         """The forecasts behind all reports of a horizon, so that sums over models agree."""
-        self._kept: dict[tuple[str, float, By | None], tuple[int, dict[str, Any]]] = {}
+        self._kept: OrderedDict[tuple[str, float, By | None], tuple[int, dict[str, Any]]] = OrderedDict()
 
     async def report(self, model: str, horizon_s: float, by: By | None = None) -> dict[str, Any]:
         """Return a cached or new forecast (see `forecast_report`), with its parts (see `parts_json`) if `by` is given.
@@ -189,10 +188,7 @@ class Forecasts:
         if kept is not None and kept[0] == fleet.made_ns:
             return kept[1]
         found = await asyncio.to_thread(self._reported, fleet.outlook, model, by)
-        self._kept.pop((model, horizon_s, by), None)
-        self._kept[model, horizon_s, by] = (fleet.made_ns, found)
-        if len(self._kept) > MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
+        put_newest(self._kept, (model, horizon_s, by), (fleet.made_ns, found), MAX_KEPT)
         return found
 
     def _reported(self, fleet: FleetOutlook, model: str, by: By | None) -> dict[str, Any]:
@@ -210,10 +206,7 @@ class Forecasts:
         if not bins.rows:
             raise InvalidRequest(NO_DEMAND)
         made = _CachedFleet(now_ns, await asyncio.to_thread(fleet_outlook, bins, horizon_s, speed))
-        self._fleets.pop(horizon_s, None)
-        self._fleets[horizon_s] = made
-        if len(self._fleets) > MAX_FLEETS:
-            del self._fleets[next(iter(self._fleets))]
+        put_newest(self._fleets, horizon_s, made, MAX_FLEETS)
         return made
 
     async def demand(self, model: str) -> ModelDemand:

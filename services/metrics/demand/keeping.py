@@ -91,7 +91,7 @@ class DemandFile:
         self._keys = {number: DemandKey(*names) for number, *names in rows}
         self._ids = {key: number for number, key in self._keys.items()}
         self._marked: dict[GatewayKey, int] = {}
-        """Times of the marks that are written, by gateway."""
+        """The times of the marks that are written, by gateway."""
 
     def marks(self) -> dict[GatewayKey, Mark]:
         """Return the mark up to which each gateway is counted."""

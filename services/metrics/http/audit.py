@@ -100,7 +100,7 @@ class RecentEvents:
         self._by_tenant: dict[str, dict[str, AuditEvent]] = {}
         self._count = 0
         self._given_up_ns: dict[str, int] = {}
-        """Time of the newest dropped event, by tenant."""
+        """The time of the newest dropped event, by tenant."""
         self._others_given_up_ns = 0
 
     def take(self, event: AuditEvent) -> None:

@@ -15,9 +15,9 @@ from libs.runtime.web import JsonRoute, MakeClient
 ANSWER_S: Final = 8.0
 """Timeout of an answer. A change of role waits up to a second for gateways and up to five for a worker."""
 AWAY_RETRY_S: Final = 2.0
-"""Time to a retry while the planner is unreachable, within which another one takes the lead."""
+"""The time to a retry while the planner is unreachable, within which another one takes the lead."""
 UNNAMED_RETRY_S: Final = 60.0
-"""Time to a retry without a planner's address, which only a restart changes."""
+"""The time to a retry without a planner's address, which only a restart changes."""
 AWAY: dict[int | str, dict[str, Any]] = {503: {"description": "no planner is named, or it does not answer"}}
 
 

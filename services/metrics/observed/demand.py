@@ -7,13 +7,13 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import role_name
 from libs.contracts.step_row import step_rows
 from libs.demand.wire import Deltas
-from libs.observe.demand import GIVE_UP_NS, FleetDemand, StepCounter, Stretch, count_steps
+from libs.observe.demand import GIVE_UP_NS, FleetDemand, KnownWork, StepCounter, count_steps
 from libs.observe.fleet import MOST_SERVERS
 from libs.runtime.clock import Clock
 
 
 @dataclass(slots=True)
-class _Reporter:
+class _UnlistedEngine:
     """An engine that reports its steps and is on no list."""
 
     model: str
@@ -28,13 +28,13 @@ class ObservedDemand:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._fleet: FleetDemand | None = None
-        self._reporters: dict[str, _Reporter] = {}
+        self._reporters: dict[str, _UnlistedEngine] = {}
 
     def begin(self, bin_ns: int) -> None:
         """Count from now on, in bins of this length."""
         self._fleet = FleetDemand(bin_ns, self._clock.now_ns())
 
-    def enter(self, server: str, model: str, role: str, stretch: Stretch | None) -> None:
+    def enter(self, server: str, model: str, role: str, stretch: KnownWork | None) -> None:
         """Enter a server's demand over a stretch of time; None if it is not known."""
         if self._fleet is not None and stretch is not None:
             self._fleet.enter(server, model, role, stretch)
@@ -45,7 +45,7 @@ class ObservedDemand:
         if known is None or known.incarnation != batch.incarnation:
             if known is None and len(self._reporters) >= MOST_SERVERS:
                 return
-            known = self._reporters[batch.worker_id] = _Reporter(batch.assignment.model, 0, batch.incarnation)
+            known = self._reporters[batch.worker_id] = _UnlistedEngine(batch.assignment.model, 0, batch.incarnation)
         known.heard_ns = self._clock.now_ns()
         role = role_name(batch.assignment)
         count_steps(known.counter, step_rows(batch.steps), role, batch.chunk_tokens)

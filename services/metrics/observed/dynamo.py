@@ -15,8 +15,8 @@ from libs.contracts import metric_names as names
 from libs.contracts.errors import FulcrumError, InvalidRequest
 from libs.contracts.foreign_text import plain
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
-from libs.observe.demand import Stretch
-from libs.observe.dynamo import TOPIC, Card, Envelope, PassRecord, parse_message
+from libs.observe.demand import KnownWork
+from libs.observe.dynamo import TOPIC, Card, PassRecord, PublishedRecord, parse_message
 from libs.observe.dynamo_folder import DynamoMembers, read_members
 from libs.observe.dynamo_steps import DynamoEngine, RecordCounts
 from libs.observe.fleet import MOST_SERVERS
@@ -60,7 +60,7 @@ class DynamoFleet:
         folder: Path,
         report: Callable[[bytes], None],
         clock: Clock,
-        enter: Callable[[str, str, str, Stretch], None] = lambda *_: None,
+        enter: Callable[[str, str, str, KnownWork], None] = lambda *_: None,
     ) -> None:
         """`report` receives steps, `enter` the demand of a worker, its model and its role."""
         self._folder = folder
@@ -92,7 +92,7 @@ class DynamoFleet:
             return
         self._enter(envelope, record)
 
-    def _enter(self, envelope: Envelope, record: PassRecord) -> None:
+    def _enter(self, envelope: PublishedRecord, record: PassRecord) -> None:
         worker, channel = self._workers.get(record.worker_id), self._members.channels.get(envelope.publisher_id)
         if worker is None or channel is None:
             self.refused["unknown_worker"] += 1

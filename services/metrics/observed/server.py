@@ -17,7 +17,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 )
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import PhaseEstimate, StepBatch
 from libs.contracts.step_row import StepRow, step_columns
-from libs.observe.demand import ServerCounter, Stretch
+from libs.observe.demand import KnownWork, ServerCounter
 from libs.observe.fleet import ObservedTarget
 from libs.observe.server import EstimatedTime, ObservedServer
 from libs.observe.vllm import ServerSample, VllmParser
@@ -58,7 +58,7 @@ class Scraped:
     before: ServerSample | None
     """The sample that counters are compared with; None if there is none, as after a restart."""
     after: ServerSample
-    demand: Stretch | None
+    demand: KnownWork | None
     """The demand since the last sample; None if it is not known."""
 
     @property

@@ -16,7 +16,7 @@ from services.metrics.status.traffic import SPAN_NS, Traffic
 
 SECOND_NS: Final = 1_000_000_000
 KEPT_S: Final = 60
-"""Seconds for which figures are kept."""
+"""The seconds for which figures are kept."""
 MAX_MODELS: Final = 64
 """The maximum number of models with figures of their own; of further ones nothing is known."""
 TPOT_SPAN_NS: Final = 2 * SECOND_NS

@@ -28,7 +28,7 @@ from libs.policy.verdict.refused import refused_causes
 from libs.policy.verdict.state import ModelState, PromisedFigure, SilentWorker, UnknownState, VerdictLimits
 from libs.policy.verdict.watch import Verdict, VerdictWatch
 from libs.telemetry.assessments import MAX_ASSESSED
-from libs.telemetry.gateways import SPAN_NS, ArrivalRates, AwaitedTokens, ModelBacklog, RefusalCounts
+from libs.telemetry.gateways import SPAN_NS, ArrivalRates, AwaitedTokens, FleetRefusals, ModelBacklog
 from libs.telemetry.lives import LifeSigns, LifeState, LifeWatch, WorkerLife, newest_of
 from libs.telemetry.refusals import WINDOW_NS as REFUSED_NS
 from libs.telemetry.refusals import RefusalLog
@@ -64,7 +64,7 @@ class StepPace:
     tokens: float
     """Sequences of the steps that decode, summed."""
     prompt_tokens: float = 0.0
-    """Tokens of the steps that compute only prompts, summed."""
+    """The tokens of the steps that compute only prompts, summed."""
     prompt_ns: float = 0.0
     """Durations of the same steps, summed."""
 
@@ -172,7 +172,7 @@ class StatusLook:
     tpot_ms: tuple[tuple[str, float], ...] = ()
     """Time per output token measured over the window, by model."""
     pools: tuple[tuple[tuple[str, str], PoolTime], ...] = ()
-    """Shares of time by model and phase."""
+    """The shares of time by model and phase."""
     tpot_target_ms: tuple[tuple[str, float], ...] = ()
     places: tuple[tuple[str, int], ...] = ()
     """The maximum number of sequences that decode workers run, by model."""
@@ -204,7 +204,7 @@ class VerdictEvaluator:
         self._watch = VerdictWatch(limits)
         self._lives = LifeWatch()
         self._arrivals = ArrivalRates()
-        self.refusals = RefusalCounts()
+        self.refusals = FleetRefusals()
         self.refused = RefusalLog()
         self._engines: dict[str, tuple[int, WorkerProfile | str]] = {}
         self._paces: dict[str, tuple[int, StepPace]] = {}
@@ -212,7 +212,7 @@ class VerdictEvaluator:
         """The running means of `_awaits`, by worker."""
         self._looked_ns = 0
         self._since_ns = 0
-        """Time between the last two evaluations in ns."""
+        """The time between the last two evaluations in ns."""
         self.observed = observed
         self.traffic: TrafficSource = TrafficLog() if observed is None else observed.traffic
         self.planner = PlannerNews()

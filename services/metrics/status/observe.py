@@ -46,7 +46,7 @@ class ObservedStatus:
     cpu_wait: float | None = None
     """The share of its time in which it waited for a CPU; None if it does not report it."""
     prompt_tokens: float = 0.0
-    """Tokens of recent steps that computed only prompts."""
+    """The tokens of recent steps that computed only prompts."""
     prompt_ns: float = 0.0
     """Durations of the same steps, summed."""
 

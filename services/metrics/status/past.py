@@ -29,7 +29,7 @@ class Rings:
         self._fields = fields
         self._sums = [np.zeros((tier.windows, fields), np.float32) for tier in TIERS]
         self._known = [np.zeros((tier.windows, fields), np.uint8) for tier in TIERS]
-        """Number of rows in each sum, 120 at most."""
+        """The number of rows in each sum, 120 at most."""
         self._numbers = [np.full(tier.windows, -1, np.int64) for tier in TIERS]
 
     def add(self, unix_ns: int, row: NDArray[np.float32]) -> None:

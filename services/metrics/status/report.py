@@ -110,7 +110,7 @@ class PrefillStatus:
     waiting_prompt_tokens: int | None
     waiting_requests: int | None
     waiting_s: float | None
-    """Time that the workers need for the waiting prompts."""
+    """The time that the workers need for the waiting prompts."""
     horizon_ms: float | None
     """The horizon at which the pressure is highest."""
 

@@ -210,7 +210,7 @@ class PlannerAnswer:
     not_live: str
     """The sources that are silent, in words; empty if all are live."""
     decisions: dict[str, int]
-    """Number of decisions since the start, by action."""
+    """The number of decisions since the start, by action."""
     models: list[ModelAnswer]
 
 

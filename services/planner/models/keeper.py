@@ -176,9 +176,9 @@ class ModelKeeper:
     """The models as the last decision saw them."""
     switches: Counter[str] = field(default_factory=Counter)
     cold_starts: int = 0
-    """Number of models loaded for a request that was waiting."""
+    """The number of models loaded for a request that was waiting."""
     switched_s: float = 0.0
-    """Seconds that workers have spent on loading models."""
+    """The seconds that workers have spent on loading models."""
     uses: UseCounts = field(default_factory=UseCounts)
     """Uses of each model, as gateways count them."""
     _ordered: dict[str, _PendingOrder] = field(default_factory=dict)
@@ -303,7 +303,7 @@ class ModelKeeper:
 
     @property
     def gpus(self) -> int:
-        """Number of workers of the pool, each of which holds one model."""
+        """The number of workers of the pool, each of which holds one model."""
         return len(self.workers)
 
     def load_s(self, entry: ModelEntry) -> float:

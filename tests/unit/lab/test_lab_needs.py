@@ -9,7 +9,7 @@ import pytest
 from libs.cli.lab.needs import Outcome, needs_page
 from libs.lab.experiment import Experiment, LabReport
 from libs.lab.hardware import resolve
-from libs.lab.needs import Answer, Need, as_record, compare_at_winner, decide, find_need, reasons
+from libs.lab.needs import DesignAnswer, Need, as_record, compare_at_winner, decide, find_need, reasons
 from libs.lab.policies import design_of, policy_named
 from libs.lab.search import fewest_workers
 from libs.lab.slo import parse_slo
@@ -26,7 +26,7 @@ def made(trace: str, slo: str, interference: float) -> Experiment:
     return Experiment(generate(trace, seed=1), hardware, 4, parse_slo(slo), interference=interference)
 
 
-def answered(experiment: Experiment) -> tuple[Answer, list[Need]]:
+def answered(experiment: Experiment) -> tuple[DesignAnswer, list[Need]]:
     needs = [find_need(experiment, name, lambda line: None, most=MOST, measure="requests") for name in POLICIES]
     return decide(needs, 1, MOST), needs
 
@@ -57,7 +57,7 @@ def test_prompts_that_break_the_pace_of_decodes_beside_them_are_answered_with_di
 
 
 def test_a_trace_that_is_short_beside_its_answers_is_called_so(light: Experiment) -> None:
-    nobody = Answer("neither", "", None, None)
+    nobody = DesignAnswer("neither", "", None, None)
     assert len(reasons(light, nobody, None)) == 1
     trace = replace(light.trace, requests=[replace(each, output_tokens=2000) for each in light.trace.requests])
     assert "a longer trace may need more GPUs" in reasons(replace(light, trace=trace), nobody, None)[1]

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.lab.models import keeping
 from libs.lab.models.generate import generate_usage
-from libs.lab.models.keeping import KeepWindow, hybrid_histogram, keep_for, replay_rule, replay_worth
 from libs.lab.models.usage import UsageLog
 from libs.policy.reserve.arrivals import ArrivalLaws
 from libs.policy.reserve.following import ModelPool, choose, worth_of
+from libs.testing.models import keeping
+from libs.testing.models.keeping import KeepWindow, hybrid_histogram, keep_for, replay_rule, replay_worth
 
 
 def log_of(rows):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from libs.lab.models.cluster import (
+from libs.testing.models.cluster import (
     NEVER_S,
     KeepingRule,
     LoadCost,
@@ -13,7 +13,7 @@ from libs.lab.models.cluster import (
     models_of,
     requests_of,
 )
-from libs.lab.models.rules import BetweenRequests, OneEach, PlannerRule
+from libs.testing.models.rules import BetweenRequests, OneEach, PlannerRule
 
 LINK = LoadCost(25e9, 0.7)
 WHOLE, PARTS = (72e9,), (20e9, 20e9, 32e9)

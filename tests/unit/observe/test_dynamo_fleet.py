@@ -10,7 +10,7 @@ import pytest
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.step_row import step_rows
-from libs.observe.demand import Stretch
+from libs.observe.demand import KnownWork
 from libs.observe.dynamo_folder import LEASE_S, check_folder, read_members
 from libs.testing.wait import ManualClock
 from services.metrics.observed.dynamo import AWAY_NS, DynamoFleet
@@ -26,7 +26,7 @@ class Rig:
 
     def __init__(self, folder: Path, at_ms: int = NOW_MS) -> None:
         self.folder, self.clock, self.sent = folder, ManualClock(at_ms * MS), list[StepBatch]()
-        self.demand = list[tuple[str, str, str, Stretch]]()
+        self.demand = list[tuple[str, str, str, KnownWork]]()
         self.fleet = DynamoFleet(
             folder,
             lambda body: self.sent.append(StepBatch.FromString(body)),

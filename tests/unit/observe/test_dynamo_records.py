@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.step_row import step_rows
-from libs.observe.dynamo import Envelope, PassRecord, parse_card, parse_channel, parse_message
+from libs.observe.dynamo import PassRecord, PublishedRecord, parse_card, parse_channel, parse_message
 from libs.observe.dynamo_steps import DynamoEngine, RecordCounts
 from tests.dynamo_rig import NOW_MS, WORKER, card, channel, message, record
 
@@ -51,7 +51,7 @@ def test_a_damaged_message_is_refused_or_still_a_record(data):
         envelope, got = parse_message([*parts[:-1], bytes(found)])
     except InvalidRequest:
         return
-    assert isinstance(envelope, Envelope) and isinstance(got, PassRecord)
+    assert isinstance(envelope, PublishedRecord) and isinstance(got, PassRecord)
     assert 0 <= got.wall_time <= 600
 
 

@@ -11,10 +11,10 @@ from libs.observe.demand import (
     MAX_MODELS,
     SETTLED_NS,
     FleetDemand,
+    KnownWork,
     ServedWork,
     ServerCounter,
     StepCounter,
-    Stretch,
 )
 from libs.observe.vllm import VllmParser
 from tests.observe_rig import FakeVllm, Load
@@ -36,7 +36,7 @@ def run(found: FleetDemand, name: str, from_s: float, to_s: float, role: str = "
     """Enter a server's seconds from the start of the first bin on, a request in each."""
     low_ns = FIRST * BIN_NS + round(from_s * S)
     for at_ns in range(low_ns, FIRST * BIN_NS + round(to_s * S), S):
-        found.enter(name, "m", role, Stretch(at_ns, at_ns + S, MINUTE.part(1, 60)))
+        found.enter(name, "m", role, KnownWork(at_ns, at_ns + S, MINUTE.part(1, 60)))
 
 
 def deltas(found: FleetDemand, at_s: float) -> Deltas:
@@ -63,7 +63,7 @@ def test_a_server_that_is_away_holds_its_bins_until_it_is_back_and_its_differenc
     run(found, "a", -10, 200)
     run(found, "b", -10, 10)
     assert deltas(found, 190) == {}
-    back = Stretch(FIRST * BIN_NS + 10 * S, FIRST * BIN_NS + 190 * S, ServedWork(*(3 * each for each in MINUTE)))
+    back = KnownWork(FIRST * BIN_NS + 10 * S, FIRST * BIN_NS + 190 * S, ServedWork(*(3 * each for each in MINUTE)))
     found.enter("b", "m", "mixed", back)
     closed = deltas(found, 190)
     assert list(closed) == [FIRST, FIRST + 1, FIRST + 2]
@@ -107,7 +107,7 @@ def test_of_too_many_models_at_a_time_nothing_is_kept_and_those_that_left_make_r
         from_ns = FIRST * BIN_NS + minute * BIN_NS
         found.expect(dict(zip(names, names, strict=True)), from_ns)
         for name in names:
-            found.enter(name, name, "mixed", Stretch(from_ns, from_ns + BIN_NS, MINUTE))
+            found.enter(name, name, "mixed", KnownWork(from_ns, from_ns + BIN_NS, MINUTE))
         closed = deltas(found, 60 * (minute + 1)).values()
         assert not any(each.unknown for each in closed)
         models.append(sum(len(each.rows) for each in closed))
@@ -137,8 +137,8 @@ def test_requests_of_a_pair_count_once_and_prompts_computed_elsewhere_are_not_ca
     found = fleet(p="m", d="m")
     for at_s in range(-10, 61):
         at_ns = FIRST * BIN_NS + at_s * S
-        found.enter("p", "m", "prefill", Stretch(at_ns, at_ns + S, ServedWork(1, 1, 1_000, 750, 1, 1)))
-        found.enter("d", "m", "decode", Stretch(at_ns, at_ns + S, ServedWork(1, 1, 1_000, 0, 100, 1)))
+        found.enter("p", "m", "prefill", KnownWork(at_ns, at_ns + S, ServedWork(1, 1, 1_000, 750, 1, 1)))
+        found.enter("d", "m", "decode", KnownWork(at_ns, at_ns + S, ServedWork(1, 1, 1_000, 0, 100, 1)))
     (delta,) = deltas(found, 60).values()
     assert counts(delta) == Counts(60, 60, 60_000, 15_000, 6_000, 60)
 
@@ -158,7 +158,7 @@ def test_the_counters_of_a_server_give_its_arrivals_with_those_that_wait() -> No
         VllmParser(),
     )
 
-    def scrape(seconds: float) -> Stretch | None:
+    def scrape(seconds: float) -> KnownWork | None:
         now[0] += seconds
         return counter.take(parser.parse(fake.exposition().encode(), now[0]))
 
@@ -207,5 +207,5 @@ def test_a_bin_of_a_long_gap_is_not_counted_twice() -> None:
     """A difference over more time than a server is waited for says nothing of single bins."""
     found = fleet(a="m")
     run(found, "a", -10, 0)
-    found.enter("a", "m", "mixed", Stretch(FIRST * BIN_NS, FIRST * BIN_NS + GIVE_UP_NS + S, MINUTE))
+    found.enter("a", "m", "mixed", KnownWork(FIRST * BIN_NS, FIRST * BIN_NS + GIVE_UP_NS + S, MINUTE))
     assert all(not any(each.rows) for each in deltas(found, 2 * GIVE_UP_NS / S).values())

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.errors import StartupError
 from libs.runtime.redis import check_url, shown_url
-from libs.runtime.sentinel import Answer, primary_of, read_sentinel_url
+from libs.runtime.sentinel import SentinelAnswer, primary_of, read_sentinel_url
 from libs.runtime.settings import CommonSettings, load_settings
 
 
@@ -77,8 +77,8 @@ def test_a_password_with_a_mark_of_urls_is_refused_with_the_remedy_and_not_shown
 
 
 def test_the_latest_fail_over_counts_however_many_missed_it() -> None:
-    old = Answer(1, True, "old", 1)
-    assert primary_of([old, Answer(2, True, "new", 2), old]) == ("new", 2)
-    assert primary_of([old, Answer(2, False, "new", 2)]) is None  # it is down, and the old one is no primary
-    assert primary_of([Answer(2, False, "new", 2), Answer(2, True, "new", 2)]) == ("new", 2)
+    old = SentinelAnswer(1, True, "old", 1)
+    assert primary_of([old, SentinelAnswer(2, True, "new", 2), old]) == ("new", 2)
+    assert primary_of([old, SentinelAnswer(2, False, "new", 2)]) is None  # it is down, and the old one is no primary
+    assert primary_of([SentinelAnswer(2, False, "new", 2), SentinelAnswer(2, True, "new", 2)]) == ("new", 2)
     assert primary_of([]) is None

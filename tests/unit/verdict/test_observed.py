@@ -24,7 +24,7 @@ from libs.perfmodel.learner import FittedModel, KindFit, expected_ns, usual_mode
 from libs.policy.pressure import WorkerProfile
 from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
 from libs.policy.verdict.state import ModelState
-from libs.telemetry.gateways import SPAN_NS, ArrivalRates, ModelBacklog, RefusalCounts
+from libs.telemetry.gateways import SPAN_NS, ArrivalRates, FleetRefusals, ModelBacklog
 from libs.telemetry.steps import FinishedSteps, RanStep, StepCounts
 from services.metrics.status.evaluator import StepPace, beside_peers, pace
 from services.metrics.status.observe import ObservedStatus, SeenDemand, observe
@@ -156,7 +156,7 @@ def counted(at_ns, refused, gateway="g", *, incarnation=1, last=False, lines=0):
 
 
 def test_requests_that_full_queues_turn_away_are_counted_over_the_last_seconds_by_model():
-    refusals = RefusalCounts()
+    refusals = FleetRefusals()
     for second in range(0, 11, 2):
         refusals.take(counted(S + second * S, 20 * second, lines=1_000 * second))
         refusals.take(counted(S + second * S, 5 * second, "other"))

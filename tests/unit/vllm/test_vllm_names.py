@@ -8,7 +8,7 @@ import pytest
 from deploy.try_vllm.check import Check
 from deploy.try_vllm.derived import ROOT, our_files
 from deploy.try_vllm.names import touched
-from deploy.try_vllm.touched import Arguments, Kind, Touched
+from deploy.try_vllm.touched import CallArguments, Kind, Touched
 
 OURS = "libs/engine/vllm/scheduler.py"
 ENGINE = """
@@ -72,7 +72,7 @@ def name(dotted: str) -> Touched:
 
 
 def call(dotted: str, positional: int = 0, *names: str) -> Touched:
-    return Touched(dotted, Kind.CALL, OURS, Arguments(positional, names))
+    return Touched(dotted, Kind.CALL, OURS, CallArguments(positional, names))
 
 
 @pytest.mark.parametrize(

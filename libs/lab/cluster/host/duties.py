@@ -107,7 +107,7 @@ class LabSequence:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the prompt and the output so far."""
+        """The tokens of the prompt and the output so far."""
         return len(self.request.token_ids) + self.new_tokens
 
     @property

@@ -7,8 +7,6 @@ Runs in an environment of its own (locks/clients.txt) and prints one JSON object
 its own function, so that one of them can be run where the others are missing.
 """
 
-# ruff: noqa: PLC0415
-
 import asyncio
 import json
 import sys

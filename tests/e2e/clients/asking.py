@@ -19,7 +19,7 @@ from libs.testing.engines.real_model import REAL_MODEL_NAME, real_model_folder
 from libs.testing.suites.suite import RunningSuite, running_suite
 
 HERE = Path(__file__).parent
-LOCK = HERE.parents[1] / "locks" / "clients.txt"
+LOCK = HERE.parents[2] / "locks" / "clients.txt"
 NODE_CLIENT, GUIDELLM = "openai@6.49.0", "guidellm==0.8.1"
 NODE_AGENT = "openai, for Node"
 # The last major version that runs on Node 20.

@@ -37,9 +37,6 @@ class RuleResult:
     cold_starts: int = 0
     loads: int = 0
 
-    def cost_gpu_s(self, cold_cost_gpu_s: float) -> float:
-        return self.idle_gpu_s + cold_cost_gpu_s * self.cold_starts
-
 
 @dataclass(frozen=True, slots=True)
 class KeepWindow:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Final
 
-from libs.lab.models.cluster import AegaeonModel, GpuShare, ModelsLab
 from libs.policy.reserve.following import UNKNOWN, ModelCount, ModelPrediction, UseFollower
 from libs.policy.reserve.placing import NEVER_S, place
 from libs.policy.reserve.pool import PlacedModel, PoolWorker, WorkerStage
+from libs.testing.models.cluster import AegaeonModel, GpuShare, ModelsLab
 
 PERIOD_S: Final = 0.25
 """The planner's interval. A request for a model that no worker holds triggers a decision at once."""
