@@ -1,5 +1,7 @@
 """llm-d's predicted-latency routing: the regression, the filters, and the scores, worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -79,7 +81,7 @@ def test_it_learns_which_worker_is_fast_from_what_came() -> None:
     ]
     for number in range(40):
         asks = request(1000 + number)
-        asks = type(asks)(number, asks.input_tokens, 0, asks.slo, asks.cached_tokens)
+        asks = replace(asks, number=number)
         at = router.prompt(asks, workers, 0)
         router.first_token(number, 3 * SECOND if at == 0 else SECOND // 10)
         router.ended(number, 20.0 * MS)
