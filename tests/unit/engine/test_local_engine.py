@@ -223,7 +223,7 @@ async def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pyte
     for name in [name for name in sys.modules if name.startswith("libs.engine.torch.")]:
         monkeypatch.delitem(sys.modules, name)
     engine = make_engine("torch", CONFIG, SystemClock())
-    with pytest.raises(StartupError, match=r"torch.*pip install 'fulcrum\[torch\]'"):
+    with pytest.raises(StartupError, match=r"torch.*pip install 'fulcrum-serving\[torch\]'"):
         await engine.start(IDENTITY, DirectFetcher(), lambda _stage, _fraction: None)
     await engine.close()
 
