@@ -98,8 +98,8 @@ def fewest_workers(
 ) -> tuple[int, LabReport] | None:
     """Bisect for the fewest workers that keep the SLO; return None if not even `most` do.
 
-    More workers never do worse, or nearly never. A guess saves the large clusters, which take longest: from there
-    the steps double until both sides of the edge are known.
+    More workers are assumed never to do worse. A guess avoids runs of large clusters, which take longest: steps from
+    the guess double until both sides of the edge are known.
     """
     best: tuple[int, LabReport] | None = None
     low, high = least, most

@@ -243,7 +243,7 @@ FEW: Final = (
 
 
 class PrefillTuner:
-    """Holds the chunk size in effect and looks for a better one, with one measurement at a time."""
+    """The chunk size in effect and the search for a better one, with one measurement at a time."""
 
     def __init__(
         self,
