@@ -90,7 +90,7 @@ class MemoryBus:
         wanted: Wanted | None = None,
         gather_ms: Callable[[], int] | None = None,
     ) -> AsyncIterator[Record]:
-        """Subscribe, and skip to the end in partitions of `jumping` that stay behind. `on_gap` gets the skipped part."""
+        """Subscribe, and skip to the end in partitions of `jumping` that stay behind; `on_gap` gets those records."""
         return MemoryReader(
             self._connection(gather_ms),
             topics,
