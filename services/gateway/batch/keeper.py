@@ -222,7 +222,7 @@ class _LaneJobs:
             self._begins, self._events = begins, 0
 
     def unminded(self) -> list[Job]:
-        """Unfinished jobs that have no `keep` task yet; counts them as having one."""
+        """Return unfinished jobs without a `keep` task, and count them as having one."""
         new = [job for job_id in sorted(self._open - self._minded) if (job := self._book.get(job_id))]
         self._minded.update(job.id for job in new)
         return new
@@ -334,7 +334,7 @@ class _LaneJobs:
         self._some.set()
 
     async def _repeats(self, job: Job) -> Sequence[int]:
-        """Places of lines that repeat an earlier custom_id; finding them takes a pass over the whole file."""
+        """Return the places of lines that repeat an earlier custom_id, found in a pass over the whole file."""
         if job.started is None or not job.started.repeats:
             return ()
         try:
