@@ -18,9 +18,9 @@ from libs.contracts.foreign_text import plain
 from libs.runtime.settings import CommonSettings, load_settings
 
 POLL_S: Final = 0.25
-# Decisions requested at first: as many as the planner keeps.
+# Decisions requested first, which are all that the planner keeps.
 MOST: Final = 1_000
-# Decisions requested at each poll while following: more than are made between two.
+# Decisions requested at each poll while following; fewer are made between two polls.
 AT_ONCE: Final = 50
 # The kinds whose measured effect is published later.
 MEASURED: Final = ("set_role", "set_budget")

@@ -225,7 +225,7 @@ class DecodePace:
     """The decode rate in the present split, and how many sequences would decode in another one.
 
     A worker that computes prompts beside its decodes lets each step take as long as TPOT allows. Sequences then stay
-    longer, so more of them are there at once, with their KV. Rated by the present decodes, a split with separate
+    longer, so more of them, with their KV, are present at once. Rated by the present decodes, a split with separate
     decodes looks crowded although it would not be. Roles would then drift towards ever more and ever fuller mixed
     workers. The rate at which tokens are generated is what stays the same in every split.
     """

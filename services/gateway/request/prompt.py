@@ -302,7 +302,7 @@ def _render(parsed: ParsedRequest, model: ServedModel) -> str:
 
 
 def _efforts(parsed: ParsedRequest, model: ServedModel) -> dict[str, Any]:
-    """Return the template variables for thinking and its effort: by name, or as a switch."""
+    """Return the template variables that set thinking, as a named effort or as a switch."""
     asks = parsed.effort
     if asks is None and parsed.thinking is False:
         asks = "none"

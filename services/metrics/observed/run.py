@@ -122,7 +122,7 @@ class FitBudget:
 
     @contextmanager
     def charging(self) -> Iterator[None]:
-        """Take what runs in the context from the budget, if a fit was part of it."""
+        """Charge the time of the context to the budget if it included a fit."""
         self._fitting, began_s = False, self._thread_s()
         try:
             yield
@@ -385,7 +385,7 @@ class ObservedFleet(Collector):
             self.publish_queues()
 
     def publish_queues(self) -> None:
-        """Publish the demand in the form of a gateway, which these servers' own clients do not pass."""
+        """Publish the servers' demand as a gateway would, since their clients pass none."""
         waiting: Counter[str] = Counter()
         for each in self._servers.values():
             waiting[each.model] += each.waiting_tokens
