@@ -342,7 +342,7 @@ class Dispatcher:
         self, generation: Generation, attempt: Attempt, token_id: int, logprob: Logprob | None, now_ns: int
     ) -> None:
         if generation.pooled:
-            return  # of a worker that does not know pooling: it ends without a vector
+            return  # an older worker generates instead of pooling, and ends without a vector
         ended = generation.token(token_id, logprob, now_ns)
         attempt.tokens += 1
         if len(generation.output) == 1:

@@ -87,7 +87,7 @@ def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[
     total, moved, weights, moved_weights = (np.zeros(count - start) for _ in range(4))
     for back in range(first, first + DAYS_BACK):
         weight, ahead = FADE ** (back - first), horizon - back * season
-        lo = min(max(start, -ahead), count)  # the first origin whose bin of then is known
+        lo = min(max(start, -ahead), count)  # the first origin whose bin a season ago is known
         total[lo - start :] += weight * smooth[lo + ahead : count + ahead]
         weights[lo - start :] += weight
         lo = min(max(start, back * season), count)
@@ -193,7 +193,7 @@ def _restless_at_time(moved: Floats, horizons: tuple[int, ...], step_s: float) -
         total, weights = np.zeros(len(moved)), np.zeros(len(moved))
         first = -(-(horizon + around) // day)
         for back in range(first, first + DAYS_BACK):
-            last = indices + horizon + around - back * day  # of a window that has ended at the origin
+            last = indices + horizon + around - back * day  # the end of a window that is over at the origin
             seen = last - 2 * around >= 0
             window = (sums[last[seen] + 1] - sums[last[seen] - 2 * around]) / (2 * around + 1)
             total[seen] += FADE ** (back - first) * window

@@ -314,6 +314,6 @@ class Assembly:
         return int(self._lines) - self._good.lines - self._bad.lines
 
     def _outcome(self) -> pb.Outcome:
-        if self._cancelled:  # of a line at least: one that was asked for after the last answer cancels nothing
+        if self._cancelled:  # at least one line; a cancellation after the last answer cancels nothing
             return pb.OUTCOME_CANCELLED
         return pb.OUTCOME_EXPIRED if self._expired else pb.OUTCOME_COMPLETED

@@ -362,7 +362,7 @@ class LoadableModels:
                 async with asyncio.timeout(REPORT_S):
                     await self._news.wait()
                     self._news.clear()
-                    await asyncio.sleep(0)  # what came in the same turn is sent with it
+                    await asyncio.sleep(0)  # changes of the same turn are sent together
 
     def uses(self) -> dict[str, ModelUse]:
         """Return the current use of each model, as it is reported."""
