@@ -402,9 +402,7 @@ def _fault_of(frame: pb.WorkerFrame) -> str:
 
 
 def outlook_of(worker: common.Worker, tpot_ns: float = 0.0) -> WorkerOutlook:
-    """Return the outlook of a worker that has reported neither load nor speed. `tpot_ns`: default TPOT target, 0 for
-    none.
-    """
+    """Return the outlook of a worker without reported load or speed. `tpot_ns` is the default target, 0 for none."""
     can = worker.capabilities
     compute = compute_of(can.compute) if can.HasField("compute") else None
     speed = prior_speed(worker.engine, worker.device, can.chunk_tokens, compute, max(worker.gpus, 1))

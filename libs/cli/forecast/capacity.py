@@ -142,7 +142,7 @@ def _hardware(wanted: PlanOptions, found: PlanInput, device: str) -> Hardware:
 
 
 def show_plan(row: dict[str, Any], *, relative: bool) -> None:
-    """Print a plan as a table and sentences. `relative`: times count from a trace's beginning."""
+    """Print a plan as a table and sentences. With `relative`, times count from a trace's beginning."""
     console = make_console()
 
     def moment(at_s: float) -> str:

@@ -242,7 +242,7 @@ class DecodePace:
 
     @classmethod
     def of(cls, engine: WorkerProfile, work: Workload, prefill: int, mixed: int, *, rides: bool) -> "DecodePace":
-        """Derive the pace from the present split. `rides`: whether mixed workers compute prompts now."""
+        """Derive the pace from the present split. `rides` is true if mixed workers compute prompts now."""
         if not work.decodes or not mixed or not work.tpot_ns:
             return cls(engine, work, 0.0)
         decodes, kv_tokens = float(work.decodes), float(work.kv_tokens)

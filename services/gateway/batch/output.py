@@ -36,7 +36,7 @@ class Parts:
         """The ids of parts that no published event names."""
 
     def draw(self, kind: str) -> int:
-        """Draw the number of a part that is about to be written; `kind`: output, errors or places."""
+        """Draw the number of a part that is about to be written. `kind` is output, errors or places."""
         part = secrets.randbits(64)
         self._new.append(self.file_id(kind, part))
         return part
@@ -184,7 +184,7 @@ Save = Callable[[pb.Assembled], Awaitable[None]]
 
 
 class WrittenLines:
-    """The lines of a job that are written to its outputs, one bit per line. `before`: an earlier `content`."""
+    """The lines of a job that are written to its outputs, one bit per line. `before` is an earlier `content`."""
 
     def __init__(self, lines: int, before: bytes = b"") -> None:
         self._lines = lines

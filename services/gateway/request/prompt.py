@@ -170,8 +170,8 @@ async def tokenise(
 ) -> list[list[int]]:
     """Return the token ids of each prompt; raise InvalidRequest that names the field.
 
-    `most_tokens`: prompts that certainly reach this length are refused without being fully encoded; None refuses
-    none. `slot`: opens a context that a request of so many characters holds while a thread encodes it.
+    Prompts that certainly reach `most_tokens` are refused without being fully encoded; None refuses none. `slot` opens
+    a context that a request of so many characters holds while a thread encodes it.
     """
     check_chat(parsed, model)
     if len(parsed.messages) >= model.info.max_context_tokens:  # before they are rendered: each is a token at least
