@@ -98,7 +98,8 @@ class Capabilities:
     images: bool = False
     """True if prompts may contain images; if not, `submit` refuses them."""
     variant: str = ""
-    """Whatever affects step times beside model and device, in a few words: types, width, threads, versions."""
+    """Everything that affects step times other than model and device, in a few words: types, width, threads, versions.
+    """
 
     def kv_bytes(self, tokens: int) -> int:
         """Return the bytes of KV of a sequence of `tokens` tokens, rounded up to whole blocks."""

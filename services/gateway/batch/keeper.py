@@ -113,7 +113,7 @@ SEAT_POLL_S = 0.25
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 30.0
 CANCELLED_WAITS_S = 600.0
-"""How long a cancelled job waits for room to store its answers before they are lost."""
+"""The time for which a cancelled job waits for room to store its answers, which are lost after it."""
 DEAL_S = 0.1
 """Interval between checks whether runners want more shares."""
 PREDICT_S = 1.0

@@ -216,7 +216,7 @@ MAX_UNFINISHED = 1_000
 MAX_TENANT_UNFINISHED = 250
 """Unfinished jobs of one tenant, which leaves room for others."""
 SEEN_TIMEOUT_S = 2.0
-"""How long a lookup waits for a job that another gateway may have published just now."""
+"""The time for which a lookup waits for a job that another gateway may have published just now."""
 SEEN_POLL_S = 0.02
 JOB_ID = re.compile(r"batch_[0-9a-f]{32}")
 
