@@ -136,7 +136,7 @@ class EngineEvent:
     kv_transfers: tuple[KvTransferReport, ...] = ()
     blocks: BlockEvents = BlockEvents()
     starved: tuple[tuple[int, int], ...] = ()
-    """Ended (start, end) in Unix ns in which the sources had computed none of the awaited KV. Never overlaps `kv_waits`."""
+    """Ended (start, end) in Unix ns in which the sources had computed none of the awaited KV. Not in `kv_waits`."""
     dummy_steps: tuple[tuple[int, int], ...] = ()
     """Ended steps (start, end) in Unix ns that computed no sequence of this engine, since another data-parallel rank
     had work. They are in no `step`, and may be reported some tenths of a second late.
