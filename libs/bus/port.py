@@ -131,7 +131,7 @@ class LiveBus(Bus, Protocol):
         ...
 
     def back_reader(self) -> AbstractAsyncContextManager[BackReader]:
-        """Open a reader for skipped records, with a connection of its own. Raises as `BackReader` does."""
+        """Open a reader for skipped records, with a connection of its own. Raise the errors of `BackReader`."""
         ...
 
 

@@ -33,7 +33,7 @@ class Quick(NamedTuple):
     """The minimum number of arguments, passed as the keyword `words`; 0 means that none are taken."""
 
 
-QUICK: Final[Mapping[str, Quick]] = {  # by one word or two
+QUICK: Final[Mapping[str, Quick]] = {  # keys are one or two words of the command
     "status": Quick("status.show", "show_status", {"--watch": "watch", "-w": "watch"}),
     "advice": Quick("status.alerts", "show_advice", {}, {"apply": False, "yes": False}),
     "alerts": Quick("status.alerts", "show_alerts", {"--all": "over", "-a": "over"}),

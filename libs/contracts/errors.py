@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 
-# Statuses are named by text, since importing grpc takes a command line a fifth of its time.
+# Statuses are strings, since importing grpc would take a fifth of a command's time.
 GrpcStatus = Literal[
     "INTERNAL",
     "INVALID_ARGUMENT",
@@ -63,7 +63,7 @@ class FulcrumError(Exception):
     retry_spread: ClassVar[float] = 0.25
     """The largest share by which Retry-After is extended at random."""
     repeatable: ClassVar[bool] = True
-    """True if clients that retry by themselves, going by the status, may do so."""
+    """True if clients that retry automatically, by status, may do so."""
 
     def __init_subclass__(cls, *, wire: Wire | None = None) -> None:
         super().__init_subclass__()
@@ -84,13 +84,13 @@ class FulcrumError(Exception):
 
     @property
     def http_headers(self) -> dict[str, str]:
-        """Retry-After in whole seconds if the error has one, and a notice if retrying would be in vain or worse.
+        """Retry-After in whole seconds if the error has one, and a notice if retries would be useless or harmful.
 
         OpenAI's clients retry by status unless the notice forbids it.
         """
         headers = {} if self.repeatable else {"x-should-retry": "false"}
         if self.retry_after_s is not None:
-            # Clients that were refused in one moment must not all return in one.
+            # Clients refused at the same moment must not all return at the same moment.
             spread = 1 + self.retry_spread * random.random()  # noqa: S311 - not a secret
             headers["retry-after"] = str(max(1, round(self.retry_after_s * spread)))
         return headers
@@ -114,7 +114,7 @@ class TopicRefused(InvalidRequest,     wire=("topic_refused",           INVALID,
 class TooLargeForTopic(TopicRefused,   wire=("too_large_for_topic",     INVALID, 400, "INVALID_ARGUMENT")):
     """The topic does not accept this record because of its size, but does accept others."""
 class PoisonRequest(FulcrumError,      wire=("poison_request",          INVALID, 422, "FAILED_PRECONDITION")):
-    """Two workers died of this request, and no other is to. Neither clients nor proxies repeat on this status."""
+    """Two workers died of this request, so no other tries it. Neither clients nor proxies retry on this status."""
     repeatable = False
 # Things that do not exist, or not here.
 class NotFound(FulcrumError,           wire=("not_found",               INVALID, 404, "NOT_FOUND")): ...
@@ -144,33 +144,33 @@ class Conflict(FulcrumError,           wire=("conflict",                INVALID,
 class QueueFull(FulcrumError,          wire=("queue_full",              RATE,    429, "RESOURCE_EXHAUSTED")):
     """A bounded queue is full. The client may retry after `retry_after_s`."""
 class QuotaUsed(FulcrumError,          wire=("insufficient_quota",      RATE,    429, "RESOURCE_EXHAUSTED")):
-    """A tenant has stored as much as it may, and only deleting something helps."""
+    """A tenant has stored as much as it may. Only deleting files helps."""
     repeatable = False
 class StoreFull(FulcrumError,          wire=("store_full",              SERVER,  507, "RESOURCE_EXHAUSTED")):
     """The file store has no room until files are deleted."""
     repeatable = False
 # Failures of the service.
 class StoreUnavailable(FulcrumError,   wire=("store_unavailable",       AWAY,    503, "UNAVAILABLE")):
-    """The file store does not answer, or not correctly. Later it may."""
+    """The file store does not answer, or answers incorrectly. A retry may succeed."""
 class BrokerUnavailable(FulcrumError,  wire=("broker_unavailable",      AWAY,    503, "UNAVAILABLE")):
     """Kafka did not confirm a call in time, so its outcome is unknown."""
 class PlannerUnavailable(FulcrumError, wire=("planner_unavailable",     SERVER,  503, "INTERNAL")):
     """The planner does not answer a service that asks on a client's behalf."""
 class NoWorkers(FulcrumError,          wire=("no_workers",              AWAY,    503, "UNAVAILABLE")): ...
 class SequenceFailed(FulcrumError,     wire=("sequence_failed",         AWAY,    503, "UNAVAILABLE")):
-    """No worker that was tried finished the sequence. On others, later, it may succeed."""
+    """No worker that was tried finished the sequence. A later retry may succeed on others."""
 class VersionMismatch(FulcrumError,    wire=("version_mismatch",        SERVER,  503, "FAILED_PRECONDITION")):
     """Gateway and worker are of incompatible releases."""
 class StaleRole(FulcrumError,          wire=("stale_role",              SERVER,  409, "FAILED_PRECONDITION")):
     """The call was made for an assignment that the worker no longer has."""
 class StaleLead(StaleRole,             wire=("stale_lead",              SERVER,  409, "FAILED_PRECONDITION")):
-    """The call is of a planner whose lead has passed on: the worker knows a later one."""
+    """The calling planner has lost the lead: the worker knows a later one."""
 class KvLost(FulcrumError,             wire=("kv_lost",                 SERVER,  500, "DATA_LOSS")):
     """KV blocks are gone: their holder died, evicted them, or its lease ended."""
 class KvMismatch(FulcrumError,         wire=("kv_mismatch",             SERVER,  500, "FAILED_PRECONDITION")):
-    """The two engines cannot exchange blocks, for their layouts differ."""
+    """The two engines cannot exchange blocks because their layouts differ."""
 class AnswerFailed(FulcrumError,       wire=("answer_failed",           SERVER,  500, "INTERNAL")):
-    """Generated tokens could not be made an answer. The service's log has the reason."""
+    """Generated tokens could not be turned into an answer. The service's log has the reason."""
 class SleepFailed(FulcrumError,        wire=("sleep_failed",            SERVER,  500, "INTERNAL")):
     """A model could not be put to sleep, and its engine must be closed."""
 class StartupError(FulcrumError,       wire=("startup_failed",          SERVER,  500, "INTERNAL")):
@@ -179,7 +179,7 @@ class StartupError(FulcrumError,       wire=("startup_failed",          SERVER, 
 
 
 class InvalidApiKey(Unauthenticated, wire=("invalid_api_key", INVALID, 401, "UNAUTHENTICATED")):
-    """The API key is missing, unknown, expired or revoked. Code and type are those that OpenAI's clients know."""
+    """The API key is missing, unknown, expired or revoked. Code and type are those of OpenAI."""
 
     repeatable = False
 
@@ -192,7 +192,7 @@ class InvalidApiKey(Unauthenticated, wire=("invalid_api_key", INVALID, 401, "UNA
 class RateLimited(FulcrumError, wire=("rate_limit_exceeded", RATE, 429, "RESOURCE_EXHAUSTED")):
     """A tenant has used up one of its limits. The message names it and says when there is more."""
 
-    retry_spread = 0.0  # the time is the tenant's own, and its headers state it too
+    retry_spread = 0.0  # the time is the tenant's own, and headers state it as well
 
     def __init__(self, message: str, *, retry_after_s: float, headers: Mapping[str, str]) -> None:
         """`headers` state how much of the tenant's limits is left."""
@@ -209,7 +209,7 @@ class RateLimited(FulcrumError, wire=("rate_limit_exceeded", RATE, 429, "RESOURC
 #                                        wire=(code,                       type,    HTTP, gRPC)
 class UnsupportedMediaType(InvalidRequest,
                                          wire=("unsupported_media_type",   INVALID, 415, "INVALID_ARGUMENT")):
-    """The body is of another type than the route accepts, or compressed."""
+    """The route does not accept the body's type, or the body is compressed."""
 class BodyTooLarge(InvalidRequest,       wire=("body_too_large",           INVALID, 413, "INVALID_ARGUMENT")):
     """The body exceeds the bound of the service that reads it."""
 class HeadersTooLarge(InvalidRequest,    wire=("headers_too_large",        INVALID, 431, "INVALID_ARGUMENT")):
@@ -217,14 +217,14 @@ class HeadersTooLarge(InvalidRequest,    wire=("headers_too_large",        INVAL
 class RepeatedHeader(InvalidRequest,     wire=("repeated_header",          INVALID, 400, "INVALID_ARGUMENT")):
     """A header with one value was sent twice, and a proxy may have checked the other one."""
 class ExpectationFailed(InvalidRequest,  wire=("expectation_failed",       INVALID, 417, "INVALID_ARGUMENT")):
-    """The request expects what no service here does."""
+    """The request has an expectation that no service supports."""
 class UnsupportedTransferCoding(InvalidRequest,
                                          wire=("unsupported_transfer_encoding", INVALID, 501, "INVALID_ARGUMENT")):
-    """The body has another transfer coding than chunked."""
+    """The body's transfer coding is not chunked."""
     repeatable = False
 class UnsupportedHttpVersion(InvalidRequest,
                                          wire=("unsupported_http_version", INVALID, 505, "INVALID_ARGUMENT")):
-    """The request is of another version than HTTP/1.0 or HTTP/1.1."""
+    """The request's version is neither HTTP/1.0 nor HTTP/1.1."""
     repeatable = False
 class RequestTooSlow(InvalidRequest,     wire=("request_too_slow",         INVALID, 408, "INVALID_ARGUMENT")):
     """The client took too long to send its request."""

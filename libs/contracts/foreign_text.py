@@ -17,7 +17,7 @@ _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 _KEY: Final = re.compile(
     r"(?P<own>sk-fulcrum-)[A-Za-z0-9_-]+"
-    r"|(?P<other>(?<![A-Za-z0-9])(?:sk-(?:proj-|ant-)?|hf_))[A-Za-z0-9_-]{16,}"  # sent here by mistake
+    r"|(?P<other>(?<![A-Za-z0-9])(?:sk-(?:proj-|ant-)?|hf_))[A-Za-z0-9_-]{16,}"  # another service's
     r"|(?P<bearer>\bbearer(?:\s|\+|%20)+)[^\s\"',;&]{16,}",
     re.IGNORECASE,
 )

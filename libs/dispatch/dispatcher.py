@@ -274,7 +274,7 @@ class Dispatcher:
             )
             for batch in suspects.batches(waiting, self._live, now_ns):
                 self._bind_these(batch, views or self._links.views(), links, now_ns)
-                views = []  # the batch has taken room
+                views = []  # outdated, since the batch has taken room
 
     def _make_room(self, contested: Mapping[str, Mapping[str, int]], free: Mapping[str, int], now_ns: int) -> None:
         """Preempt running choices of tenants above their share of a model's places in favour of waiting ones."""
@@ -342,7 +342,7 @@ class Dispatcher:
         self, generation: Generation, attempt: Attempt, token_id: int, logprob: Logprob | None, now_ns: int
     ) -> None:
         if generation.pooled:
-            return  # of a worker that does not know pooling: it ends without a vector
+            return  # an older worker generates instead of pooling, and ends without a vector
         ended = generation.token(token_id, logprob, now_ns)
         attempt.tokens += 1
         if len(generation.output) == 1:

@@ -317,9 +317,9 @@ class TenantPlaces:
         return chosen
 
     def _as_known(self, model: str, tenant: str, able: int) -> int:
-        """Bound the choices that can give way here by what other gateways with the tenant's choices know of.
+        """Limit `able` to the choices that the tenant's other gateways know can give way here.
 
-        Each gateway would give up all that is missing as long as it does not know that the other can.
+        Gateways that did not know of each other's choices would each give up all the missing places.
         """
         if tenant not in self._others.tenants(model):
             return able

@@ -136,7 +136,7 @@ class Suspects:
         return condemned
 
     def token(self, generation: Generation) -> bool:
-        """Return whether a choice on trial, with its new token, is past what it was suspected for."""
+        """Return whether a choice on trial has passed, with its new token, the stage for which it was suspected."""
         trial = generation.trial
         if trial is None or len(generation.output) < trial.until:
             return False

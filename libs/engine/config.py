@@ -29,7 +29,7 @@ class EngineConfig:
     """Upper bound of the engine's own queue. Credits keep it far shorter."""
     prefill_chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     kv_lease_ms: int = 30_000
-    """How long the blocks of a prefilled sequence are held for their receiver."""
+    """The time for which the blocks of a prefilled sequence are held for their receiver."""
     kv_shared_dir: Path | None = None
     """In-memory folder in which the KV pool is a file that other workers of the host can copy from, or None."""
     adapters: Mapping[str, Path] = field(default_factory=dict)

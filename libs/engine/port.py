@@ -40,9 +40,9 @@ class Pooling(Enum):
     """The vector that a prompt's last hidden states become."""
 
     LAST = "last"
-    """The last token's."""
+    """The last token's vector."""
     MEAN = "mean"
-    """The mean of all tokens'. They are all computed, so no prefix is reused."""
+    """The mean of all tokens' vectors. All tokens are computed, so no prefix is reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,8 @@ class Capabilities:
     images: bool = False
     """True if prompts may contain images; if not, `submit` refuses them."""
     variant: str = ""
-    """Whatever affects step times beside model and device, in a few words: types, width, threads, versions."""
+    """Everything that affects step times other than model and device, in a few words: types, width, threads, versions.
+    """
 
     def kv_bytes(self, tokens: int) -> int:
         """Return the bytes of KV of a sequence of `tokens` tokens, rounded up to whole blocks."""
@@ -153,7 +154,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class PromptImage:
-    """An image in a prompt, and its file where the prompt is computed."""
+    """An image in a prompt, with its file if this engine computes the prompt."""
 
     span: ImageSpan
     data: bytes = b""
@@ -305,7 +306,7 @@ class Engine(Protocol):
         ...
 
     def events(self) -> AsyncIterator[EngineEvent]:
-        """Iterate over the engine's only output, for one consumer. Raise the error by which the engine died."""
+        """Iterate over the engine's only output, for one consumer. Raise the error that ended the engine."""
         ...
 
     def export(

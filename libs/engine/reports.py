@@ -36,7 +36,7 @@ class Logprob:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     prompt: "tuple[Logprob, ...]" = ()
-    """If requested, the logprobs of the prompt's second to last token, on the sequence's first output."""
+    """The logprobs of the prompt's second to last token, if requested, on the sequence's first output."""
 
 
 @dataclass(slots=True)
@@ -51,9 +51,9 @@ class SequenceOutput:
     handle: KvHandle | None = None
     detail: str = ""
     cached_tokens: int = 0
-    """With `finish`: number of prompt tokens whose KV was cached here."""
+    """The number of prompt tokens whose KV was cached here; set with `finish`."""
     computed_prompt_tokens: int = 0
-    """With `finish`: number of prompt tokens computed here."""
+    """The number of prompt tokens computed here; set with `finish`."""
     kv_bytes_received: int = 0
     pulling: bool = False
     """True if the first block was just requested, which fixes the decode worker."""
@@ -136,7 +136,7 @@ class EngineEvent:
     kv_transfers: tuple[KvTransferReport, ...] = ()
     blocks: BlockEvents = BlockEvents()
     starved: tuple[tuple[int, int], ...] = ()
-    """As `kv_waits`, but while the sources had computed none of the awaited KV. The two never overlap."""
+    """Ended (start, end) in Unix ns in which the sources had computed none of the awaited KV. Not in `kv_waits`."""
     dummy_steps: tuple[tuple[int, int], ...] = ()
     """Ended steps (start, end) in Unix ns that computed no sequence of this engine, since another data-parallel rank
     had work. They are in no `step`, and may be reported some tenths of a second late.
@@ -166,7 +166,7 @@ class EngineLoad:
     recomputed_tokens: int = 0
     """The tokens computed again since the start because of preemption."""
     pool_faults: int = 0
-    """As in `EngineIntegrity`: 1 if the block pool's reference counts were found wrong."""
+    """1 if the block pool's reference counts were found wrong, as in `EngineIntegrity`."""
     starved_since_unix_ns: int = 0
     """Start of the starvation in progress (see `EngineEvent.starved`); 0 if there is none."""
     awaiting_ready_kv: int = 0

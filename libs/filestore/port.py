@@ -123,7 +123,7 @@ class FileIndex(Generic[Mark]):
         return [name for name, mark in marks.items() if self._marks.get(name) != mark]
 
     def put(self, name: str, mark: Mark, info: FileInfo | None) -> None:
-        """Store a description, or None for a name that has none."""
+        """Store the description behind a name; None if it has none."""
         self.drop(name)
         self._marks[name] = mark
         if info is not None:

@@ -98,8 +98,8 @@ def fewest_workers(
 ) -> tuple[int, LabReport] | None:
     """Bisect for the fewest workers that keep the SLO; return None if not even `most` do.
 
-    More workers never do worse, or nearly never. A guess saves the large clusters, which take longest: from there
-    the steps double until both sides of the edge are known.
+    More workers are assumed never to do worse. A guess avoids runs of large clusters, which take longest: steps from
+    the guess double until both sides of the edge are known.
     """
     best: tuple[int, LabReport] | None = None
     low, high = least, most
@@ -168,7 +168,7 @@ LARGEST_CHUNK_TOKENS: Final = 1 << 20
 def fluid_rate(experiment: Experiment, measure: Measure = "both") -> float:
     """Return the multiple of the trace's rate at which `WANTED` of the measured value keeps all workers busy.
 
-    The requests or the work that count are those which cost least for their value. The trace is taken to go on as
+    Only the requests or the work with the lowest cost for their value count. The trace is assumed to continue as
     it is. Prompts are computed in one chunk, and nothing is computed twice that any worker has computed (an
     unbounded cache shared by all). Decodes run in the largest batches that hold the TPOT, and their reading of
     weights hides behind prompts as far as the interference allows. Latency, KV memory and transfers are left out,

@@ -141,7 +141,7 @@ class SuitePlan:
 
 
 def make_plan(options: SuiteOptions, model: Model, place: SuiteLocation, models: Sequence[PoolModel] = ()) -> SuitePlan:
-    """Return every process with its name, program and settings. `models`: those of a pool, if there is one."""
+    """Return every process with its name, program and settings. `models` are those of a pool, if there is one."""
     kafka = options.kafka or place.kafka
     redis = options.redis or f"unix://{place.folder / 'redis.sock'}"
     shared = {

@@ -53,7 +53,7 @@ class Spares:
         return SpareState(list(self._running), len(self._specs), self._model)
 
     def have(self, count: int, first_to_end: Sequence[str] = ()) -> None:
-        """Run this many from now on. Starting and ending happens in tasks."""
+        """Set the number of workers to run. Tasks start and end them."""
         staying = [name for name in self._running if name not in self._ending]
         for name in to_end(staying, count, first_to_end):
             self._ending.add(name)
@@ -85,12 +85,12 @@ class Spares:
         self._reporter.note(f"{name} has ended: the planner wishes fewer workers")
 
     async def _await(self, name: str, supervisor: Supervisor) -> None:
-        """Wait for a worker's start. One that cannot start costs the suite only the pause before the next try."""
+        """Wait for a worker's start. If it fails, another is tried after a pause."""
         try:
             await supervisor.first_ready
         except (StartupError, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and not supervisor.first_ready.cancelled():
-                raise  # this task was, not the start
+                raise  # this task was cancelled, not the start
             if self._running.get(name) is supervisor and name not in self._ending:
                 wait_s = self._backoff.next_s()
                 self._not_before_s = asyncio.get_running_loop().time() + wait_s
@@ -105,10 +105,10 @@ class Spares:
 START_TIMEOUT_S = 900.0
 GATEWAY_GRACE_S = 3.0
 SERVICE_GRACE_S = 2.5
-# Together well under the 10 s in which a suite must be gone. Services have nothing to finish once the gateways are
-# gone: nobody needs a step that still runs.
+# All graces together are well under the 10 s in which a suite must stop. Services have nothing to finish once the
+# gateways are gone.
 STORE_GRACE_S = 0.5
-# For a spare worker to finish its sequences when fewer are requested, while the suite continues.
+# Time for a spare worker to finish its sequences when fewer are requested, while the suite continues.
 SPARE_GRACE_S = 30.0
 # Interval between checks of the logs' size.
 LOG_CHECK_S = 5.0

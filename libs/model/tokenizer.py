@@ -260,7 +260,8 @@ def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Return the texts of bos_token and the like by name, including the model's own, such as image_token."""
     legacy = folder / "special_tokens_map.json"
     fields = dict(config)
-    if "added_tokens_decoder" not in config and legacy.exists():  # then transformers reads it, over the config
+    # transformers gives this file precedence over the config, too.
+    if "added_tokens_decoder" not in config and legacy.exists():
         fields |= read_json(legacy)
     extra = fields.get("extra_special_tokens")
     fields |= extra if isinstance(extra, dict) else {}

@@ -94,7 +94,7 @@ class DynamoEngine:
         steps, self._steps = self._steps, []
         edges = [*range(from_ns, to_ns, LONGEST_NS), to_ns]
         found: list[StepBatch] = []
-        begin_ns = 0  # of the first piece: a step may have begun before it
+        begin_ns = 0  # the first piece includes steps that began before it
         for low_ns, high_ns in pairwise(edges[-COVERED_AT_ONCE:]):
             found.append(self._batch(low_ns, high_ns, [each for each in steps if begin_ns <= each[0] < high_ns]))
             begin_ns = high_ns

@@ -42,7 +42,7 @@ FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 8.0
 PERMISSIONS: Final = "deploy/observe/kubernetes.yaml"
 _HELPLESS: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
-"""Refusals that do not pass by themselves."""
+"""Statuses that retries cannot cure."""
 
 
 class PodFollower:
@@ -84,7 +84,7 @@ class PodFollower:
         return ""
 
     async def begin(self) -> None:
-        """List the pods once. Raise InvalidRequest for a mistake that does not pass by itself."""
+        """List the pods once. Raise InvalidRequest for a mistake that retries cannot cure."""
         try:
             await self._list()
         except NoApiServer as error:
@@ -144,10 +144,10 @@ class PodFollower:
         self._version = found.metadata.resource_version
 
     async def _changes(self) -> AsyncIterator[None]:
-        """Enter changes for up to WATCH_S, yielding after each and once as the watch begins."""
+        """Apply changes for up to WATCH_S. Yield once as the watch begins, and after each change."""
         core = client.CoreV1Api(await self._client.connected())
         with failures():
-            async with asyncio.timeout(CALL_S):  # the head comes at once
+            async with asyncio.timeout(CALL_S):  # the response's headers come at once
                 response = await core.list_namespaced_pod(
                     self.namespace, label_selector=self._query.selector, resource_version=self._version, watch=True,
                     allow_watch_bookmarks=True, timeout_seconds=WATCH_S, **{**RAW, "_request_timeout": SILENCE_S},

@@ -72,7 +72,7 @@ class Subscriber:
         while True:
             for _ in range(MESSAGES_A_TURN):
                 yield await self._socket.recv_multipart()
-            await asyncio.sleep(0)  # a message that is there is read without a pause
+            await asyncio.sleep(0)  # let others run: available messages are read without a pause
 
     async def watch(self) -> None:
         """Count connections that fail, without end."""

@@ -98,7 +98,7 @@ class _Layout:
     """The bytes of each of these lines before its value."""
     lengths: list[int] = field(default_factory=list)
     scalars: list[tuple[int, str, str]] = field(default_factory=list)
-    """For each scalar, its index in `numbers`, its engine and its name."""
+    """The index in `numbers`, the engine and the name of each scalar."""
     buckets: list[tuple[str, str, list[float], list[int]]] = field(default_factory=list)
     """Engine, name, upper bounds in ascending order, and for each of them an index into `numbers`."""
     model: str = ""

@@ -350,7 +350,7 @@ def _descend(start: StepTimeModel, measured: Rows, remembered: Rows) -> StepTime
     rows, kinds = measured.plus(remembered), measured.kinds
     for _ in range(MAX_TURNS):
         design = _design(vector, interference, rows)
-        weight = rows.weight.copy()  # what is remembered is no outlier, however far measured steps have moved
+        weight = rows.weight.copy()  # remembered steps are never outliers, however far measured ones have moved
         weight[: len(measured)] *= robust_weights((design @ vector - 1)[: len(measured)], kinds)
         found = np.minimum(with_prior(design, weight, first, PRIOR_ROWS), _bounds(rows))
         interference = _interference(found, rows, weight, start.interference)

@@ -150,7 +150,7 @@ TYPICAL_CONTEXT: Final = 1_000
 LEAST_NS: Final = 1.0
 
 
-# A worker that has run more steps of a kind weighs no more, so that one busy slow worker is not what is usual.
+# Steps of a kind beyond this number add no weight, so that one busy slow worker does not count as usual.
 ENOUGH_STEPS: Final = 64
 
 

@@ -1,7 +1,8 @@
-"""Moves in a fleet that others run, by the planner's rule, one at a time.
+"""Role moves in a fleet that Fulcrum only observes, decided by the planner's rule and made one at a time.
 
-Budgets cannot be changed there. A move takes effect only once the fleet's router follows it and the worker's earlier
-work has ended. Until moves have been measured, each is assumed to take as long as a move may take to pay off.
+Budgets of such a fleet cannot be changed. A move takes effect only once the fleet's router follows it and the
+worker's earlier work has ended. Until moves have been measured, each is assumed to take as long as a move may take
+to pay off.
 """
 
 from collections.abc import Collection, Mapping

@@ -114,7 +114,7 @@ class KvLink:
         speed = (kv.size_bytes + kv.beside_bytes) / duration_ns
         held_up = kv.short_of_cpu or kv.awaited_prompt
         if held_up and not anew and speed < (self.gb_per_s or 0.0):
-            return after  # it says nothing of the link
+            return after  # a transfer that was held up says nothing about the link
         is_floor = held_up or duration_ns < LEAST_STEPS * kv.step_ns
         sunk = 0.0 if anew else (self.gb_per_s or 0.0) / LINK_FORGETS
         if speed < sunk:
@@ -144,7 +144,7 @@ class KvLink:
 
 @dataclass(frozen=True, slots=True)
 class JudgedLink:
-    """A pair beside the fastest of its kind."""
+    """A link, compared with the fastest one of its kind."""
 
     link: KvLink
     fastest_gb_per_s: float

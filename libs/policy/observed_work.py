@@ -7,7 +7,7 @@ from typing import Final
 
 # A longer interval spans failed readings, so the gauges at its ends say little about its middle.
 LONGEST_INTERVAL_S: Final = 3.0
-SERIAL_SHARE: Final = 0.6  # of an interval, up to which prefill times of several prompts hardly overlap
+SERIAL_SHARE: Final = 0.6  # the share of an interval up to which prefill times of prompts hardly overlap
 BUSY_CONCURRENCY: Final = 5.0
 """Running requests from which an engine counts as busy throughout.
 

@@ -33,7 +33,7 @@ def grpc_serves(address: str) -> bool:
     from libs.runtime.settings import CommonSettings, load_settings  # noqa: PLC0415
 
     class ProbeSettings(CommonSettings):
-        tls_role = "worker"  # whose containers are probed so; health is answered to any role
+        tls_role = "worker"  # the probe runs in workers' containers; health is served to any role
 
     async def check() -> bool:
         async with make_channel(load_settings(ProbeSettings), address) as channel:

@@ -91,7 +91,7 @@ class CpuWaitReader:
         """Notice threads that have started or ended, until cancelled."""
         try:
             while True:
-                self.follow(await asyncio.to_thread(self.threads))  # which takes milliseconds
+                self.follow(await asyncio.to_thread(self.threads))  # on a thread, as it takes milliseconds
                 await asyncio.sleep(RELIST_S)
         finally:
             self.close()

@@ -50,7 +50,7 @@ def create_private(path: Path) -> BinaryIO:
     """Create a file for this user alone, whatever the umask, in place of an existing one."""
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
     try:
-        os.fchmod(number, PRIVATE_FILE)  # of one that was there
+        os.fchmod(number, PRIVATE_FILE)  # for a file that existed already
     except BaseException:
         os.close(number)
         raise

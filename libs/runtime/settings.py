@@ -182,7 +182,7 @@ def variable_of(settings_class: type[CommonSettings], field_name: str) -> str:
 
 
 def _explain(settings_class: type[CommonSettings], item: Any) -> str:
-    if not item["loc"]:  # of several settings together: the message names them
+    if not item["loc"]:  # the error concerns several settings, which its message names
         return str(item["msg"]).removeprefix("Value error, ")
     name = str(item["loc"][0])
     fields = settings_class.model_fields

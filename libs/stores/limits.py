@@ -46,7 +46,7 @@ class Ledger(Protocol):
         ...
 
     async def add(self, tenant: str, kind: Kind, units: int) -> None:
-        """Add units regardless of the limit; negative ones are returned to it."""
+        """Add units regardless of the limit. A negative number returns units."""
         ...
 
     async def hold(self, tenant: str, gateway_id: str, limit: int, *, running: int, want: int) -> int:

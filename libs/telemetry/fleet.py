@@ -68,7 +68,7 @@ class FleetTelemetry:
         self._newest = WindowAccumulator(MAX_WORKERS)
         self._max_steps = MAX_STEPS
         self._batches: Counter[BatchOutcome] = Counter()
-        self.latest_arrival_ns: int | None = None  # of the newest batch, by the clock of this process
+        self.latest_arrival_ns: int | None = None  # when the newest batch arrived, by this process's clock
 
     def add(self, batch: StepBatch, now_ns: int) -> BatchOutcome:
         """Record a worker's batch received at `now_ns`."""

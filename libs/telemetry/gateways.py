@@ -284,9 +284,9 @@ def _lasting(part: list[_Count], beside: int) -> tuple[int, bool]:
 
 
 def _variance(counted: list[_Count], begin_ns: int) -> float:
-    """Estimate the variance of the tokens that come in a second from the differences of neighbouring messages.
+    """Estimate the variance of tokens per second from the differences of neighbouring messages.
 
-    A single change of the rate adds little to it.
+    A single change of the rate adds little.
     """
     came = [(after[1] - before[1]) for before, after in pairwise(counted) if after[0] > begin_ns]
     seconds = (counted[-1][0] - max(begin_ns, counted[0][0])) / 1e9

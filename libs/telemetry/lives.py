@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 # Workers report three to ten times a second, at rest too.
 SILENT_AFTER_NS: Final = 2_000_000_000
 """The silence, while others report, after which a worker is silent."""
-# Others have taken up its work by then, and nobody waits for it any more.
+# By then other workers have taken over its work, and nobody waits for it.
 GONE_AFTER_NS: Final = 60_000_000_000
 # A worker that is ready reports within this time; one that does not is silent.
 FIRST_REPORT_NS: Final = 10_000_000_000

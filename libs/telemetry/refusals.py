@@ -75,7 +75,7 @@ class RefusalLog:
             (each.status, each.code[:MAX_CODE_CHARS]): each.count for each in message.refused[:MAX_REASONS]
         }
         if samples and samples[-1].refused == refused:
-            refused = samples[-1].refused  # as it is nearly always: one object for all samples
+            refused = samples[-1].refused  # the usual case, so that all samples share one object
         samples.append(_RefusalSample(told_ns, message.posts, refused))
         # One sample from before the window stays, so that the window is complete.
         while len(samples) > 2 and samples[1].told_unix_ns <= told_ns - WINDOW_NS:

@@ -167,7 +167,7 @@ class StepLog:
             self._set_counts(kept - 1, UNKNOWN)
 
     def start_of_newest(self, count: int) -> int:
-        """Return the start of the oldest among the `count` newest steps; there must be as many."""
+        """Return the start of the oldest among the `count` newest steps, which must exist."""
         return self._starts[-count]
 
     def begun(self, low: int, high: int) -> int:

@@ -397,7 +397,7 @@ class Timeline:
         self._judge()
 
     def _judge(self) -> None:
-        # Batches that `follow` accepts change nothing of this.
+        # The result stays valid across batches that `follow` accepts.
         steady = self._newest is not None and role_name(self._newest.assignment) == self._roles.newest
         self._goes_on = steady and not self._left and not self._steps.any_announced
 

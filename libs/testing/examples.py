@@ -1,4 +1,4 @@
-"""How many examples a property tries."""
+"""The number of examples that a property tries."""
 
 from hypothesis import settings
 
@@ -7,6 +7,6 @@ LEAST = 5
 
 
 def examples(full: int) -> int:
-    """For `max_examples`: `full`, less in proportion where the profile tries fewer than Hypothesis would by itself."""
+    """Return `max_examples`: `full`, or proportionally less under a profile with fewer than Hypothesis's default."""
     profile = settings.get_profile(settings.get_current_profile_name())
     return max(full * profile.max_examples // HYPOTHESIS_DEFAULT, min(full, LEAST))

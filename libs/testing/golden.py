@@ -1,6 +1,6 @@
-"""What programs of others depend on, held by files: equal text, or JSON of an equal shape.
+"""Golden files of what other programs depend on: equal text, or JSON of an equal shape.
 
-`FULCRUM_GOLDEN=write` writes the files anew; the difference is then for a person to look at.
+`FULCRUM_GOLDEN=write` rewrites the files, whose difference is then reviewed.
 """
 
 import json
@@ -11,17 +11,17 @@ from typing import Any, Final
 
 FOLDER: Final = Path(__file__).parents[2] / "tests" / "golden"
 ANY_ID: Final = "<id>"
-"""Stands for keys that differ from run to run."""
+"""Replaces keys that differ from run to run."""
 
 MIXED: Final = "mixed"
-"""The shape of what has several: nothing differs from it."""
+"""The shape of a value with several shapes, which matches everything."""
 
 Shape = Any
-"""Of a JSON value: the name of a leaf's type, a list of at most one shape, or an object of shapes by key."""
+"""The shape of a JSON value: the name of a leaf's type, a list of at most one shape, or an object of shapes by key."""
 
 
 def shape(value: Any, ids: Collection[str] = ()) -> Shape:
-    """Shape of a JSON value. Keys that are among `ids` are all one; of null nothing is known."""
+    """Return the shape of a JSON value. Keys among `ids` count as one; null says nothing of its shape."""
     if isinstance(value, dict):
         found: dict[str, Shape] = {}
         for key, each in value.items():
@@ -39,7 +39,7 @@ def shape(value: Any, ids: Collection[str] = ()) -> Shape:
 
 
 def join(one: Shape, other: Shape) -> Shape:
-    """Shape of something that has either shape; a key that only one of two objects has is marked with a `?`."""
+    """Return the shape that covers both; a key that only one of two objects has is marked with a `?`."""
     if one is None or other is None:
         return one if other is None else other
     if isinstance(one, dict) and isinstance(other, dict):
@@ -55,7 +55,7 @@ def join(one: Shape, other: Shape) -> Shape:
 
 
 def differences(golden: Shape, now: Shape, at: str = "") -> list[str]:
-    """Where a shape differs from what it was; what was or is null, an empty list, or mixed, differs from nothing."""
+    """Return the differences between two shapes. A null, an empty list or a mixed shape differs from nothing."""
     if golden is None or now is None or MIXED in (golden, now):
         return []
     if isinstance(golden, dict) and isinstance(now, dict):
@@ -70,14 +70,14 @@ def differences(golden: Shape, now: Shape, at: str = "") -> list[str]:
 
 
 def hold_shapes(name: str, now: Mapping[str, Shape]) -> None:
-    """Compare with the file of that name, or write it. Raises AssertionError with every difference."""
+    """Compare shapes with those in the file of that name, or write them. Raise AssertionError with every difference."""
     golden = _kept(name, now)
     found = differences(golden, dict(now))
     assert not found, "\n".join([f"{FOLDER.name}/{name}.json:", *found])
 
 
 def hold(name: str, now: Any) -> None:
-    """The same for a JSON value that is to be equal."""
+    """Compare a JSON value for equality with the one in a file, or write it."""
     golden = _kept(name, now)
     assert golden == json.loads(json.dumps(now)), f"differs from {FOLDER.name}/{name}.json"
 

@@ -1,10 +1,10 @@
-"""The how-to and reference pages whose shell blocks a test types, beside the tutorials and examples."""
+"""The how-to and reference pages whose shell blocks a test runs, in addition to tutorials and examples."""
 
 from collections.abc import Mapping
 from typing import Final
 
 SUITE: Final = ("--engine", "sim", "--prefill", "2", "--decode", "5")
-"""Workers gpu-0 to gpu-6: pages name some of them."""
+"""The workers gpu-0 to gpu-6, some of which the pages name."""
 KEYED: Final = ("--engine", "sim", "--prefill", "1", "--decode", "1")
 POOL: Final = ("--engine", "sim", "--pool", "2", "--model", "A", "--model", "B", "--model", "C")
 GUIDES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -24,8 +24,8 @@ GUIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "upgrade": SUITE,
     "verdict": SUITE,
 }
-"""Pages of docs with the arguments of the `fulcrum up` that their blocks are typed against; none need no suite."""
+"""Pages of docs, each with the arguments of `fulcrum up` for its suite; none means that it needs no suite."""
 NOT_TYPED: Final = "<!-- not typed:"
-"""The start of the comment after a block that a test cannot type; the reason follows it."""
+"""The start of the comment after a block that a test cannot run; the reason follows it."""
 TYPED_ELSEWHERE: Final = "<!-- typed by tests/"
-"""The start of the comment after a block that the named test types, against a suite of its own."""
+"""The start of the comment after a block that the named test runs, against its own suite."""

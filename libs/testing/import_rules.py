@@ -1,4 +1,4 @@
-"""A rule for import-linter: a package imports nothing but itself, the standard library, and what is named."""
+"""A rule for import-linter: a package imports only itself, the standard library, and a list of modules."""
 
 import sys
 from typing import cast
@@ -15,7 +15,7 @@ class OnlyContract(Contract):
     allowed = fields.ListField(subfield=fields.StringField(), required=False)
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
-        """Every import of the package, also those of types alone."""
+        """Check every import of the package, including those for types only."""
         del verbose
         package = str(self.package)
         own = {package, *graph.find_descendants(package)}
@@ -29,6 +29,6 @@ class OnlyContract(Contract):
         return ContractCheck(kept=not found, metadata={"found": sorted(found)})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
-        """One line an import."""
+        """Print one line for each forbidden import."""
         for line in check.metadata["found"]:
             output.print_error(line)

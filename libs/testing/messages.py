@@ -1,5 +1,6 @@
-"""Protobuf messages of any type with values at the edges of what the wire can carry: Hypothesis strategies, and every
-message that differs from a plain one in a single field."""
+"""Protobuf messages with values at the limits of the wire: Hypothesis strategies, and all messages that differ from a
+plain one in a single field.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeVar
@@ -16,7 +17,7 @@ MAX_DEPTH = 4
 
 M = TypeVar("M", bound=Message)
 Known = Mapping[str, st.SearchStrategy[Any]]
-"""By full field name ("fulcrum.worker.v1.Submit.model") or bare name: values that get further than chance would."""
+"""Values that get further than random ones, by full field name ("fulcrum.worker.v1.Submit.model") or bare name."""
 
 _EDGES = {
     FieldDescriptor.TYPE_UINT32: (0, 1, 2, 7, 2**31, 2**32 - 1),
@@ -27,12 +28,12 @@ _EDGES = {
 
 
 def messages(kind: type[M], known: Known | None = None) -> st.SearchStrategy[M]:
-    """Messages of one type, each field absent or filled; at most MAX_REPEATED in a list."""
+    """Draw messages of one type, with each field absent or filled; lists have at most MAX_REPEATED elements."""
     return _of(kind.DESCRIPTOR, known or {}, MAX_DEPTH)
 
 
 def spoiled(whole: st.SearchStrategy[M]) -> st.SearchStrategy[bytes]:
-    """Messages on the wire: most as they should be, others cut short or with bytes that were changed."""
+    """Draw encoded messages: most are valid, the others are truncated or have changed bytes."""
     wire = whole.map(lambda message: message.SerializeToString())
     place = st.floats(0, 1, exclude_max=True)
     cut = st.builds(lambda data, at: data[: int(at * len(data))], wire, place)
@@ -113,19 +114,19 @@ def _scalar(field: Any) -> st.SearchStrategy[Any]:
 
 
 MANY: Final = 2_000
-"""Elements of a list that is much longer than any of ours."""
+"""The length of a list that is much longer than any of ours."""
 LONG_CHARS: Final = 100_000
 _HOUR_NS: Final = 3_600 * 10**9
 
 
 def plain(kind: type[M], known: Mapping[str, Any] | None = None) -> M:
-    """A message with something in every field: 1, "a", one element. `known`: values by full or bare field name."""
+    """Build a message with a value in every field: 1, "a", one element. `known` has values by field name."""
     message: M = _plain(kind.DESCRIPTOR, known or {})
     return message
 
 
 def extremes(base: M) -> Iterator[tuple[str, M]]:
-    """Yield copies of a message that have one field, at any depth, at an end of its type; with its name and value."""
+    """Yield copies of a message with one field, at any depth, at a limit of its type. Each has a name and value."""
     for path in _paths(base.DESCRIPTOR):
         field = path[-1]
         for value in _ends(field):
@@ -134,7 +135,7 @@ def extremes(base: M) -> Iterator[tuple[str, M]]:
             place = _place(copy, path[:-1])
             try:
                 _put(place, field, value)
-            except (TypeError, ValueError):  # which the wire cannot carry
+            except (TypeError, ValueError):  # the wire cannot carry such a value
                 continue
             yield f"{'.'.join(each.name for each in path)} {str(value)[:40]}", copy
 
@@ -172,7 +173,7 @@ def _paths(descriptor: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, 
 
 
 def _place(message: Any, path: tuple[Any, ...]) -> Any:
-    """The part that a path leads to, of a list the first element."""
+    """Return the part of a message at a path; of a list, its first element."""
     for field in path:
         message = getattr(message, field.name)
         if field.is_repeated:

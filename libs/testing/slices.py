@@ -1,4 +1,4 @@
-"""What slice the kernel gives a thread, where it tells."""
+"""The scheduler slice that the kernel gives a thread, where it reports one."""
 
 import ctypes
 import os
@@ -8,12 +8,11 @@ from typing import Final
 from libs.runtime.linux import ATTRIBUTES
 
 _CALLS: Final = {"x86_64": 315, "aarch64": 275}
-"""Numbers of sched_getattr."""
+"""The system call numbers of sched_getattr."""
 
 
 def own_slice_ns() -> int | None:
-    """Slice of the calling thread; None where the kernel has no slices, or does not tell, or none for threads of its
-    kind."""
+    """Return the slice of the calling thread; None if the kernel has none for its kind or does not report it."""
     call = _CALLS.get(platform.machine())
     if platform.system() != "Linux" or call is None:
         return None

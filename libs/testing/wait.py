@@ -1,4 +1,4 @@
-"""Time in tests: a clock that a test moves, a condition within a bound, a coroutine without an event loop."""
+"""Time in tests: a clock that a test sets, a wait for a condition, and a coroutine without an event loop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -12,7 +12,6 @@ class ManualClock:
         self._now_ns = now_ns
 
     def now_ns(self) -> int:
-        """The time it was last moved to."""
         return self._now_ns
 
     def advance_ms(self, ms: float) -> None:
@@ -24,7 +23,7 @@ POLL_S = 0.01
 
 
 async def until(holds: Callable[[], object], *, timeout_s: float = 10.0, what: str = "the condition") -> None:
-    """Return once `holds()` is true; raises AssertionError after `timeout_s`."""
+    """Return once `holds()` is true. Raise AssertionError after `timeout_s`."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
     while not holds():

@@ -1,6 +1,6 @@
 """The worker host, between the streams of gateways and one engine: admission, sequences, and the drain.
 
-Synchronous but for waiting; gRPC, Redis and Kafka surround it, and libs/policy decides.
+It does no I/O and is synchronous except where it waits. libs/policy makes its decisions.
 """
 
 import asyncio
@@ -140,7 +140,7 @@ class WorkerHost:
         """The role's prompt budget; smaller than the engine's while prompts admitted under a larger one remain."""
         self._prompts = PromptLength()
         self._left_ns = 0
-        """When the worker left the role that decodes; 0 if decodes belong to the present role."""
+        """The time at which the worker left the role that decodes; 0 if decodes belong to the present role."""
         self._progress = asyncio.Event()
         self._observers: list[Callable[[], None]] = []
         self._apply_assignment()
@@ -311,7 +311,7 @@ class WorkerHost:
     def _proceed(self, gateway: AttachedGateway, proceed: pb.Proceed) -> None:
         sequence_id = gateway.sequence_id(proceed.sequence)
         if sequence_id not in gateway.living:
-            return  # it has ended here, and the gateway does not know yet
+            return  # it has ended, but the gateway has not received that yet
         self.engine.proceed(sequence_id, tuple(numbers(proceed.token_ids, "token_ids")))
 
     def _send_event(self, gateway: AttachedGateway, event: pb.SequenceEvent) -> None:
@@ -363,7 +363,7 @@ class WorkerHost:
     def _deliver(self, sequence: HostedSequence, output: SequenceOutput) -> None:
         gateway = sequence.gateway
         gateway.outbox.add_tokens(output)
-        if not output.pulling:  # which nobody waits for: it goes with the next frame
+        if not output.pulling:  # nobody waits for this, so it goes with the next frame
             gateway.wake.set()
         if output.only_tokens:
             return
@@ -383,7 +383,7 @@ class WorkerHost:
             self._send_event(sequence.gateway, pb.SequenceEvent(sequence=number, leaving=pb.Leaving()))
 
     def _hand_over(self, sequence_id: int) -> None:
-        """Move a sequence out, now that a place elsewhere is reserved: with its KV, if the engine can."""
+        """Move a sequence to the place reserved on another worker, with its KV if the engine supports that."""
         if self.engine.capabilities.hands_over_running_kv:
             self.engine.hand_over(sequence_id)
         elif self._sequences[sequence_id].decodes:
@@ -399,7 +399,7 @@ class WorkerHost:
             if output.finish is FinishReason.HANDED_OVER:
                 self.hand_over_costs.handed_over(output.handle, self._clock.now_ns())
             if sequence.gateway.closed.is_set():
-                self.release(output.handle.opaque)  # nobody is left who could have it pulled
+                self.release(output.handle.opaque)  # no gateway is left to have it pulled
             else:
                 sequence.gateway.hold(output.sequence_id, output.handle.opaque)
 

@@ -112,7 +112,7 @@ class KvOutbox:
             if message.sent_bytes:
                 pull.ahead_bytes += message.sent_bytes
                 data.extend(chunk.data)
-        frame.ready.extend(self._newly_ready())  # of which this frame had no room, or the link no time
+        frame.ready.extend(self._newly_ready())  # ready blocks that did not fit into this frame or the link's budget
         frame.failed.extend(self._failed)
         self._failed.clear()
         return kv_wire.encode(frame, data) if frame.ByteSize() else None

@@ -134,7 +134,7 @@ class PoolMember:
         return worker
 
     def assign(self, request: pb.AssignModelRequest) -> pb.AssignModelResponse:
-        """Accept another model to hold.
+        """Accept the assignment of another model.
 
         Raise StaleRole if the caller's view is out of date, and QueueFull while a model is being loaded or left.
         """

@@ -230,7 +230,7 @@ class HandOverCosts:
         self._capabilities = capabilities
         self._staying = Staying()
         self.time = HandOverTime()
-        """How long hand-overs from this worker have taken."""
+        """The measured durations of hand-overs from this worker."""
         self._gone: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         """Pairs of (bytes, Unix ns of sealing) by handle."""
         self.count = 0

@@ -357,14 +357,14 @@ class TelemetryPublisher:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._period_s)
-            # At rest batches come on a beat of periods too: half of one is what a period may be off.
+            # A batch at rest is due after a whole number of periods. Timers are off by less than half a period.
             if not self._at_rest() or loop.time() - self._reported_s > self._rest_s - self._period_s / 2:
                 self.publish()
                 self._reported_s = loop.time()
             self._host.refresh_load()
 
     def publish(self, *, last: bool = False) -> None:
-        """Publish the gathered events. `last` says that the worker leaves."""
+        """Publish the gathered events. `last` is true if the worker is leaving."""
         load = self._host.engine.load()
         state = self._state(load)
         step_time = step_time_message(self._step_times.fitted)

@@ -81,7 +81,7 @@ def room_tokens(engine: Engine, most_tokens: int) -> int:
 
 async def _corrected(engine: Engine, known: Callable[[], StepTimeModel], tokens: int) -> StepTimeModel:
     """Correct the expected step times by a few steps: a guess about the device may be off by an order of magnitude."""
-    await engine.measure_prefill(tokens)  # what the first step of a shape sets up is not measured
+    await engine.measure_prefill(tokens)  # the first step of a shape includes set-up, so its time is dropped
     took_ns = [await engine.measure_prefill(tokens) for _ in range(GUESSES)]
     fastest_ns = min((each for each in took_ns if each), default=0)
     return calibrated(known(), MeasuredStep(tokens, fastest_ns)) if fastest_ns else known()
@@ -243,7 +243,7 @@ FEW: Final = (
 
 
 class PrefillTuner:
-    """Holds the chunk size in effect and looks for a better one, with one measurement at a time."""
+    """The chunk size in effect and the search for a better one, with one measurement at a time."""
 
     def __init__(
         self,

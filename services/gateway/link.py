@@ -195,7 +195,7 @@ class WorkerLink:
         if self.overdue_ms > SIGN_OF_LIFE_MS:
             self._unheard.add(sequence_id)
         if not self.running:
-            self.silent_ms = 0.0  # from here on it owes a sign of life more often
+            self.silent_ms = 0.0  # a busy worker must send something more often
         self.running.add(sequence_id)
         if phase is Phase.PREFILL:
             self.prefill.use()
@@ -305,7 +305,7 @@ class WorkerLink:
 
     async def _read(self, stream: Any, backoff: Backoff) -> None:
         while (frame := await stream.read()) is not grpc.aio.EOF:
-            if frame is None:  # what gRPC makes of bytes that do not parse
+            if frame is None:  # gRPC returns None for bytes that do not parse
                 raise MalformedFrame("its bytes do not parse")
             if fault := _fault_of(frame):
                 raise MalformedFrame(f"{fault} is out of its range")
@@ -352,7 +352,7 @@ class WorkerLink:
         self._worker = worker
         self.kv_kind = kv_kind(worker)
         self.kv_once = worker.capabilities.kv_once
-        self._next.epoch = worker.assignment.epoch  # from here on its work is bound by it
+        self._next.epoch = worker.assignment.epoch  # work is bound by this epoch from now on
         self._wake.set()
         return True
 
@@ -374,7 +374,7 @@ class WorkerLink:
 
     def _reset(self, end: _End) -> None:
         """Clear the stream's state and report the sequences lost with it. A draining worker ends in good order."""
-        if end is not _End.OURS and not self.connected and not self.left:  # one that was silent may only be frozen
+        if end is not _End.OURS and not self.connected and not self.left:  # a silent worker may only be frozen
             self._listener.unreachable(self)
         died = end is _End.BROKEN and self.serving
         self._worker = None
@@ -402,9 +402,7 @@ def _fault_of(frame: pb.WorkerFrame) -> str:
 
 
 def outlook_of(worker: common.Worker, tpot_ns: float = 0.0) -> WorkerOutlook:
-    """Return the outlook of a worker that has reported neither load nor speed. `tpot_ns`: default TPOT target, 0 for
-    none.
-    """
+    """Return the outlook of a worker without reported load or speed. `tpot_ns` is the default target, 0 for none."""
     can = worker.capabilities
     compute = compute_of(can.compute) if can.HasField("compute") else None
     speed = prior_speed(worker.engine, worker.device, can.chunk_tokens, compute, max(worker.gpus, 1))

@@ -20,7 +20,7 @@ ReasoningName = Literal["think", "mistral", "seed", "harmony", "none"]
 ToolFormatName = Literal[
     "hermes", "llama3-json", "mistral", "deepseek", "kimi-k2", "qwen3-coder", "glm", "minimax-m2", "seed-oss", "none"
 ]
-"""Of the tables in services/gateway/answers/families.py."""
+"""The names of the formats in services/gateway/answers/families.py."""
 
 
 class ClassTargets(BaseModel):

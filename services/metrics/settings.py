@@ -173,7 +173,7 @@ class MetricsSettings(HttpSettings):
     @model_validator(mode="after")
     def _observes_one_list(self) -> Self:
         if sum(map(bool, (self.observe, self.observe_file, self.observe_kubernetes))) > 1:
-            raise ValueError("FULCRUM_METRICS_OBSERVE, _OBSERVE_FILE and _OBSERVE_KUBERNETES exclude each other")
+            raise ValueError("FULCRUM_METRICS_OBSERVE, _OBSERVE_FILE and _OBSERVE_KUBERNETES cannot be combined")
         if self.observes and self.shared:
             raise ValueError("FULCRUM_METRICS_SHARED is for suites: each process observes servers by itself")
         if self.observe_act and bool(self.observe_kubernetes) == bool(self.observe_router):

@@ -264,16 +264,14 @@ class TraceBuffer:
         return found
 
     def _lack(self, event: RequestEvent, transfers: int) -> None:
-        """Remember a request whose transfers are still to come, once for each."""
+        """Remember a request once for each transfer that is still to come."""
         if transfers > 0:
             self._lacking.setdefault(event.request_id, []).extend([event] * min(transfers, MAX_HAND_OFFS))
         if len(self._lacking) > MAX_LACKING:
             self._lacking.popitem(last=False)
 
     def _hand_offs(self, event: RequestEvent) -> list[HandOff]:
-        """Return the hand-offs of one choice. The choices of a request share its id, so each takes as many as it can
-        have had.
-        """
+        """Return the hand-offs of one choice, leaving those of other choices, which share the request's id."""
         come = sorted(self._transfers.pop(event.request_id, []), key=lambda one: one.transfer.start_unix_ns)
         own = [one for one in come if one.worker_id == event.decode_worker] or come
         if event.moves or event.reroutes:

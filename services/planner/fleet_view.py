@@ -400,7 +400,7 @@ class ReceivedPlans:
         known = self._plans.get(message.model)
         if not self._fresh(message.made_unix_ns) or (known is not None and known[0] > message.made_unix_ns):
             return MessageOutcome.OLD
-        if known is None or known[0] != message.made_unix_ns:  # it is sent again and again
+        if known is None or known[0] != message.made_unix_ns:  # plans are sent repeatedly
             try:
                 known = message.made_unix_ns, plan_of(message)
             except ValueError:

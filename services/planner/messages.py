@@ -175,7 +175,7 @@ def _waits(plan: ModelPlan, now: Split) -> str:
 
 
 MAX_UINT32: Final = 2**32 - 1
-# Sums over workers that each report the maximum are cut to what a message can carry.
+# Sums over many workers are clamped to what a field of a message can hold.
 MAX_UINT64: Final = 2**64 - 1
 NS_PER_MS: Final = 1_000_000
 CODE_NOBODY: Final = "no_workers"

@@ -258,7 +258,7 @@ def _work(
     prompt_tokens = view.column("waiting_prefill_tokens")[heard]
     computes = columns.role[heard] == Role.PREFILL
     at_gateways_tokens = pressing_tokens(served, at_gateways.hopeful_tokens, at_gateways.prompt_tokens)
-    queued = np.where(prompt_tokens > 0, 0, waiting)  # else they are prompts
+    queued = np.where(prompt_tokens > 0, 0, waiting)  # with prompt tokens, the waiting sequences are prompts
     decoding = (running + queued + view.column("awaiting_kv")[heard])[~computes]
     decodes, kv_tokens = int(decoding.sum()), int(columns.kv_tokens[heard][~computes].sum())
     reported = (running[computes].tolist(), waiting[computes].tolist(), prompt_tokens[computes].tolist())

@@ -216,7 +216,7 @@ class RolePlanner:
         """Add each worker's own budget, and pin the workers that could not be reached."""
         own = self._own_budgets
         for each in standings:
-            if each.own_budget_tokens:  # of a worker that an earlier planner changed
+            if each.own_budget_tokens:  # an earlier planner changed this worker
                 own.setdefault(each.id, each.own_budget_tokens)
         chosen = {each.id: each.budget_tokens for each in standings if each.budget_tokens and each.keeps_budget}
         if not (left or own or chosen):

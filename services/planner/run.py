@@ -46,7 +46,8 @@ log = structlog.get_logger()
 
 REGISTRY_POLL_MS: Final = 1_000
 LEAD_EVERY_S: Final = LEASE_MS / 4000
-# Two who both lead, with Redis split in two, would otherwise outrun one another several times a second.
+# While Redis is partitioned, two planners may both lead. Without this pause each would raise its number above the
+# other's several times a second.
 OUTRUN_S: Final = 5.0
 
 MS_NS: Final = 1_000_000

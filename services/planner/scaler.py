@@ -197,7 +197,7 @@ class Scaler:
         wishes: dict[str, RoleWish] = {}
         for plan in list(state.plans)[:MAX_MODELS]:
             model = plan.observed.model
-            if self._is_hidden(model):  # nothing is known of what there is: what was wished stands
+            if self._is_hidden(model):  # its workers are unknown, so the last wish stays
                 if model in state.wishes:
                     wishes[model] = state.wishes[model]
             elif plan.assigned is not None:

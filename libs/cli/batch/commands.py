@@ -43,7 +43,7 @@ def submit(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Run the requests of a file, which is uploaded, or of a topic. --output and --errors imply waiting for the end.
+    """Run the requests of a file, which is uploaded, or of a Kafka topic. --output and --errors imply --wait.
 
     With --wait the exit code is 1 unless the job was completed and at least one line of it was answered.
     """

@@ -148,7 +148,7 @@ Batch = dict[str, Any]
 
 
 def figures(batch: Batch, took_s: float | None = None) -> dict[str, Any]:
-    """Return the JSON form of a job. `took_s`: from submission to end, if that was waited for."""
+    """Return the JSON form of a job. `took_s` is the time from submission to end, if the caller waited."""
     counts = batch["request_counts"]
     found = {"id": batch["id"], "status": batch["status"], **counts}
     own = batch.get("fulcrum") or {}

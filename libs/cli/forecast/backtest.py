@@ -193,7 +193,7 @@ def parse_horizons(text: str) -> tuple[float, ...]:
     found = [re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhd])", each.strip()) for each in text.split(",")]
     seconds = tuple(float(each[1]) * _UNITS[each[2]] for each in found if each)
     if len(seconds) != len(found) or len(seconds) > MOST_HORIZONS or min(seconds) <= 0:
-        raise InvalidRequest(f"--horizons {text[:60]!r}: up to {MOST_HORIZONS} times such as 10m,1h,24h are needed")
+        raise InvalidRequest(f"--horizons {text[:60]!r} must be up to {MOST_HORIZONS} times such as 10m,1h,24h")
     return seconds
 
 

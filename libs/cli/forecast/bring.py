@@ -104,9 +104,7 @@ def parse_moment(text: str) -> float:
 
 
 def ask_prometheus(url: str, queries: tuple[str, str, str], span_s: float) -> DemandHistory:
-    """Read history by `query_range` in bins of ten minutes, as many points a call as Prometheus allows. Raises
-    StartupError.
-    """
+    """Query history in bins of ten minutes, with as many points a call as Prometheus allows. Raise StartupError."""
     end_s = time.time() // STEP_S * STEP_S
     start_s = end_s - span_s // STEP_S * STEP_S
     found: list[dict[float, float]] = [{}, {}, {}]

@@ -87,7 +87,9 @@ def parse_what_if(text: str) -> tuple[dict[str, float], str]:
         except ValueError:
             factor = 0.0
         if name not in FACTORS or not 0.01 <= factor <= 100:
-            raise InvalidRequest(f"--what-if {part[:40]!r} is not traffic=, isl= or osl= 0.01 to 100, nor device=NAME")
+            raise InvalidRequest(
+                f"--what-if {part[:40]!r} must be traffic=, isl= or osl= with 0.01 to 100, or device=NAME"
+            )
         factors[name] = factor
     return factors, device
 
@@ -140,7 +142,7 @@ def _hardware(wanted: PlanOptions, found: PlanInput, device: str) -> Hardware:
 
 
 def show_plan(row: dict[str, Any], *, relative: bool) -> None:
-    """Print a plan as a table and sentences. `relative`: times count from a trace's beginning."""
+    """Print a plan as a table and sentences. With `relative`, times count from a trace's beginning."""
     console = make_console()
 
     def moment(at_s: float) -> str:
@@ -160,7 +162,7 @@ def show_plan(row: dict[str, Any], *, relative: bool) -> None:
         words = {
             name: "not in this time" if at is None else moment(at) for name, at in pool["runs_short_unix_s"].items()
         }
-        console.print(f"{phase}: {pool['there']} GPUs there; short from (p50) {words['p50']}, (p95) {words['p95']}")
+        console.print(f"{phase}: {pool['there']} GPUs available; short from (p50) {words['p50']}, (p95) {words['p95']}")
     for each in row["shortages"]:
         gpus = f"{each['gpus']} GPU{'s' if each['gpus'] != 1 else ''}"
         console.print(

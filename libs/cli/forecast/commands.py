@@ -25,7 +25,7 @@ def live(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Show a running suite's demand ahead: requests, prefill and decode work with bands, and their trend."""
+    """Show a running suite's expected demand: requests, prefill and decode work with bands, and their trend."""
     if context.invoked_subcommand is None:
         from libs.cli.forecast.live import show_forecast  # noqa: PLC0415 (what only this command needs)
 
@@ -58,7 +58,7 @@ def bring(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Import a history into a running suite, so that it has a forecast on its first day. Its own history stays."""
+    """Import a demand history into a running suite, for a forecast on its first day. Only unknown bins are filled."""
     from libs.cli.forecast.bring import bring_history  # noqa: PLC0415 (what only this command needs)
 
     bring_history(ready, file, prometheus, model=model, days=days, end=end, queries=queries, as_json=json)
@@ -101,7 +101,7 @@ def backtest(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Forecast past days from the data before each, and compare the forecasts with simple forecasters.
+    """Forecast past days, each from the data before it, and compare with simple forecasters.
 
     A forecast is made at each bin, and models are fitted anew each day, on earlier bins alone.
     """

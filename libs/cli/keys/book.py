@@ -219,7 +219,7 @@ def delete_tenant(tenant: str, *, yes: bool, ready_file: Path | None, as_json: b
     if as_json:
         print(json.dumps({"tenant": tenant, "deleted_unix_ns": book.deleted[tenant], "revoked": revoked}))
         return
-    print(f"Tenant {tenant} is deleted, {len(revoked)} keys are revoked: its files go within a minute.")
+    print(f"Tenant {tenant} is deleted, {len(revoked)} keys are revoked, and its files are deleted within a minute.")
 
 
 def rotate_cache_secret(*, ready_file: Path | None, as_json: bool) -> None:

@@ -30,10 +30,10 @@ def make_certificates(folder: Path | None, names: Sequence[str], *, days: int, a
     _print(made, as_json=as_json)
     if not as_json:
         print(
-            f"\nOn each host, beside a copy of ca.pem and of its role's file:\n"
+            f"\nOn each host, with copies of ca.pem and of its role's files, set:\n"
             f"  FULCRUM_TLS_CA={home / 'ca.pem'}\n"
             f"  FULCRUM_TLS_CERT={home}/ROLE.pem FULCRUM_TLS_KEY={home}/ROLE.pem\n"
-            f"ca-key.pem signs new ones: keep it off machines that serve.",
+            f"ca-key.pem signs new certificates: keep it off machines that serve.",
             file=sys.stderr,
         )
 

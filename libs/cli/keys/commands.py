@@ -125,7 +125,7 @@ def delete_tenant(
 
 @keys.command(name="rotate-salt", epilog="Example: fulcrum keys rotate-salt")
 def rotate_salt(ready: ReadyFile = None, json: Json = False) -> None:
-    """Draw a new secret for the salts that separate tenants' KV blocks: each prompt is computed once more."""
+    """Draw a new secret for the salts that separate tenants' KV blocks. Cached prefixes can then not be reused."""
     from libs.cli.keys.book import rotate_cache_secret  # noqa: PLC0415
 
     rotate_cache_secret(ready_file=ready, as_json=json)
@@ -198,7 +198,7 @@ def rotate(
 
 @tls.command(epilog="Example: fulcrum tls show --json")
 def show(folder: Folder = None, json: Json = False) -> None:
-    """Show role, names and end of each certificate."""
+    """Show role, names and expiry of each certificate."""
     from libs.cli.keys.certificates import show_certificates  # noqa: PLC0415
 
     show_certificates(folder, as_json=json)

@@ -182,7 +182,7 @@ async def _describe(suite: Ready, listed: dict[str, Any]) -> WorkerDescription:
         worker = (await admin.describe()).worker
         try:
             chunk_tokens = (await admin.tune_prefill(TunePrefillRequest(kept=True))).chunk_tokens
-        except InvalidRequest:  # it has measured nothing, and goes by its settings
+        except InvalidRequest:  # without a measurement the worker uses its settings
             chunk_tokens = worker.capabilities.chunk_tokens
         trips_ms = []
         for _ in range(ROUND_TRIPS):

@@ -141,11 +141,11 @@ def compare(
         ),
     ] = False,
     most_workers: Annotated[
-        int, typer.Option(min=2, max=1024, metavar="N", help="Workers tried at most for the GPUs needed.")
+        int, typer.Option(min=2, max=1024, metavar="N", help="Largest number of workers to try for the GPUs needed.")
     ] = 64,
     measure: Annotated[
         Literal["requests", "work", "both"],
-        typer.Option(help="What 90 % of has to be in time for the GPUs needed."),
+        typer.Option(help="Measure of which 90 % must be in time for the GPUs needed."),
     ] = "requests",
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File for the answer as one HTML page, with --gpus-needed.")
@@ -278,5 +278,5 @@ def calibrate(
     from libs.contracts.errors import InvalidRequest  # noqa: PLC0415
 
     if not from_live:
-        raise InvalidRequest("name the source: --from-live, a running suite, is the only one")
+        raise InvalidRequest("name the source: only --from-live, a running suite, is supported")
     calibrate_profile(ready_file=ready, worker=worker, out=out, as_json=json)

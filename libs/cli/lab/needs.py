@@ -100,10 +100,12 @@ def answer_needs(
 def _check(experiment: Experiment, names: Sequence[str], most: int, html: Path | None) -> None:
     """Raise InvalidRequest before minutes of computing, not after."""
     if experiment.losses:
-        raise InvalidRequest("which workers are lost says nothing of clusters of other sizes: leave out --lose")
+        raise InvalidRequest("--lose names workers of one cluster, and other sizes are tried here: leave it out")
     for name in names:
         if bare_name(name)[0] == OFFLINE:
-            raise InvalidRequest(f"{OFFLINE} knows the trace, so nobody can run it: leave it out of --policies")
+            raise InvalidRequest(
+                f"{OFFLINE} knows the trace in advance, so no cluster can run it: leave it out of --policies"
+            )
         if not has_hindsight(name):
             policy_named(name, most)
     if html is not None and not html.parent.is_dir():

@@ -95,7 +95,7 @@ async def collect(bus: LiveBus, recording: Recording, seconds: float, note: Note
             for partition, span in spans:
                 async for record in reader.between(REQUESTS, partition, span.start, span.end):
                     if recording.full:
-                        note(f"{MAX_REQUESTS:,} requests read, more than a trace takes: the rest is left out")
+                        note(f"{MAX_REQUESTS:,} requests read, the most that a trace can hold: the rest is left out")
                         return
                     _take(recording, cast(RequestEvent, record.value), note, f" of {total:,}")
             return

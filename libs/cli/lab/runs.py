@@ -105,7 +105,7 @@ def parse_wrong(texts: Sequence[str]) -> InjectedErrors:
         except (TypeError, ValueError):
             raise InvalidRequest(
                 f"{text!r} is not an error to inject: telemetry=500 (ms older), steps=0.2 (share by which step times"
-                " are off), slow=3:2 (worker 3 takes twice as long as it says), hints=0.05 (share of false ones)"
+                " are off), slow=3:2 (worker 3 takes twice as long as it reports), hints=0.05 (share of false ones)"
             ) from None
     return found
 

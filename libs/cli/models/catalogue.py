@@ -78,13 +78,13 @@ def show_forecast(ready_file: Path | None, *, as_json: bool) -> None:
             _add(shown, f"adapters asked within {int(seconds) // 60} min", spread)
     console.print(shown)
     if found["reserve_gpus"] is None:
-        console.print("What to reserve is not known before a window has passed.")
+        console.print("There is no advice on reservations before a window has passed.")
     else:
         console.print(
             f"GPUs to reserve (99 % of windows): {found['reserve_gpus']}, after {found['windows']} windows seen"
         )
     if found["next_evicted"]:
-        console.print("\nWould lose its worker next:")
+        console.print("\nNext to lose its worker:")
         for each in found["next_evicted"][:8]:
             console.print(Text.assemble(f"  {each['model']} on {each['worker']}: ", (each["why"], "dim")))
 

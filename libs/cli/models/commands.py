@@ -64,7 +64,7 @@ def generate(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Make a log of many models after Aegaeon's recipe. Without a SPEC, list the kinds."""
+    """Generate a usage log of many models by Aegaeon's recipe. Without a SPEC, list the kinds."""
     from libs.cli.models.backtest import run_generate  # noqa: PLC0415
 
     run_generate(spec, seed=seed, out=out, as_json=json)

@@ -15,8 +15,8 @@ def mode(
     mode: Annotated[
         Literal["off", "advisory", "auto"] | None,
         typer.Argument(
-            help="off decides nothing; advisory publishes decisions and acts on none; auto carries decisions on roles "
-            "and budgets out.",
+            help="off decides nothing; advisory publishes decisions without acting; auto carries out decisions on "
+            "roles and budgets.",
             show_default=False,
         ),
     ] = None,
@@ -94,7 +94,7 @@ def regret(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Show the GPU-hours lost against the splits that were best in hindsight, by cause."""
+    """Show by cause the GPU-hours lost against the splits that were best in hindsight."""
     from libs.cli.planner.decisions import planner_regret  # noqa: PLC0415 (what only this command needs)
 
     planner_regret(window, ready_file=ready, as_json=json)

@@ -18,9 +18,9 @@ from libs.contracts.foreign_text import plain
 from libs.runtime.settings import CommonSettings, load_settings
 
 POLL_S: Final = 0.25
-# Decisions requested at first: as many as the planner keeps.
+# Decisions requested first, which are all that the planner keeps.
 MOST: Final = 1_000
-# Decisions requested at each poll while following: more than are made between two.
+# Decisions requested at each poll while following; fewer are made between two polls.
 AT_ONCE: Final = 50
 # The kinds whose measured effect is published later.
 MEASURED: Final = ("set_role", "set_budget")
@@ -69,7 +69,7 @@ def planner_decisions(limit: int, *, follow: bool, keeps: bool, ready_file: Path
         _print(console, each, as_json=as_json)
         shown.is_news(each)
     if not first and not as_json and not follow:
-        console.print("Nothing was decided that changes a worker. --keeps shows why not.")
+        console.print("No decision changed a worker. --keeps shows why not.")
     while follow:
         time.sleep(POLL_S)
         try:
@@ -128,7 +128,9 @@ def planner_explain(decision: str, *, lab: bool, ready_file: Path | None, as_jso
         budget = f", {each['budget_tokens']} prompt tokens a step" if each["budget_tokens"] else ""
         console.print(f"  {each['worker']}: {each['role']}{budget}")
     if found["candidates"]:
-        console.print("\nWeighed, the chosen one first:" if found["predicted"] else "\nWeighed, the present one first:")
+        console.print(
+            "\nAlternatives, the chosen one first:" if found["predicted"] else "\nAlternatives, the present one first:"
+        )
         console.print(_candidates(found["candidates"]))
     if found["counterfactual"]:
         console.print(_counterfactual(found["counterfactual"]))

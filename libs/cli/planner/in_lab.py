@@ -30,7 +30,7 @@ def replayed_in_lab(decision: Mapping[str, Any], ready_file: Path | None) -> dic
     Raise StartupError if workers or broker do not answer, InvalidRequest if there is nothing to replay.
     """
     if not decision["changes"] or not decision["changes"][0]["epoch"]:
-        raise InvalidRequest(f"decision {decision['id']} changed no worker: there is nothing to leave out")
+        raise InvalidRequest(f"decision {decision['id']} changed no worker: there is nothing to replay without it")
     suite = find_suite(ready_file)
     listed: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
     standing = standing_before(decision, listed, get_json(suite.planner, "/v1/decisions", limit=str(MOST)))
@@ -44,7 +44,7 @@ def replayed_in_lab(decision: Mapping[str, Any], ready_file: Path | None) -> dic
     around = [each for each in recording.events if begin_ns <= each.arrival_unix_ns < end_ns]
     trace = recorded_trace([each for each in around if each.model == decision["model"]], name="live")
     if not trace.requests:
-        raise InvalidRequest("no request that came around this decision has ended yet, or the broker no longer has it")
+        raise InvalidRequest("no request from around this decision has ended yet, or the broker no longer holds it")
     first_ns = min(each.arrival_unix_ns for each in around)
     experiment = Experiment(
         trace=trace,

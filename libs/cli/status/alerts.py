@@ -120,7 +120,7 @@ def acknowledge(ready_file: Path | None, alert: str, *, reason: str, as_json: bo
     found = [each["id"] for each in firing if alert in (each["id"], each["name"]) or _full(alert) == each["name"]]
     if not found:
         names = ", ".join(sorted({each["id"] for each in firing})) or "none"
-        raise StartupError(f"no alert {quoted(alert)} fires, but: {names}")
+        raise StartupError(f"no alert {quoted(alert)} fires; these do: {names}")
     path = "/v1/alerts/acks"
     made = [_ask(suite, "POST", path, {"alert_id": each}, reason, exact=as_json) for each in found]
     _print(made, as_json=as_json)
@@ -137,7 +137,7 @@ def end_silence(ready_file: Path | None, silence_id: str, *, as_json: bool) -> N
     if as_json:
         print(json.dumps(found))
     else:
-        print(f"{about(found)} is silent no more." if not found["alert_id"] else f"{about(found)} is open again.")
+        print(f"{about(found)} is no longer silenced." if not found["alert_id"] else f"{about(found)} is open again.")
 
 
 def seconds_of(length: str) -> float:
@@ -287,7 +287,7 @@ def show_score(ready_file: Path | None, *, as_json: bool) -> None:
     try:
         score = msgspec.convert(answer, ScoreAnswer)
     except msgspec.ValidationError as error:
-        raise StartupError(f"the metrics service answered {ADVICE_PATH} with something else: {error}") from None
+        raise StartupError(f"the metrics service answered {ADVICE_PATH} in an unknown form: {error}") from None
     if not score.of:
         print("No advised command has been followed since the metrics service started.", file=sys.stderr)
         return

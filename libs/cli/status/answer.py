@@ -95,7 +95,10 @@ class PrefillPool(msgspec.Struct, frozen=True):
 
 
 class DecodePool(msgspec.Struct, frozen=True):
-    """The decode pool of a model. `largest_batch`: over all workers within the TPOT target; `slots`: by setting."""
+    """The decode pool of a model.
+
+    `largest_batch` is that within the TPOT target, and `slots` is as configured, both over all workers.
+    """
 
     pressure: float | None
     workers: int

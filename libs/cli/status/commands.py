@@ -114,7 +114,7 @@ def silence(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Silence alerts for a while: they still fire, but notify nobody, through webhooks or Prometheus."""
+    """Silence alerts for a while. They still fire, but send no notification by webhooks or Prometheus."""
     from libs.cli.status.alerts import make_silence  # noqa: PLC0415 (what only this command needs)
 
     make_silence(ready, name, label or [], length, reason=reason, as_json=json)

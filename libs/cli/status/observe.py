@@ -59,7 +59,7 @@ def _recorded(file: Path) -> Iterator[tuple[float, str]]:
                     record = json.loads(line)
                     yield float(record["t"]), "\n".join(record.get("m", ()))
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise InvalidRequest(f"{file}, line {number}: no recorded scrape ({error})") from None
+                    raise InvalidRequest(f"{file}, line {number}: not a recorded scrape ({error})") from None
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{file} cannot be read: {error}") from None
 

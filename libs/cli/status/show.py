@@ -269,7 +269,7 @@ def _model(model: ModelStatusAnswer) -> Iterator[Text]:
             pressure_text(pool.pressure),
             " ",
             pressure_bar(pool.pressure, BAR_CELLS),
-            # Of the time, not of room: a decode worker with one sequence is busy nearly always.
+            # A share of time, not of room: a decode worker with one sequence is busy nearly always.
             f"  busy {percent(pool.busy)} of the time",
             f", encode {percent(pool.encode)}" if pool.encode else "",
         )

@@ -63,7 +63,7 @@ def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
 
 def life_text(worker: dict[str, Any], now_ms: int) -> Text:
     """Return a worker's state: what it registered while it runs and is not ready, else as `fulcrum status` has it."""
-    life = worker.get("life", "running")  # which an older planner does not say
+    life = worker.get("life", "running")  # missing in answers of an older planner
     if life in ("running", "starting"):
         state = worker["state"] if worker["state"] != "ready" else life
         return Text(state, style="green" if state == "running" else "yellow")
@@ -152,9 +152,8 @@ def _title(phase: str) -> str:
 def _cells(figures: dict[str, Any], *, dummies: bool = False, encodes: bool = False) -> list[Text | str]:
     shares = [_percent(figures[phase]) for phase in PHASES]
     shares += [_percent(figures["dummy"])] if dummies else []
-    ratio = (
-        f"{figures['ratio']:.2f}" if figures["ratio"] and figures["prefill"] else ""
-    )  # of one phase alone there is none
+    # A single phase has no ratio.
+    ratio = f"{figures['ratio']:.2f}" if figures["ratio"] and figures["prefill"] else ""
     if encodes:
         ratio = _with_encode(figures)
     return [phase_bar(figures), *shares, ratio, _percent(figures["coverage"])]

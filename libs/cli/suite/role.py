@@ -97,7 +97,9 @@ def wanted_roles(groups: Sequence[RoleGroup], known: list[dict[str, Any]]) -> li
         for worker in with_groups([_find(each, known) for each in dict.fromkeys(group.workers)], known):
             _, other = wanted.setdefault(worker["id"], (worker, assignment))
             if other != assignment:
-                raise StartupError(f"{worker['id']} is to be {role_name(other)} and {role_name(assignment)}: name one")
+                raise StartupError(
+                    f"{worker['id']} is given two roles, {role_name(other)} and {role_name(assignment)}: name one"
+                )
     return list(wanted.values())
 
 
@@ -224,7 +226,7 @@ def _find(worker_id: str, workers: list[dict[str, Any]]) -> dict[str, Any]:
         if worker["id"] == worker_id:
             return worker
     there = ", ".join(worker["id"] for worker in workers) or "none"
-    raise StartupError(f"there is no worker {worker_id!r} here, but: {there}")
+    raise StartupError(f"there is no worker {worker_id!r} here; there are: {there}")
 
 
 def with_groups(found: list[dict[str, Any]], workers: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ def show_logs(ready_file: Path | None, worker: str | None, *, follow: bool, limi
         print(json.dumps(names) if as_json else plain("\n".join(names), lines=True))
         return
     if worker not in names:
-        raise StartupError(f"there is no log of {worker!r} in {folder}, but of: {', '.join(names)}")
+        raise StartupError(f"there is no log of {worker!r} in {folder}; there are logs of: {', '.join(names)}")
     log = folder / f"{worker}.log"
     for line in tail(log, limit, follow=follow):
         if as_json:

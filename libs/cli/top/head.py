@@ -276,7 +276,7 @@ class Workers(DataTable[Any]):
         """Show workers and groups as of the window that starts at `last_ms`."""
         pointed = self._pointed()
         if self._lay_out():
-            pointed = None  # in another order the first is what is looked for
+            pointed = None  # in a new order, point at the first row
         names, wide = [column.name for column in self.fitting], self.app.size.width >= HISTORY_WIDE
         rows = {
             worker.id: _row_cells(worker, last_ms, 20 if wide else 10) for worker in self._ordered(workers, last_ms)

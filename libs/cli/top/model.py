@@ -171,7 +171,7 @@ class TopModel:
         for member in message["workers"]:
             view = known.get(member["id"]) or WorkerRow(member["id"], "", "", 1)
             view.node, view.model, view.gpus = member["node"], member["model"], member["gpus"]
-            view.group = member.get("group", "")  # which an older service does not say
+            view.group = member.get("group", "")  # missing in answers of an older service
             self._listed.append(view)
         self.workers = {view.id: view for view in self._listed}
         known_groups, self.groups = self.groups, {}

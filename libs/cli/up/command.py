@@ -109,7 +109,7 @@ ChatTemplateFile = Annotated[
 ]
 ToolFormatName = Annotated[
     ToolFormat | None,
-    typer.Option(show_default="by the chat template", help="How models write calls of tools; none serves no tools."),
+    typer.Option(show_default="by the chat template", help="Format of the models' tool calls; none serves no tools."),
 ]
 Kafka = Annotated[
     str | None,

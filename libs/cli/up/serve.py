@@ -35,7 +35,7 @@ from libs.launch.up import Up
 from libs.runtime.service import configure_logging
 from libs.runtime.settings import load_settings
 
-# A bar stops here until its process serves, even if the last stage is complete.
+# The progress at which a bar stops until its process serves, even if the last stage is complete.
 ALMOST = 0.99
 
 

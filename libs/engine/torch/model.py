@@ -202,9 +202,9 @@ def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
     return DTYPES[wanted]
 
 
-# By part of a config with vision: its tower attends to one image as a whole, without the pool.
+# Attention by part of a config with vision. The vision tower attends to one whole image, without the pool.
 ATTENTIONS = MappingProxyType({"": ATTENTION_NAME, "text_config": ATTENTION_NAME, "vision_config": "sdpa"})
-# Modules of such a model beside the text model and its head.
+# Modules that a vision model has in addition to the text model and its head.
 VISION_MODULES = ("model.vision_tower.", "model.multi_modal_projector.")
 
 

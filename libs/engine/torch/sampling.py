@@ -55,7 +55,7 @@ def sample(logits: torch.Tensor, chunks: Sequence[Chunk], masks: Masks = _NO_MAS
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return a number in [0, 1) that depends only on the arguments. By Philox all positions cost the same."""
+    """Return a number in [0, 1) that depends only on the arguments. Philox makes all positions cost the same."""
     bits = np.random.Philox(key=np.array([seed % 2**64, position], np.uint64)).random_raw()
     return float(int(bits) >> 11) * 2.0**-53
 

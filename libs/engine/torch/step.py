@@ -58,7 +58,7 @@ class Loaded:
     compute: Compute | None
     """Inputs for computing utilisation; None if unknown."""
     variant: str
-    """As in the port's Capabilities: what affects step times beside model and device."""
+    """Everything that affects step times other than model and device, as in the port's Capabilities."""
     guides: Future[Guides]
     adapters: Adapters
     images: ImageEncoder | None

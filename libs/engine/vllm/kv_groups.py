@@ -134,7 +134,7 @@ class Rehasher:
         ...
 
     def shutdown(self) -> None:
-        # Nothing is open.
+        # There is nothing to close.
         ...
 
 

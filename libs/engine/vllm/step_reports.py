@@ -277,7 +277,7 @@ class PendingBlocks:
         return name in self._held
 
     def prefilled(self, name: str, news: PendingNews, *, kept: bool) -> None:
-        """Record the end of a prefilled request. `kept`: whether vLLM holds its blocks, by the connector."""
+        """Record the end of a prefilled request. `kept` is true if the connector makes vLLM hold its blocks."""
         if kept:
             self._held.add(name)
         else:

@@ -99,7 +99,7 @@ class LabPlanner:
                 del self._pending[change.worker_id]
             if not by_id[change.worker_id].down:
                 by_id[change.worker_id].set_role(change.role, change.budget_tokens)
-        # What is seen is `later_ns` old: the decision was made so much later than it looks here, and its effect is not.
+        # Observations are `later_ns` old. The decision was made that much later than it appears; its effect was not.
         self._evidence = self._evidence.measured(DECISION_DELAY_NS)
 
     def _standing(self) -> list[PlannedWorker]:

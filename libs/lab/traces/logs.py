@@ -29,7 +29,7 @@ _MAX_HASH: Final = (1 << 64) - 1
 
 @dataclass(slots=True)
 class Gathered:
-    """Requests of a file in any order, and how many were left out."""
+    """The requests read from a file, in any order, and the number left out."""
 
     requests: list[TraceRequest] = field(default_factory=list)
     left_out: int = 0

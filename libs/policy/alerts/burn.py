@@ -1,7 +1,7 @@
 """The burn rate of a service level's error budget, from counts by 30 s over 3 days.
 
 Windows and rates are those of the Site Reliability Workbook, chapter 5 (multiwindow, multi-burn-rate alerts). The
-long window shows that it matters, the short one that it still goes on.
+long window shows that errors matter, the short one that they still occur.
 """
 
 from collections.abc import Iterator

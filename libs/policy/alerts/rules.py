@@ -82,7 +82,7 @@ class Rule:
 
 def make_rules(limits: AlertLimits) -> dict[Name, Rule]:
     settled = Rule(limits.for_ns, limits.clear_ns)
-    at_once = Rule(0, limits.clear_ns)  # their figures already cover a length of time
+    at_once = Rule(0, limits.clear_ns)  # the figures of these rules are averages already
     return {
         Name.IMBALANCE: settled,
         Name.QUEUE_GROWING: settled,

@@ -275,7 +275,7 @@ def _queue(pool: PhasePool, waiting: float, growth_per_minute: float | None, lim
         return Condition(Name.QUEUE_GROWING, _labels(pool), None, "telemetry does not cover it")
     long = max(pool.gpus, 1) * (limits.queue_tokens if pool.phase == "prefill" else limits.queue_sequences)
     reason = f"{amount(waiting)} {pool.unit} wait for {pool.phase} on {pool.gpus} GPUs"
-    if growth_per_minute is None:  # as after a silence, in which a long queue may have grown
+    if growth_per_minute is None:  # for example after a silence, in which a long queue may have grown
         grade = Grade.CLEAR if waiting < long / 2 else Grade.HOLD
         return Condition(Name.QUEUE_GROWING, _labels(pool), grade, reason)
     if waiting < long / 2 or growth_per_minute < long / 10:

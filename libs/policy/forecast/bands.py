@@ -87,7 +87,7 @@ def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[
     total, moved, weights, moved_weights = (np.zeros(count - start) for _ in range(4))
     for back in range(first, first + DAYS_BACK):
         weight, ahead = FADE ** (back - first), horizon - back * season
-        lo = min(max(start, -ahead), count)  # the first origin whose bin of then is known
+        lo = min(max(start, -ahead), count)  # the first origin whose bin a season ago is known
         total[lo - start :] += weight * smooth[lo + ahead : count + ahead]
         weights[lo - start :] += weight
         lo = min(max(start, back * season), count)
@@ -127,7 +127,7 @@ SEASON_S: Final = 21_600.0
 WARM_BINS: Final = 288
 """The number of bins before the first forecast over which widths adapt."""
 ANCHOR_BINS: Final = 6
-"""The number of bins after which shapes are taken anew."""
+"""The number of bins after which shapes are computed again."""
 # The step of a quantile's log width for each outcome; smaller where outcomes of over `ADAPT_BINS` overlap.
 ADAPT: Final = 0.06
 ADAPT_BINS: Final = 9
@@ -193,7 +193,7 @@ def _restless_at_time(moved: Floats, horizons: tuple[int, ...], step_s: float) -
         total, weights = np.zeros(len(moved)), np.zeros(len(moved))
         first = -(-(horizon + around) // day)
         for back in range(first, first + DAYS_BACK):
-            last = indices + horizon + around - back * day  # of a window that has ended at the origin
+            last = indices + horizon + around - back * day  # the end of a window that is over at the origin
             seen = last - 2 * around >= 0
             window = (sums[last[seen] + 1] - sums[last[seen] - 2 * around]) / (2 * around + 1)
             total[seen] += FADE ** (back - first) * window
@@ -230,7 +230,7 @@ def fit_scale(states: Floats, errors: Floats, horizons: tuple[int, ...], step_s:
 
 
 def _knew(origins: NDArray[np.intp], step_s: float) -> Floats:
-    """Return the weights of errors by what was known at their origins: those of the first day knew no day."""
+    """Return the weights of errors. Origins of the first day count less, as they knew no daily profile."""
     return np.where(origins * step_s < DAY_S, UNLEARNED, 1.0)
 
 
@@ -320,8 +320,8 @@ def adapt_in_blocks(
 ) -> tuple[Floats, Floats]:
     """Return one horizon's (bands of shape [n - start, levels], widths after the last bin).
 
-    `bands` has the pending ones and the offsets of the new ones. `series` has point forecasts and what came from the
-    first new origin on, and the state of all origins.
+    `bands` holds the pending bands and the offsets of the new ones. `series` holds point forecasts and outcomes from
+    the first new origin on, and the states of all origins.
     """
     pending, offsets = bands
     point, actual, restless = series

@@ -89,7 +89,7 @@ def find_changes(values: Floats, step_s: float, expected: Floats | None = None) 
 def _first_alarm(logs: Floats, start: int, window: int) -> int | None:
     """Return the first bin whose level is too far from those since `start`."""
     sums = np.concatenate([[0.0], np.cumsum(logs[start:])])
-    means = (sums[window:] - sums[:-window]) / window  # of the window that ends at bin start + window - 1 + i
+    means = (sums[window:] - sums[:-window]) / window  # means[i] ends at bin start + window - 1 + i
     first = LEAST_WINDOWS * window
     if len(means) <= first:
         return None

@@ -64,8 +64,8 @@ class FittedDemand(Protocol):
     def forecast_at(self, history: DemandHistory, name: SeriesName, origins: Sequence[int]) -> Floats:
         """Return quantiles as in `Forecast`, of shape [origins, horizons, levels].
 
-        Each forecast uses only bins up to and including its origin. `history` begins where that of the fit did.
-        Raise ValueError if it does not, or if an origin is outside it or before the fit's last bin.
+        Each forecast uses only bins up to and including its origin. `history` must begin where that of the fit
+        did. Raise ValueError if it does not, or if an origin is outside it or before the fit's last bin.
         """
         ...
 

@@ -63,7 +63,7 @@ class FairTurns:
         return (name, service_class), turn
 
     def left(self, flow: Flow, turn: int, *, bound: bool) -> None:
-        """Remove a request. `bound`: it goes to workers, which advances the service position."""
+        """Remove a request. If it is `bound` to workers, that advances the service position."""
         name, service_class = flow
         tenant = self._tenants[name]
         each = tenant.classes[service_class]

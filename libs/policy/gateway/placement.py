@@ -221,7 +221,7 @@ class Placement:
         self.sequence_id, self.waiting = sequence_id, True
 
     def bound(self, prompt: WorkerKey | None, decode: WorkerKey, output_tokens: int) -> Effects:
-        """Start the sequence on the bound workers; `prompt` None: its prompt is computed and its blocks wait."""
+        """Start the sequence on the bound workers. Without `prompt`, its computed blocks wait already."""
         self.waiting = False
         self.reserved = decode
         if prompt is None:
@@ -265,7 +265,7 @@ class Placement:
         return [self._submit_decode(worker, blocks, output_tokens)]
 
     def prefilled(self, blocks: Blocks, cluster: KnownWorkers, output_tokens: int, *, complete: bool) -> Effects:
-        """Continue after the prefill, with the blocks waiting; `complete`: the first token completes the output."""
+        """Continue after the prefill, with the blocks waiting. If `complete`, the first token was the last."""
         if complete:
             return self.end(EndReason.COMPLETE)
         self.blocks, self.streamed_blocks = blocks, None
@@ -338,7 +338,7 @@ class Placement:
     def refused(
         self, attempt: Attempt, why: Refusal | None, detail: str, cluster: KnownWorkers, *, complete: bool
     ) -> Effects:
-        """End or restart the sequence after a worker has refused the attempt; `why` None: unknown here."""
+        """End or restart the sequence after a worker has refused the attempt. `why` is None if its code is unknown."""
         drop = self._drop(attempt)
         if why is Refusal.INVALID:
             return [*drop, *self.end(EndReason.REFUSED, f"worker {attempt.worker[0]} refused: {detail}")]
@@ -417,7 +417,7 @@ class Placement:
     def _reroute(
         self, why: str, cluster: KnownWorkers, *, keep_blocks: bool, stale_role: bool, complete: bool
     ) -> Effects:
-        """Return the sequence to the head of the queue; `stale_role`: the worker had another role.
+        """Return the sequence to the head of the queue. With `stale_role`, the worker had another role.
 
         A request with complete output ends here, since it lost only the event of its end.
         """

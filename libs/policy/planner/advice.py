@@ -30,7 +30,7 @@ def pressing_tokens(served: float, hopeful_tokens: int, waiting_tokens: int) -> 
 def decodes_to_come(running: int, waiting: int, prompt_tokens: int) -> tuple[int, float]:
     """Return the sequences of a prefill worker that will decode soon, and the KV tokens they bring.
 
-    Only the prompts being computed count. A waiting one takes the place of an earlier sequence when that has ended.
+    Only prompts being computed count. A waiting prompt replaces an earlier sequence that has ended.
     `prompt_tokens` is the number still to be computed, of running and waiting prompts together.
     """
     if not running:

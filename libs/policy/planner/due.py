@@ -51,7 +51,7 @@ def prompts_served(work: Workload) -> float:
 
 
 def _soon_share(due_ns: float) -> float:
-    """Return the share of what arrives that has to be computed; the last of it may wait where the target is longer."""
+    """Return the share of arriving prompts that must be computed soon; with a longer target, the latest may wait."""
     return AHEAD_NS / (AHEAD_NS + (due_ns - LEAST_DUE_NS) / DUE_SHARE)
 
 

@@ -225,7 +225,7 @@ class DecodePace:
     """The decode rate in the present split, and how many sequences would decode in another one.
 
     A worker that computes prompts beside its decodes lets each step take as long as TPOT allows. Sequences then stay
-    longer, so more of them are there at once, with their KV. Rated by the present decodes, a split with separate
+    longer, so more of them, with their KV, are present at once. Rated by the present decodes, a split with separate
     decodes looks crowded although it would not be. Roles would then drift towards ever more and ever fuller mixed
     workers. The rate at which tokens are generated is what stays the same in every split.
     """
@@ -242,7 +242,7 @@ class DecodePace:
 
     @classmethod
     def of(cls, engine: WorkerProfile, work: Workload, prefill: int, mixed: int, *, rides: bool) -> "DecodePace":
-        """Derive the pace from the present split. `rides`: whether mixed workers compute prompts now."""
+        """Derive the pace from the present split. `rides` is true if mixed workers compute prompts now."""
         if not work.decodes or not mixed or not work.tpot_ns:
             return cls(engine, work, 0.0)
         decodes, kv_tokens = float(work.decodes), float(work.kv_tokens)

@@ -157,7 +157,7 @@ def scale(
     started, code = _started(pool, wished, limits, code, memory=memory, now_ns=now_ns)
     idle_since_ns = (memory.idle_since_ns or now_ns) if started < pool.started else 0
     if idle_since_ns and now_ns - idle_since_ns < linger_ns and code is not ScaleReason.GPU_HOURS:
-        # The surplus stands by, warm.
+        # The surplus workers stay on standby, warm.
         started = min(pool.started, _most_started(pool, limits), _affordable(pool, limits, memory, now_ns))
     memory = replace(
         memory,

@@ -171,7 +171,7 @@ class Apart:
         """Return the state in which the other way, if it may follow now, has been better for long enough."""
         if not self.asked_ns or now_ns - self.since_ns < TURN_NS:
             return self
-        # For roles that are about to change: budgets that change a moment later would send a moved worker halfway back.
+        # Roles are about to change. Budgets that changed a moment later would undo half of a worker's move.
         return replace(self, asked_ns=now_ns - self.held_ns)
 
     def lent(self, now_ns: int) -> "Apart":

@@ -168,7 +168,7 @@ class UseFollower:
         """The forecast for the current window; None before the first."""
 
     def look(self, now_s: float, counts: Mapping[str, ModelCount]) -> None:
-        """Record a sample of the counts. Call it often, with time that does not go back."""
+        """Record a sample of the counts. Call it often, with times that never decrease."""
         if not self._looked_s:
             self._tick_from_s = self._window_from_s = self._looked_s = now_s
         self._active_s += self._active * (now_s - self._looked_s)

@@ -85,7 +85,7 @@ class PlacedModel:
     """The worth of loading it before it is requested."""
     blocked: bool = False
     """True if loading has failed and is not retried yet."""
-    # Of the weights alone.
+    # The size of the weights alone.
     size_bytes: int = 0
     lines_waiting: int = 0
     """The waiting requests that are batch lines."""

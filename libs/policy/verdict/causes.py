@@ -70,7 +70,7 @@ class Cause:
     missing_workers: int = 0
     """The number of workers to add to a cluster that is too small; 0 if no number considered suffices."""
     is_slight: bool = False
-    """True if a phase presses so little above the threshold that chance may reach it, and passes again."""
+    """True if the pressure exceeds the threshold so little that chance may explain it."""
 
     def seen(self, since_ns: int) -> "Cause":
         """Return the cause with the time since which it has held."""
@@ -198,7 +198,7 @@ def _prompts_grade(pressure: float, waits_s: float, limits: VerdictLimits) -> Gr
 def _is_slight(code: CauseCode, state: ModelState) -> bool:
     """Return whether chance may explain a shortage of one phase."""
     if code is CauseCode.PREFILL_BOUND:
-        # A burst leaves no queue of half the target where workers keep up.
+        # If workers keep up, a burst leaves no queue as long as half of the target.
         long = state.backlog_s >= LONG_QUEUE * state.ttft_ns / 1e9
         return state.pressures.prefill < CLEAR_PRESSURE and not long
     return code in IMBALANCES and state.pressures.decode < CLEAR_DECODES
@@ -242,7 +242,7 @@ def _missing_workers(state: ModelState, named: Cause | None) -> int:
     there = state.standing.workers
     needed = fewest_workers(state.engine, state.work, there, there * MOST_ADDED)
     missing, before = 0 if needed is None else needed - there, 0 if named is None else named.missing_workers
-    # The need of an overload differs from moment to moment, and nobody orders workers by the moment.
+    # In an overload the number varies from moment to moment, and nobody can add workers that quickly.
     enough = before and least_pressed(state.engine, state.work, there + before).pressure <= 1
     return before if enough and missing > before * FEWER else missing
 

@@ -11,7 +11,7 @@ from libs.policy.verdict.state import Grade, ModelState, UnknownState, VerdictLi
 # A cause may flicker around its threshold, so its advice is kept for this long after the cause last held.
 ADVISED_NS = 1_000_000_000
 _SHORTAGE = "shortage"
-# These have lasted before they are a cause at all.
+# These are recognised only after they have lasted, so they are named at once.
 _SEEN_TO_LAST = frozenset((CauseCode.SLOW_WORKER, CauseCode.SILENT_WORKER))
 MAX_FOLLOWED = 256
 """The maximum number of causes tracked over all models; later ones are not named."""

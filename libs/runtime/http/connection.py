@@ -165,7 +165,7 @@ class UnframedCycle(RequestResponseCycle):
             if self._to_the_end:
                 self.chunked_encoding = False  # settled, so that no chunks are chosen
         elif self._to_the_end:
-            self.expected_content_length = len(message.get("body", b""))  # this part's: of all nobody knows
+            self.expected_content_length = len(message.get("body", b""))  # of this part; the whole is unknown
         await super().send(message)
 
 

@@ -70,7 +70,7 @@ async def serve_http(
         proxy_headers=bool(guard.proxies),
         forwarded_allow_ips=list(guard.proxies),
         ws="none",
-        timeout_keep_alive=math.ceil(guard.bounds.idle_s + 2 * TICK_S),  # later than the sweep, which knows more
+        timeout_keep_alive=math.ceil(guard.bounds.idle_s + 2 * TICK_S),  # later than the sweep, which decides better
     )
     server = _Server(config)
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[sock]), name="http")

@@ -1,4 +1,4 @@
-"""Batch jobs for tests and soaks: lines to ask, and whether each was answered once, seen from outside."""
+"""Batch jobs for tests and soaks: lines to send, and checks from outside that each was answered once."""
 
 import asyncio
 import json
@@ -17,11 +17,11 @@ ENDPOINT = "/v1/completions"
 ENDED = ("completed", "failed", "cancelled", "expired")
 POLL_S = 0.05
 QUIET_MS = 3_000
-"""A topic that gives nothing for so long has been read to its end."""
+"""The silence after which a topic counts as read to its end."""
 
 
 def write_lines(path: Path, count: int, *, max_tokens: int) -> None:
-    """A file of lines with custom_ids line-0 and on."""
+    """Write a file of lines with custom_ids from line-0 on."""
     with path.open("w") as file:
         for number in range(count):
             body = {"model": "sim", "prompt": f"Line {number}", "max_tokens": max_tokens, "temperature": 0}
@@ -30,7 +30,7 @@ def write_lines(path: Path, count: int, *, max_tokens: int) -> None:
 
 
 async def submit(http: httpx.AsyncClient, url: str, path: Path) -> str:
-    """Upload the file and begin a job; its id."""
+    """Upload the file, start a job and return its id."""
     with path.open("rb") as file:
         form = {"purpose": "batch"}
         uploaded = await http.post(f"{url}/v1/files", data=form, files={"file": (path.name, file)})
@@ -42,7 +42,7 @@ async def submit(http: httpx.AsyncClient, url: str, path: Path) -> str:
 
 
 async def retrieve(http: httpx.AsyncClient, url: str, batch_id: str) -> dict[str, Any] | None:
-    """The job; None while the gateway is away, or has not read of it yet."""
+    """Return the job; None while the gateway is away or does not know it yet."""
     try:
         answer = await http.get(f"{url}/v1/batches/{batch_id}")
     except httpx.TransportError:
@@ -54,7 +54,7 @@ async def retrieve(http: httpx.AsyncClient, url: str, batch_id: str) -> dict[str
 async def until_answered(
     http: httpx.AsyncClient, urls: Sequence[str], batch_id: str, *, lines: int | None = None, timeout_s: float = 60.0
 ) -> dict[str, Any]:
-    """The job once `lines` lines are answered or it has ended, from whichever gateway answers."""
+    """Wait until `lines` lines are answered or the job has ended, and return the job from whichever gateway answers."""
     async with asyncio.timeout(timeout_s):
         while True:
             for url in urls:
@@ -65,12 +65,12 @@ async def until_answered(
 
 
 def done(batch: dict[str, Any]) -> int:
-    """Lines that are answered."""
+    """Return the number of answered lines."""
     return int(batch["request_counts"]["completed"] + batch["request_counts"]["failed"])
 
 
 async def committed(servers: str, cluster: str) -> Counter[str]:
-    """How often each custom_id is in the results topic, for a client of its own that reads what is committed."""
+    """Return how often each custom_id is in the results topic, for a client that reads only committed records."""
     consumer = AIOKafkaConsumer(
         BATCH_RESULTS.name(cluster),
         bootstrap_servers=servers,
@@ -89,7 +89,7 @@ async def committed(servers: str, cluster: str) -> Counter[str]:
 
 
 async def answered(http: httpx.AsyncClient, url: str, batch: dict[str, object]) -> Counter[str]:
-    """How often each custom_id is in a job's output and error files together."""
+    """Return how often each custom_id is in a job's output and error files together."""
     found: Counter[str] = Counter()
     for file_id in filter(None, (batch["output_file_id"], batch["error_file_id"])):
         async with http.stream("GET", f"{url}/v1/files/{file_id}/content") as content:
@@ -99,12 +99,12 @@ async def answered(http: httpx.AsyncClient, url: str, batch: dict[str, object]) 
 
 
 def unanswered(found: Counter[str], count: int) -> Iterator[str]:
-    """What is wrong with a count of answers to `write_lines(count)`, in words; nothing where each has one."""
+    """Describe what is wrong with the counts of answers to `write_lines(count)`; empty if each line has one."""
     expected = {f"line-{number}" for number in range(count)}
     yield from (f"{name}: {times} answers" for name, times in found.items() if times != 1 or name not in expected)
     yield from (f"{name}: no answer" for name in sorted(expected - found.keys()))
 
 
 def shown(problems: Iterable[str], most: int = 10) -> list[str]:
-    """The first of them."""
+    """Format the first few names."""
     return list(problems)[:most]

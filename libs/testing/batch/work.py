@@ -1,4 +1,4 @@
-"""Work in memory, for tests of those who do it: one lane or several, and what is committed on it."""
+"""A work bus in memory for tests of batch jobs, with one lane and what was committed on it."""
 
 import asyncio
 import time
@@ -17,49 +17,48 @@ from libs.filestore.local import LocalFiles
 
 
 class MemoryWork:
-    """WorkBus and its one Lane: records by topic, in one partition each, and what was committed last."""
+    """A WorkBus and its only Lane: records by topic, in one partition each, and the last commit."""
 
     partition = 0
     note = ""
     replayed = False
 
     def __init__(self, topic: Topic) -> None:
-        """`topic`: the lane's."""
+        """`topic` is the lane's."""
         self._topic = topic
         self._records: dict[str, list[Record]] = {}
         self._news = asyncio.Condition()
         self.next_offset = 0
         self.trimmed: dict[str, list[int]] = {}
         self.end = 0
-        """As a lane has it that began last."""
+        """The end of the topic when the last lane began."""
 
     def values_of(self, topic: Topic) -> list[Message]:
-        """All that is there."""
+        """Return all values of a topic."""
         return [record.value for record in self._records.get(topic.stem, ())]
 
     async def send(self, topic: Topic, value: Message) -> None:
-        """Publish."""
         async with self._news:
             records = self._records.setdefault(topic.stem, [])
             records.append(Record(topic, "", value, 0, len(records)))
             self._news.notify_all()
 
     async def ends(self, topic: Topic) -> list[int]:
-        """Ends of its partition."""
+        """Return the end of the topic's partition."""
         return [len(self.values_of(topic))]
 
     async def trim(self, topic: Topic, before: Sequence[int]) -> None:
-        """Remembered: values stay."""
+        """Record the offsets; the values stay."""
         self.trimmed[topic.stem] = list(before)
 
     async def committed(self, topic: Topic, group: str) -> list[int]:
-        """What is committed of its one lane."""
+        """Return the committed offset of the only lane."""
         return [self.next_offset if topic is self._topic else 0]
 
     async def follow(
         self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
     ) -> AsyncIterator[Record]:
-        """All records, as they come."""
+        """Yield all records as they arrive."""
         place = since[0] if since else 0
         while True:
             for record in self._records.get(topic.stem, [])[place:]:
@@ -73,20 +72,19 @@ class MemoryWork:
                     await self._news.wait()
 
     async def values(self, name: str) -> AsyncIterator[bytes]:
-        """There are no topics of clients."""
+        """Yield nothing, as there are no topics of clients."""
         none: tuple[bytes, ...] = ()
         for value in none:
             yield value
 
     async def check_topic(self, name: str, *, param: str) -> None:
-        """Takes every one."""
+        """Accept every topic."""
 
     async def work(self, topic: Topic, group: str, handle: Handle) -> None:
-        """Handle the one lane."""
         await handle(self)
 
     async def batches(self) -> AsyncIterator[list[Record]]:
-        """One record at a time; a new lane begins."""
+        """Begin a new lane, and yield one record at a time."""
         self.end = len(self.values_of(self._topic))
         self.replayed = self.next_offset >= self.end
         async for record in self.follow(self._topic, [self.next_offset]):
@@ -94,7 +92,7 @@ class MemoryWork:
             yield [record]
 
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
-        """All of it at once."""
+        """Publish and commit at once."""
         for item in produced:
             assert isinstance(item, tuple)
             await self.send(*item)
@@ -106,7 +104,7 @@ HOUR_NS = 3_600 * 10**9
 
 @asynccontextmanager
 async def running(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """While they run; none may end by itself."""
+    """Run tasks while the context is open; none may end by itself."""
     tasks = [asyncio.get_running_loop().create_task(work) for work in works]
     try:
         yield
@@ -118,19 +116,19 @@ async def running(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 def created(job_id: str, **own: Any) -> pb.JobEvent:
-    """A new job of ann's, with `own` fields."""
+    """Build the event of a new job of tenant ann; `own` overrides its fields."""
     now_ns = time.time_ns()
     asked = pb.Created(**{"endpoint": "/v1/completions", "expires_unix_ns": now_ns + HOUR_NS, "tenant": "ann", **own})
     return pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, created=asked)
 
 
 def job_events(work: MemoryWork) -> list[pb.JobEvent]:
-    """All published events of jobs, in order."""
+    """Return all published events of jobs, in order."""
     return [event for event in work.values_of(BATCH_JOBS) if isinstance(event, pb.JobEvent)]
 
 
 async def store(tmp_path: Path, *, max_bytes: int = 10**6) -> LocalFiles:
-    """With one file of one line, `file-1`."""
+    """Create a store with `file-1`, which has one line."""
     files = LocalFiles(tmp_path / "files", max_bytes=max_bytes)
     async with files.draft("file-1", max_bytes=999) as draft:
         await draft.write(b'{"custom_id": "a"}\n')

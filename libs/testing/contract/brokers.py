@@ -1,5 +1,7 @@
-"""A broker as the contract of the bus sees it: what connects to it, and what strangers and operators do to it. Over
-Kafka, embedded or real, and in memory."""
+"""Brokers under the contract of the bus: their clients, and the actions of strangers and operators.
+
+The implementations are Kafka, embedded or real, and a broker in memory.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ from libs.testing.servers.stores import KafkaServer
 
 Headers = Sequence[tuple[str, bytes]]
 SEEN_S = 10.0
-"""A busy broker lists what it has made a moment later."""
+"""The time within which even a busy broker lists a new topic."""
 AGES_AGO_NS = 1
 
 
@@ -28,59 +30,56 @@ class Broker(Protocol):
 
     @property
     def server(self) -> KillableServer:
-        """Its process, or what stands for one."""
+        """The broker's process, or its stand-in."""
         ...
 
     def bus(self, cluster: str, client_id: str, *, topics: Sequence[Topic] = ALL) -> Bus:
-        """Not started yet."""
+        """Return a new bus, not started yet."""
         ...
 
     def live_bus(self, cluster: str, client_id: str) -> LiveBus:
-        """Not started yet; it is behind after libs.bus.kafka.BEHIND_S."""
+        """Return a new live bus, not started yet, which is behind after libs.bus.kafka.BEHIND_S."""
         ...
 
     def bus_to_nobody(self, cluster: str) -> Bus:
-        """A bus whose broker is not there."""
+        """Return a bus whose broker does not exist."""
         ...
 
     async def put(
         self, topic: str, values: Sequence[tuple[bytes | None, Headers]], partition: int | None = None
     ) -> None:
-        """Write records under the key "w" as any client may, whatever they hold."""
+        """Write records under the key "w" as any client may, whatever they contain."""
         ...
 
     async def grow(self, topic: str, partitions: int) -> None:
-        """Give a topic more partitions."""
+        """Extend a topic to more partitions."""
         ...
 
     async def partitions(self, topics: Sequence[str]) -> Mapping[str, int]:
-        """How many each of these has, once all are there."""
+        """Return the number of partitions of each topic, once all topics exist."""
         ...
 
 
 class KafkaUnderTest:
-    """Over a process."""
+    """A Kafka process."""
 
     def __init__(self, kafka: KafkaServer) -> None:
         self._servers = kafka.servers
         self.server = kafka.server
 
     def bus(self, cluster: str, client_id: str, *, topics: Sequence[Topic] = ALL) -> KafkaBus:
-        """Not started yet."""
         return KafkaBus(self._servers, cluster, client_id, topics=topics)
 
     def live_bus(self, cluster: str, client_id: str) -> KafkaLiveBus:
-        """Not started yet."""
         return KafkaLiveBus(self._servers, cluster, client_id)
 
     def bus_to_nobody(self, cluster: str) -> KafkaBus:
-        """Nobody listens on port 1."""
+        """Return a bus to port 1, on which nothing listens."""
         return KafkaBus("127.0.0.1:1", cluster, "alone")
 
     async def put(
         self, topic: str, values: Sequence[tuple[bytes | None, Headers]], partition: int | None = None
     ) -> None:
-        """Write records by a producer of its own."""
         producer = AIOKafkaProducer(bootstrap_servers=self._servers)
         await producer.start()
         try:
@@ -93,14 +92,12 @@ class KafkaUnderTest:
             await producer.stop()
 
     async def grow(self, topic: str, partitions: int) -> None:
-        """By an admin client."""
         admin = AIOKafkaAdminClient(bootstrap_servers=self._servers)
         await admin.start()
         await admin.create_partitions({topic: NewPartitions(total_count=partitions)})
         await admin.close()
 
     async def partitions(self, topics: Sequence[str]) -> Mapping[str, int]:
-        """By an admin client."""
         admin = AIOKafkaAdminClient(bootstrap_servers=self._servers)
         await admin.start()
         made: dict[str, int] = {}
@@ -112,21 +109,19 @@ class KafkaUnderTest:
 
 
 class MemoryUnderTest:
-    """In memory."""
+    """A broker in memory."""
 
     def __init__(self) -> None:
         self.server = self._broker = MemoryBroker()
 
     def bus(self, cluster: str, client_id: str, *, topics: Sequence[Topic] = ALL) -> MemoryBus:
-        """Not started yet."""
         return MemoryBus(self._broker, cluster, topics=topics)
 
     def live_bus(self, cluster: str, client_id: str) -> MemoryBus:
-        """Not started yet."""
         return MemoryBus(self._broker, cluster, behind_s=live.BEHIND_S)
 
     def bus_to_nobody(self, cluster: str) -> MemoryBus:
-        """A broker that has been killed."""
+        """Return a bus to a broker that was killed."""
         nobody = MemoryBroker()
         nobody.kill()
         return MemoryBus(nobody, cluster)
@@ -134,14 +129,11 @@ class MemoryUnderTest:
     async def put(
         self, topic: str, values: Sequence[tuple[bytes | None, Headers]], partition: int | None = None
     ) -> None:
-        """At once."""
         for value, headers in values:
             self._broker.append(Incoming(topic, b"w", value, headers, AGES_AGO_NS), partition)
 
     async def grow(self, topic: str, partitions: int) -> None:
-        """At once."""
         self._broker.make({topic: partitions})
 
     async def partitions(self, topics: Sequence[str]) -> Mapping[str, int]:
-        """As it is."""
         return {topic: len(self._broker.partitions(topic)) for topic in topics}

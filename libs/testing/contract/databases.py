@@ -1,5 +1,7 @@
-"""A Redis as the contracts of its ports see it: what connects to it, and its server. Over Redis, embedded or real, and
-in memory."""
+"""Stores under the contracts of the ports over Redis: their clients, and their server.
+
+The implementations are Redis, embedded or real, and a store in memory.
+"""
 
 from typing import Protocol
 
@@ -21,68 +23,60 @@ class Database(Protocol):
 
     @property
     def server(self) -> KillableServer:
-        """Its process, or what stands for one."""
+        """The store's process, or its stand-in."""
         ...
 
     def registry(self, cluster: str) -> Registry:
-        """A connection of its own, as each of these is."""
+        """Return a registry with a connection of its own."""
         ...
 
     def kv_index(self, cluster: str, *, lookup_timeout_s: float = LOOKUP_TIMEOUT_S) -> KvIndex:
-        """The same."""
+        """Return a KV index with a connection of its own."""
         ...
 
     def step_times(self, cluster: str) -> StepTimeStore:
-        """The same."""
+        """Return step times with a connection of their own."""
         ...
 
     def catalogue(self, cluster: str) -> ModelCatalogue:
-        """The same."""
+        """Return a catalogue with a connection of its own."""
         ...
 
 
 class RedisDatabase:
-    """Over a process."""
+    """A Redis process, whose clients are not connected yet."""
 
     def __init__(self, redis: RedisServer) -> None:
         self._url = redis.url
         self.server = redis.server
 
     def registry(self, cluster: str) -> RedisRegistry:
-        """Not connected yet, as all of these."""
         return RedisRegistry(self._url, cluster)
 
     def kv_index(self, cluster: str, *, lookup_timeout_s: float = LOOKUP_TIMEOUT_S) -> RedisKvIndex:
-        """The same."""
         return RedisKvIndex(self._url, cluster, lookup_timeout_s=lookup_timeout_s)
 
     def step_times(self, cluster: str) -> RedisStepTimes:
-        """The same."""
         return RedisStepTimes(self._url, cluster)
 
     def catalogue(self, cluster: str) -> RedisCatalogue:
-        """The same."""
         return RedisCatalogue(self._url, cluster)
 
 
 class MemoryDatabase:
-    """In memory."""
+    """A store in memory."""
 
     def __init__(self) -> None:
         self.server = self._store = MemoryStore()
 
     def registry(self, cluster: str) -> MemoryRegistry:
-        """A client of the store, as all of these."""
         return MemoryRegistry(self._store, cluster)
 
     def kv_index(self, cluster: str, *, lookup_timeout_s: float = LOOKUP_TIMEOUT_S) -> MemoryKvIndex:
-        """The same."""
         return MemoryKvIndex(self._store, cluster, lookup_timeout_s=lookup_timeout_s)
 
     def step_times(self, cluster: str) -> MemoryStepTimes:
-        """The same."""
         return MemoryStepTimes(self._store, cluster)
 
     def catalogue(self, cluster: str) -> MemoryCatalogue:
-        """The same."""
         return MemoryCatalogue(self._store, cluster)

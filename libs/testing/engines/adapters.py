@@ -1,4 +1,4 @@
-"""LoRA adapters with random weights, and what transformers says with them added to a model's own."""
+"""LoRA adapters with random weights, and the tokens of transformers with an adapter merged into the model."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ _PREFIX, _DOWN, _UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
 def write_adapter(folder: Path, model: Path, seed: int, **config: object) -> Path:
-    """In PEFT's layout, strong enough to change what is said; `config` is what of its config differs."""
+    """Write an adapter in PEFT's layout, strong enough to change answers. `config` overrides its configuration."""
     folder.mkdir(parents=True)
     torch.manual_seed(seed)
     weights = {}
@@ -31,7 +31,7 @@ def write_adapter(folder: Path, model: Path, seed: int, **config: object) -> Pat
 
 
 def merged_tokens(model: Path, folder: Path | None, prompt: NDArray[np.int32], tokens: int) -> list[int]:
-    """Greedy tokens after `prompt` [n] 1D int32 of transformers' own model, the adapter added to its weights."""
+    """Return greedy tokens of transformers after `prompt` [n] 1D int32, with the adapter merged into the weights."""
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     weights = load_file(folder / "adapter_model.safetensors") if folder is not None else {}
     for key in (key for key in weights if key.endswith(_DOWN)):

@@ -25,7 +25,7 @@ _configured = launch.configured
 
 
 class ThreadedExecutor(UniProcExecutor):  # type: ignore[misc]
-    """One worker on a thread of its own, which takes what it is asked in order."""
+    """One worker on its own thread, which serves its calls in order."""
 
     vllm_config: VllmConfig
 
@@ -49,7 +49,7 @@ class ThreadedExecutor(UniProcExecutor):  # type: ignore[misc]
         non_block: bool = False,
         single_value: bool = False,
     ) -> Any:
-        """The worker's answer, or a future of it. `args` are copied first, as on their way to another process."""
+        """Return the worker's answer, or a future of it. `args` are copied, as for another process."""
         args = pickle.loads(pickle.dumps(args))  # noqa: S301 - our own, of this moment
         call = super().collective_rpc
         future: Future[Any] = self._thread.submit(
@@ -58,13 +58,13 @@ class ThreadedExecutor(UniProcExecutor):  # type: ignore[misc]
         return future if non_block else future.result()
 
     def shutdown(self) -> None:
-        """End the worker once it has done what it was asked."""
+        """End the worker once it has served all calls."""
         self._thread.submit(super().shutdown).result()
         self._thread.shutdown()
 
 
 def configured_asynchronously(config: EngineConfig, connector: Connector) -> VllmConfig:
-    """In place of `launch.configured`: as on a GPU, where vLLM schedules asynchronously by default."""
+    """Configure vLLM to schedule asynchronously, as it does by default on a GPU. Replaces `launch.configured`."""
     vllm_config = _configured(config, connector)
     vllm_config.scheduler_config.async_scheduling = True
     vllm_config.scheduler_config.scheduler_cls = AsyncStepScheduler

@@ -1,5 +1,5 @@
-"""Engines in tests without workers around them: a fetcher that asks the other engine directly, a reader of events,
-the account of phase time, and a device that checks what it is given.
+"""Engines in tests without workers: a fetcher between engines, a reader of events, the account of phase time, and a
+device that checks its input.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ from libs.telemetry.steps import PhaseTime
 from libs.worker.telemetry import StepBatchBuilder, TelemetrySource, work_of
 
 WAIT_S = 300.0
-"""Bound on everything a test waits for: real models on a machine that others load too. pytest's bound is shorter."""
+"""The bound on everything a test waits for, including real models on a busy machine. pytest's own bound is shorter."""
 
 
 async def exported(
     engine: Engine, opaque: bytes, kv_layout: str, from_block: int = 0, *, in_place: bool = False
 ) -> AsyncGenerator[KvChunk, None]:
-    """The blocks behind a handle as they become ready."""
+    """Yield the blocks behind a handle as they become ready."""
     news = asyncio.Event()
     export = engine.export(opaque, kv_layout, from_block, news=news.set, in_place=in_place)
     try:
@@ -53,23 +53,25 @@ async def exported(
 
 @dataclass
 class DirectFetcher:
-    """A `KvFetcher` over engines in this process, by worker id: bytes are copied, or read in the source's pool file."""
+    """A `KvFetcher` over engines in this process, by worker id. It copies bytes, or reads them from the source's pool
+    file.
+    """
 
     engines: dict[str, Engine] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
-    """Chunks come while it is set."""
+    """Chunks arrive while this is set."""
     dies: bool = False
-    """Every source dies after its first chunk."""
+    """True if every source dies after its first chunk."""
     maps: PoolMaps | None = None
-    """Where the pool files are."""
+    """The folder of the pool files."""
     fetching: int = 0
-    """Transfers that are under way."""
+    """The number of transfers in progress."""
 
     def __post_init__(self) -> None:
         self.gate.set()
 
     async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
-        """The source's export, acknowledged at its end."""
+        """Yield the source's export, and acknowledge it at the end."""
         source = self.engines.get(handle.worker_id)
         if source is None:
             raise KvLost(f"worker {handle.worker_id} is gone")
@@ -98,19 +100,19 @@ def _sent(chunk: KvChunk) -> KvChunk:
 
 @dataclass
 class SequenceLog:
-    """What an engine said of one sequence."""
+    """The output of an engine for one sequence."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     pulled: int = 0
-    """How often it was said that its first block was asked for."""
+    """The number of times that a request for its first block was reported."""
     streamed_handle: KvHandle | None = None
-    """Where its blocks can be pulled while its prompt is computed."""
+    """The handle by which its blocks can be pulled while its prompt is computed."""
     end: SequenceOutput | None = None
 
 
 class EventReader:
-    """Consumes an engine's events and sorts them by sequence."""
+    """A consumer of an engine's events, which it sorts by sequence."""
 
     def __init__(self, engine: Engine, also: Callable[[EngineEvent], None] | None = None) -> None:
         self._also = also
@@ -123,11 +125,11 @@ class EventReader:
         self._task.add_done_callback(lambda _task: self._news.set())
 
     def log(self, sequence_id: int) -> SequenceLog:
-        """Log of one sequence, so far."""
+        """Return the log of one sequence so far."""
         return self._logs.setdefault(sequence_id, SequenceLog())
 
     async def ended(self, sequence_id: int) -> SequenceLog:
-        """Log of one sequence, once it has ended."""
+        """Wait for a sequence to end, and return its log."""
         await self.until(lambda: self.log(sequence_id).end is not None)
         return self._logs.pop(sequence_id)
 
@@ -136,7 +138,7 @@ class EventReader:
         await self.until(lambda: len(self.log(sequence_id).token_ids) >= count or self.log(sequence_id).end is not None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` holds, tried after each event; raises what ended the events."""
+        """Wait until `condition` holds, checked after each event. Raise the error that ended the events."""
         async with asyncio.timeout(WAIT_S):
             while not condition():
                 if self._task.done():
@@ -146,12 +148,12 @@ class EventReader:
                 await self._news.wait()
 
     async def finished(self) -> None:
-        """Wait until the events end; raises what ended them."""
+        """Wait until the events end. Raise the error that ended them."""
         async with asyncio.timeout(WAIT_S):
             await self._task
 
     async def close(self) -> None:
-        """Stop reading; what is unread stays with the engine."""
+        """Stop reading; unread events stay with the engine."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -166,7 +168,7 @@ class EventReader:
             self._news.set()
 
     def _check_cover(self, event: EngineEvent) -> None:
-        """No step comes that began before a moment up to which all was said to have come, unless it was announced."""
+        """Check that no unannounced step began before a time for which all steps were reported."""
         step = event.step
         if step is not None:
             known = step.start_unix_ns >= self._covered_to_ns or step.start_unix_ns == self._announced_ns
@@ -187,7 +189,7 @@ class EventReader:
 
 
 class EngineBench:
-    """Some engines of one kind, started and read, that fetch from one another; `close` checks that nothing leaks."""
+    """Engines of one kind that fetch from one another. `close` checks that nothing leaks."""
 
     def __init__(self, make: Callable[..., Engine], shared_dir: Path | None = None) -> None:
         self.fetcher = DirectFetcher(maps=PoolMaps(shared_dir) if shared_dir else None)
@@ -195,7 +197,7 @@ class EngineBench:
         self._readers: list[EventReader] = []
 
     async def start(self, worker_id: str, **config: object) -> tuple[Engine, EventReader]:
-        """A new engine, with changes to its configuration."""
+        """Start a new engine, with changes to its configuration."""
         engine = self._make(**config)
         await engine.start(EngineIdentity(worker_id, 1, "nowhere:1"), self.fetcher, lambda _stage, _fraction: None)
         self.fetcher.engines[worker_id] = engine
@@ -204,7 +206,7 @@ class EngineBench:
         return engine, reader
 
     async def woken(self, worker_id: str, incarnation: int) -> EventReader:
-        """A reader of an engine that slept, once it is awake under a new incarnation."""
+        """Wake an engine under a new incarnation, and return a reader of it."""
         engine = self.fetcher.engines[worker_id]
         identity = EngineIdentity(worker_id, incarnation, "nowhere:1")
         await engine.wake(identity, self.fetcher, lambda _stage, _fraction: None)
@@ -213,7 +215,7 @@ class EngineBench:
         return reader
 
     async def close(self) -> None:
-        """Close every engine and see its events end."""
+        """Close every engine and wait for the end of its events."""
         if self.fetcher.maps is not None:
             self.fetcher.maps.close()
         for engine in self.fetcher.engines.values():
@@ -229,7 +231,7 @@ WORKER: Final = "one"
 
 
 class PhaseAccount:
-    """Step telemetry of one engine, cut and entered as a worker and the metrics service do it."""
+    """The telemetry of one engine, cut as a worker does and entered as the metrics service does."""
 
     def __init__(
         self,
@@ -240,7 +242,7 @@ class PhaseAccount:
         gpus: int = 1,
         fleet: FleetTelemetry | None = None,
     ) -> None:
-        """Into a fleet of its own, or into one that others enter into too."""
+        """Create an account in its own fleet, or in one that others share."""
         self._worker_id = worker_id
         self._engine = engine
         self._clock = clock
@@ -250,7 +252,7 @@ class PhaseAccount:
 
     @property
     def model(self) -> StepTimeModel:
-        """What was learned of the engine's steps, by which mixed ones are split."""
+        """The learned model of the engine's steps, which splits mixed ones."""
         return self._learner.model
 
     @property
@@ -259,7 +261,6 @@ class PhaseAccount:
         return self._learner.fitted()
 
     def on_event(self, event: EngineEvent) -> None:
-        """Take an engine event in."""
         self._builder.add(event, 1)
         if event.step is not None and event.step.end_unix_ns:
             self._learner.add(work_of(event.step), event.step.end_unix_ns - event.step.start_unix_ns)
@@ -275,7 +276,7 @@ class PhaseAccount:
             self.cut()
 
     def cut(self) -> None:
-        """Enter what has gathered."""
+        """Cut a batch of the gathered events, and enter it."""
         now_ns = self._clock.now_ns()
         step_time = step_time_message(self._learner.fitted())
         batch = self._builder.cut(now_ns, self._engine.load(), Assignment(epoch=1), step_time=step_time)
@@ -283,7 +284,7 @@ class PhaseAccount:
             self._fleet.add(batch, now_ns)
 
     def phases(self, low_ns: int, high_ns: int) -> PhaseTime:
-        """How the engine spent [low, high)."""
+        """Return the engine's time in [low, high) by phase."""
         return self._fleet.phases(self._worker_id, low_ns, high_ns)
 
 
@@ -292,14 +293,14 @@ NOTHING: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 
 
 class CheckingDevice:
-    """Remembers the token and position whose KV is in each slot."""
+    """A device that records the token and position whose KV is in each slot, and checks each step."""
 
     def __init__(self, blocks: int, block_size_tokens: int) -> None:
         self.slots = np.full((blocks, block_size_tokens), -1, dtype=np.int64)
         """[blocks, block_size]"""
 
     def run(self, batch: Batch) -> dict[int, Sampled]:
-        """A step, checked before and after."""
+        """Run a step, and check it before and after."""
         for chunk in batch.chunks:
             self._check(chunk.block_table, chunk.history[: chunk.start])
         for chunk in batch.chunks:
@@ -310,7 +311,7 @@ class CheckingDevice:
         return {chunk.sequence_id: SOURCE.sample(chunk) for chunk in batch.chunks if chunk.sample}
 
     def fill(self, table: NDArray[np.int32], tokens: NDArray[np.int32], start: int = 0) -> None:
-        """Put the KV of `tokens` from position `start` on where a block table says."""
+        """Enter the KV of `tokens` from position `start` on at the slots of a block table."""
         size = self.slots.shape[1]
         for position in range(start, len(tokens)):
             self.slots[table[position // size], position % size] = position << 20 | int(tokens[position])
@@ -323,7 +324,7 @@ class CheckingDevice:
 def reference(
     request: EngineRequest, eos_token_ids: frozenset[int], max_context_tokens: int
 ) -> tuple[list[int], FinishReason]:
-    """The tokens of a sequence that runs alone, one position at a time, and why it ends."""
+    """Return the tokens of a sequence that runs alone, one position at a time, and its finish reason."""
     tokens, sampling = list(request.token_ids), request.sampling
     while True:
         history = np.array(tokens, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""A worker of vLLM's that never has its device: a start that hangs. It runs in the EngineCore process."""
+"""A vLLM worker whose start hangs, since it never gets its device. It runs in the EngineCore process."""
 
 import subprocess
 import threading
@@ -7,7 +7,7 @@ from libs.engine.vllm.cpu_worker import MendedWorker
 
 
 class HangingWorker(MendedWorker):
-    """Starts a helper, as NCCL and compilers do, and waits."""
+    """A worker that starts a helper, as NCCL and compilers do, and then waits."""
 
     def init_device(self) -> None:
         """Never returns."""

@@ -1,4 +1,4 @@
-"""Tokenizers with the markers of gpt-oss's format, whose own tokenizer is nowhere on this machine."""
+"""Tokenizers with the markers of gpt-oss's format, for machines without its own tokenizer."""
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as InnerTokenizer
@@ -11,11 +11,11 @@ MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "
 
 
 def with_markers(inner: InnerTokenizer) -> Tokenizer:
-    """`inner` with the markers as added special tokens."""
+    """Return `inner` with the markers as added special tokens."""
     inner.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in MARKERS])
     return Tokenizer(inner, ChatTemplate(CHATML_TEMPLATE, {}))
 
 
 def sim_with_markers() -> Tokenizer:
-    """Tokenizer of the built-in model: a token a byte."""
+    """Return the tokenizer of the built-in model, with one token a byte, and the markers."""
     return with_markers(sim_tokenizer())

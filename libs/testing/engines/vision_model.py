@@ -1,4 +1,4 @@
-"""Small LLaVA models with random weights, in the layout of the published ones, and pictures to show them."""
+"""Small LLaVA models with random weights, in the layout of the published ones, and pictures for them."""
 
 import io
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from libs.model.info import SIM_EOS, SIM_SPECIAL_TOKENS, sim_tokenizer
 SEED = 5
 IMAGE_TOKEN = "<image>"
 IMAGE_TOKENS = 16
-"""Tokens of one image."""
+"""The number of tokens of one image."""
 SIDE_PIXELS, PATCH_PIXELS = 32, 8
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -63,7 +63,7 @@ def write_random_llava(folder: Path, *, siglip: bool = False) -> Path:
         vision_feature_select_strategy="full" if siglip else "default",
     )
     model = LlavaForConditionalGeneration(config)
-    with torch.no_grad():  # pictures have to matter to answers of random weights
+    with torch.no_grad():  # the weights must make pictures matter to the answers
         model.model.multi_modal_projector.linear_2.weight.mul_(8)
     model.save_pretrained(folder)
     square = {"height": SIDE_PIXELS, "width": SIDE_PIXELS}
@@ -84,7 +84,7 @@ def write_random_llava(folder: Path, *, siglip: bool = False) -> Path:
 
 
 def picture(seed: int, *, form: str = "PNG", width: int = 50, height: int = 40) -> bytes:
-    """Return the file of a picture of noise; equal seeds give equal files."""
+    """Return an image file of noise; equal seeds give equal files."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, form)
@@ -92,14 +92,14 @@ def picture(seed: int, *, form: str = "PNG", width: int = 50, height: int = 40) 
 
 
 class Reference:
-    """transformers' own answers of a folder's model."""
+    """The answers of transformers for the model in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
         self._processor = AutoProcessor.from_pretrained(folder, backend="pil")
 
     def generate(self, text: str, files: Sequence[bytes], tokens: int) -> tuple[list[int], list[int]]:
-        """Return (the prompt's tokens as the processor expands them, the greedy answer's)."""
+        """Return (prompt tokens as the processor expands them, tokens of the greedy answer)."""
         images = [Image.open(io.BytesIO(file)).convert("RGB") for file in files] or None
         given = self._processor(images=images, text=text, return_tensors="pt", add_special_tokens=False)
         found = self._model.generate(**given, max_new_tokens=tokens, do_sample=False)[0].tolist()
@@ -107,7 +107,7 @@ class Reference:
         return found[:length], found[length:]
 
     def chat(self, messages: list[dict[str, Any]], files: Sequence[bytes], tokens: int) -> tuple[list[int], str]:
-        """Return (the prompt's tokens, the text of the greedy answer) of a chat."""
+        """Return (prompt tokens, text of the greedy answer) of a chat."""
         text = self._processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         prompt, answer = self.generate(text, files, tokens)
         return prompt, self._processor.tokenizer.decode(answer, skip_special_tokens=True)

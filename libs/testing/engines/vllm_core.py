@@ -1,4 +1,4 @@
-"""EngineCore processes that tests share: they take long to start, and each test finds one as if new."""
+"""EngineCore processes that tests share, since they take long to start. Each test finds one as if it were new."""
 
 import asyncio
 from dataclasses import replace
@@ -14,14 +14,14 @@ from libs.policy.step_time import StepTimeModel
 ALL_TOKENS = 1 << 30
 DRAIN_S = 60.0
 FREE = StepTimeModel(0, 0, 0, 0, 0, 0, 1)
-"""Steps that take no time break no target."""
+"""Step times of zero, which break no target."""
 
 
 class SharedCore:
-    """A CoreProcess whose `close` leaves it running, with nothing in it.
+    """A CoreProcess that stays running, empty, after `close`.
 
-    It says that it sleeps, and vLLM does all of that on a CPU but for the memory: running requests end, caches are
-    emptied, weights are read again.
+    It reports that it sleeps. On a CPU vLLM then does everything but free memory: it ends requests, empties caches, and
+    reads weights again.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -33,7 +33,7 @@ class SharedCore:
         self._asleep = False
 
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
-        """Start it the first time; after that, only take over what of `config` a running engine can change."""
+        """Start the process the first time; later, adopt what a running engine can change of `config`."""
         if self._ready is None:
             here = replace(identity, address="127.0.0.1:1")
             self._ready = await self._core.start(self._config, here, progress)
@@ -44,24 +44,21 @@ class SharedCore:
 
     @property
     def sent(self) -> int:
-        """How many sequences it was sent so far."""
+        """The number of sequences sent so far."""
         return self._core.sent
 
     async def send(self, request: Any) -> None:
-        """Pass a sequence on."""
         self._names.append(request.request_id)
         await self._core.send(request)
 
     async def command(self, request: Any) -> None:
-        """Pass a command on."""
         await self._core.command(request)
 
     async def abort(self, request_ids: list[str]) -> None:
-        """Pass it on."""
         await self._core.abort(request_ids)
 
     async def receive(self) -> Any:
-        """Pass it on, and remember how things stand."""
+        """Receive from the process, and record its state."""
         from libs.engine.vllm.wire import report_of  # noqa: PLC0415 - it imports vLLM
 
         outputs = await self._core.receive()
@@ -69,21 +66,18 @@ class SharedCore:
         return outputs
 
     async def sleep(self, *, keep_weights: bool) -> None:
-        """Pass it on."""
         await self._core.sleep(keep_weights=keep_weights)
         self._asleep = True
 
     async def wake(self) -> None:
-        """Pass it on."""
         await self._core.wake()
         self._asleep = False
 
     async def device_memory(self) -> DeviceMemory | None:
-        """Pass it on."""
         return await self._core.device_memory()
 
     async def close(self) -> None:
-        """Leave nothing in it."""
+        """End all sequences."""
         if self._asleep:
             await self.wake()
         names, self._names = self._names, []
@@ -94,7 +88,6 @@ class SharedCore:
                 await self.receive()
 
     async def end(self) -> None:
-        """End the process."""
         await self._core.close()
 
     async def _command(self, command: Command) -> None:

@@ -1,4 +1,4 @@
-"""Clients of a Service, who find its pods as kube-proxy does: in its EndpointSlices."""
+"""Clients of a Service, which find its pods in its EndpointSlices, as kube-proxy does."""
 
 import asyncio
 import random
@@ -21,16 +21,16 @@ CALL_S: Final = 120.0
 
 @dataclass
 class KubeService:
-    """Addresses of its ready endpoints, as they were REFRESH_S ago at most."""
+    """The addresses of a Service's ready endpoints, at most REFRESH_S old."""
 
     own: Namespace
     name: str
     kubeconfig: str = ""
-    """Empty: that of KUBECONFIG."""
+    """The kubeconfig file; empty for that of KUBECONFIG."""
     urls: list[str] = field(default_factory=list)
 
     async def refresh(self) -> None:
-        """Read its slices once."""
+        """Read the slices once."""
         where = ("--kubeconfig", self.kubeconfig) if self.kubeconfig else ()
         found = await self.own.get("endpointslices", *where, "--selector", f"kubernetes.io/service-name={self.name}")
         self.urls = [
@@ -42,14 +42,16 @@ class KubeService:
         ]
 
     async def follow(self) -> None:
-        """Until cancelled. While the API server is away, endpoints are those known last, as kube-proxy's are."""
+        """Refresh until cancelled. While the API server is away, the last endpoints stay, as kube-proxy's do."""
         while True:
             with suppress(CommandFailed):
                 await self.refresh()
             await asyncio.sleep(REFRESH_S)
 
     def url(self) -> str:
-        """Of one of them, by chance. Raises ConnectError where there is none: kube-proxy refuses connections then."""
+        """Return the URL of a random endpoint. Raise ConnectError if there is none, since kube-proxy then refuses
+        connections.
+        """
         if not self.urls:
             raise httpx.ConnectError(f"no endpoint of {self.name} is ready")
         return random.choice(self.urls)  # noqa: S311
@@ -57,18 +59,18 @@ class KubeService:
 
 @dataclass
 class KubeLoad:
-    """What clients have met so far."""
+    """The results of the clients so far."""
 
     service: KubeService
     prompt: str
     max_tokens: int
     answered: int = 0
     failed: list[str] = field(default_factory=list)
-    """Every answer but 200 and 429, and every connection that broke."""
+    """Every status other than 200 and 429, and every broken connection."""
     ending: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def client(self, who: int) -> None:
-        """One request after the other, each over a connection of its own."""
+        """Send one request after another, each over a new connection."""
         alone = httpx.Limits(max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=CALL_S, limits=alone) as http:
             for number in count():
@@ -91,7 +93,7 @@ class KubeLoad:
             self.failed.append(f"{answer.status_code} {answer.text[:200]}")
 
     async def until(self, wanted: int, timeout_s: float) -> None:
-        """Wait for that many answers in all."""
+        """Wait until there have been that many answers in total."""
         async with asyncio.timeout(timeout_s):
             while self.answered < wanted:  # noqa: ASYNC110 - bounded by the timeout
                 await asyncio.sleep(BUSY_S)
@@ -99,7 +101,7 @@ class KubeLoad:
 
 @asynccontextmanager
 async def running_load(service: KubeService, *, clients: int, prompt: str, max_tokens: int) -> AsyncIterator[KubeLoad]:
-    """While the context is open; then what is under way is waited for."""
+    """Run clients while the context is open, then wait for the requests in progress."""
     load, tasks = KubeLoad(service, prompt, max_tokens), TaskOwner()
     await service.refresh()
     tasks.spawn("endpoints", service.follow())

@@ -1,4 +1,4 @@
-"""A stand-in kubelet: one node, whose pods run as processes of this machine, with readiness, restarts and grace."""
+"""A stand-in kubelet: one node whose pods run as local processes, with readiness, restarts and grace periods."""
 
 import asyncio
 import base64
@@ -18,25 +18,25 @@ from libs.runtime.tasks import TaskOwner
 from libs.testing.kube.pod_process import PodProcess
 
 STAND_IN: Final = "fulcrum.dev/stand-in"
-"""Label of its node, by which pods are sent there, and taint that keeps others away."""
+"""The node's label, which selects it for pods, and the taint that keeps others away."""
 TOLERATION: Final = {"key": STAND_IN, "operator": "Exists"}
 HEARTBEAT_S: Final = 10.0
 PROBE_S: Final = 1.0
-"""Until a pod is ready; then it is probed as often as it asks for."""
+"""The probe interval until a pod is ready; afterwards its own interval applies."""
 RESTART_S: Final = 1.0
 RETRY_S: Final = 0.5
 AWAY: Final = (aiohttp.ClientError, TimeoutError, OSError)
-"""What a server that is away makes of a call: pods go on as they are, and it is asked again."""
+"""The errors of calls to a server that is away. Pods go on meanwhile, and the call is repeated."""
 BUSY: Final = 429
 BROKEN: Final = 500
-"""Answers from here on, and BUSY, are those of a server that is not there yet."""
+"""Statuses from here on, and BUSY, mean that the server is not ready yet."""
 MAX_PODS: Final = 200
 MERGE: Final = "application/strategic-merge-patch+json"
 T = TypeVar("T")
 
 
 def now() -> str:
-    """As Kubernetes writes it."""
+    """Return the time in Kubernetes' format."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
@@ -53,11 +53,13 @@ class Kubelet:
         subnet: str = "10.99.0",
         sources: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
-        """`subnet`: first three bytes of its pods' addresses, another one for each node. `sources`: of PodProcess."""
+        """`subnet` is the first three bytes of the pods' addresses, different for each node. `sources` is that of
+        PodProcess.
+        """
         self.node = node
         self.tasks = TaskOwner()
         self.pods: dict[str, PodProcess] = {}
-        """Those that have not ended, by uid."""
+        """The pods that have not ended, by uid."""
         self._core = client.CoreV1Api(api)
         self._folder = folder
         self._given = given
@@ -65,10 +67,10 @@ class Kubelet:
         self._free = [f"{subnet}.{number}" for number in range(MAX_PODS, 0, -1)]
         self._ending: set[str] = set()
         self._said: dict[str, tuple[bool, bool]] = {}
-        """What the server holds of each pod: whether it is ready, and has been."""
+        """The state of each pod as the server knows it: whether it is ready, and has been."""
 
     async def register(self) -> None:
-        """Make the node."""
+        """Create the node."""
         room = {"cpu": "64", "memory": "512Gi", "pods": str(MAX_PODS)}
         status = {"capacity": room, "allocatable": room, "conditions": [self._condition()]}
         labels = {STAND_IN: "true", "kubernetes.io/hostname": self.node}
@@ -77,16 +79,16 @@ class Kubelet:
         await self._core.create_node({"metadata": meta, "spec": spec, "status": status})
 
     async def close(self) -> None:
-        """Kill what runs, and take the node away."""
+        """Kill what runs, and delete the node."""
         await self.lose()
         try:
             await self._core.delete_node(self.node)
         except ApiException as error:
-            if error.status != 404:  # somebody has
+            if error.status != 404:  # another process has deleted it
                 raise
 
     async def lose(self) -> None:
-        """The machine is gone: its processes end at once, and it says nothing more."""
+        """Lose the machine: its processes end at once, and it sends nothing more."""
         await self.tasks.close()
         for pod in self.pods.values():
             pod.kill()
@@ -94,14 +96,14 @@ class Kubelet:
         self.pods.clear()
 
     async def heartbeat(self) -> None:
-        """Until cancelled: the node is there."""
+        """Renew the node's lease until cancelled."""
         while True:
             body = {"status": {"conditions": [self._condition()]}}
             await _asked(partial(self._core.patch_node_status, self.node, body, _content_type=MERGE))
             await asyncio.sleep(HEARTBEAT_S)
 
     async def follow(self) -> None:
-        """Until cancelled: run what is scheduled here, end what is deleted."""
+        """Run scheduled pods and end deleted ones, until cancelled."""
         while True:
             async with watch.Watch(return_type="object") as stream:
                 changes = stream.stream(
@@ -131,7 +133,7 @@ class Kubelet:
                 self.tasks.spawn(f"run {name}", self._run(uid))
         said = self._said.get(uid)
         if said is not None and said[0] != _is_ready(pod):
-            del self._said[uid]  # the node controller took this node for lost meanwhile: it is said again
+            del self._said[uid]  # the node controller may have taken this node for lost, so the state is sent again
         if (
             known is not None
             and uid not in self._ending
@@ -177,7 +179,7 @@ class Kubelet:
         try:
             await _asked(partial(self._core.delete_namespaced_pod, meta["name"], meta["namespace"], body=body))
         except ApiException as error:
-            if error.status not in (404, 409):  # it is gone, and another may have its name
+            if error.status not in (404, 409):  # it is deleted, and another pod may have its name
                 raise
 
     async def _say(self, pod: PodProcess, *, ready: bool) -> None:
@@ -197,7 +199,7 @@ class Kubelet:
             patch = partial(self._core.patch_namespaced_pod_status, _content_type=MERGE)
             await _asked(partial(patch, meta["name"], meta["namespace"], {"status": status}))
         except ApiException as error:
-            if error.status != 404:  # deleted meanwhile
+            if error.status != 404:  # the pod was deleted meanwhile
                 raise
 
     async def _secret(self, namespace: str, name: str, key: str) -> str:
@@ -219,7 +221,7 @@ def _is_ready(pod: Mapping[str, Any]) -> bool:
 
 
 async def _asked(call: Callable[[], Awaitable[T]]) -> T:
-    """Its answer, once the server is there."""
+    """Return the answer of a call, repeated until the server is there."""
     while True:
         try:
             return await call()
@@ -241,8 +243,10 @@ async def running_kubelet(
     kubeconfig: str | None = None,
     sources: Mapping[str, Path] = MappingProxyType({}),
 ) -> AsyncIterator[Kubelet]:
-    """In the cluster of `kubeconfig`, or of KUBECONFIG, while the context is open. `given`: environment beside that of
-    the pods; `sources`: trees of source by images' tags."""
+    """Run a kubelet in the cluster of `kubeconfig`, or of KUBECONFIG, while the context is open.
+
+    `given` is environment in addition to that of the pods. `sources` has trees of source by image tag.
+    """
     settings = client.Configuration()
     await config.load_kube_config(kubeconfig, client_configuration=settings)
     async with client.ApiClient(settings) as api:

@@ -1,9 +1,8 @@
-"""A namespace of its own for a test: the chart in it, kubeconfigs of accounts, its API server, and leases of nodes.
+"""A namespace for one test: the chart in it, kubeconfigs of accounts, its API server, and leases of nodes.
 
 Leases of KWOK's nodes are renewed as a kubelet renews its own. A KWOK that was started without leases reports a node
-once and then every ten minutes, and the node controller takes a node that is silent for 50 s for lost: it marks the
-node's pods as not ready. KWOK reports the node again at once, and never its pods, which a kubelet would: they stay
-unready for good.
+once and then every ten minutes, but the node controller takes a node for lost after 50 s of silence, and marks its pods
+as not ready. KWOK then reports the node again, but not its pods as a kubelet would, so they stay unready.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ from kubernetes_asyncio.client.exceptions import ApiException
 from libs.runtime.tasks import TaskOwner
 
 KWOK: Final = "kwok.x-k8s.io/node"
-"""Annotation of its nodes."""
+"""The annotation of KWOK's nodes."""
 HOLDER: Final = "fulcrum-tests"
 LEASES: Final = "kube-node-lease"
 RENEW_S: Final = 10.0
@@ -35,7 +34,7 @@ MERGE: Final = "application/merge-patch+json"
 
 
 async def renew(api: client.ApiClient) -> None:
-    """Once, of every node of KWOK's whose lease nobody else holds."""
+    """Renew the leases of KWOK's nodes once, unless another process holds them."""
     coordination = client.CoordinationV1Api(api)
     nodes = (await client.CoreV1Api(api).list_node()).items
     found = (await coordination.list_namespaced_lease(LEASES)).items
@@ -58,7 +57,7 @@ async def renew(api: client.ApiClient) -> None:
 
 @asynccontextmanager
 async def renewed_leases() -> AsyncIterator[None]:
-    """While the context is open; once before it begins."""
+    """Renew leases while the context is open, the first time before it begins."""
     settings, tasks = client.Configuration(), TaskOwner()
     await config.load_kube_config(client_configuration=settings)
     async with client.ApiClient(settings) as api:
@@ -77,20 +76,20 @@ async def _renew_forever(api: client.ApiClient) -> None:
         await asyncio.sleep(RENEW_S)
         try:
             await renew(api)
-        except (aiohttp.ClientError, TimeoutError, OSError):  # the server is away: tests of that are meant to go on
+        except (aiohttp.ClientError, TimeoutError, OSError):  # the server is away, and tests of outages must go on
             continue
         except ApiException as error:
-            if int(error.status) < 500:  # it begins
+            if int(error.status) < 500:  # with a higher status the server is still starting
                 raise
 
 
 CHART: Final = Path(__file__).resolve().parents[3] / "deploy" / "helm" / "fulcrum"
 RELEASE: Final = "fulcrum"
 OLDEST: Final = "1.30"
-"""Kubernetes that the chart takes."""
+"""The Kubernetes version for which the chart is rendered."""
 COMMAND_S: Final = 60.0
 STARTED_S: Final = 240.0
-"""Until a suite's pods are ready that are processes: their start takes cores that others may be using."""
+"""The bound on a suite's start when its pods are processes, which compete for cores."""
 CHECK_EVERY_S: Final = 0.4
 
 
@@ -98,11 +97,11 @@ SHOWN_EVENTS: Final = 60
 
 
 class CommandFailed(Exception):
-    """What it said."""
+    """A command failed; the message is its output."""
 
 
 async def run(*command: str, stdin: str = "") -> str:
-    """Its output. Raises CommandFailed with what it said."""
+    """Run a command and return its output. Raise CommandFailed with that output."""
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -118,13 +117,13 @@ async def run(*command: str, stdin: str = "") -> str:
 
 
 async def render(*options: str, namespace: str = "default") -> str:
-    """The chart's objects as YAML."""
-    known = ("--kube-version", OLDEST)  # a helm that was built by `go install` takes every cluster for an old one
+    """Return the chart's objects as YAML."""
+    known = ("--kube-version", OLDEST)  # a helm built by `go install` takes every cluster for an old one
     return await run("helm", "template", RELEASE, str(CHART), "--namespace", namespace, *known, *options)
 
 
 def several_nodes() -> tuple[str, ...]:
-    """Values of three decode workers that span two nodes each."""
+    """Return values for three decode workers, each of which spans two nodes."""
     pool = {"role": "decode", "replicas": 3, "nodes": 2, "gpus": 8, "env": {
         "FULCRUM_WORKER_VLLM_ARGUMENTS": json.dumps({"tensor_parallel_size": 16})
     }}  # fmt: skip
@@ -133,7 +132,7 @@ def several_nodes() -> tuple[str, ...]:
 
 
 def two_models() -> tuple[str, ...]:
-    """Values of pools of a second model beside those of the first one, and one scaled pool of each."""
+    """Return values for pools of a second model beside those of the first, and one scaled pool for each."""
     pools = {
         "other": {"role": "mixed", "replicas": 1, "model": "other", "gpus": 2},
         "other-spare": {"role": "standby", "replicas": 0, "model": "other", "gpus": 2},
@@ -142,26 +141,26 @@ def two_models() -> tuple[str, ...]:
 
 
 class Namespace:
-    """One in which pods have to keep to the restricted Pod Security Standard."""
+    """A namespace whose pods must meet the restricted Pod Security Standard."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
         self._folder = folder
 
     async def kubectl(self, *arguments: str, stdin: str = "") -> str:
-        """As the cluster's administrator."""
+        """Run kubectl as the cluster's administrator."""
         return await run("kubectl", "--namespace", self.name, *arguments, stdin=stdin)
 
     async def helm(self, verb: str, *options: str) -> str:
-        """install or upgrade."""
+        """Install or upgrade the chart."""
         return await run("helm", verb, RELEASE, str(CHART), "--namespace", self.name, *options)
 
     async def get(self, *what: str) -> Any:
-        """Objects as JSON."""
+        """Return objects as parsed JSON."""
         return json.loads(await self.kubectl("get", *what, "--output", "json"))
 
     async def account(self, name: str, *, server: str = "") -> str:
-        """A kubeconfig file with a token of this service account, for the real server or one on the way to it."""
+        """Write a kubeconfig with a token of a service account, for the real server or a proxy to it."""
         admin = json.loads(await run("kubectl", "config", "view", "--raw", "--minify", "--output", "json"))
         cluster = admin["clusters"][0]["cluster"]
         if server:
@@ -177,7 +176,7 @@ class Namespace:
         return str(path)
 
     async def admin(self, server: str) -> str:
-        """A kubeconfig file of the cluster's administrator over a way to the server."""
+        """Write a kubeconfig of the cluster's administrator for a proxy to the server."""
         found = json.loads(await run("kubectl", "config", "view", "--raw", "--minify", "--output", "json"))
         found["clusters"][0]["cluster"] = {"server": server, "insecure-skip-tls-verify": True}
         path = self._folder / f"admin-{uuid.uuid4().hex[:8]}.json"
@@ -185,7 +184,7 @@ class Namespace:
         return str(path)
 
     async def ready_pods(self, component: str) -> set[str]:
-        """Names of a component's pods that are ready and do not end."""
+        """Return the names of a component's pods that are ready and not terminating."""
         found = await self.get("pods", "--selector", f"app.kubernetes.io/component={component}")
         return {
             each["metadata"]["name"]
@@ -197,8 +196,9 @@ class Namespace:
         }
 
     async def until(self, what: str, holds: Callable[[], Awaitable[Any]], *, timeout_s: float = COMMAND_S) -> Any:
-        """What `holds` returns once that is true. Raises TimeoutError that says `what` is waited for, and what there is
-        instead."""
+        """Return the result of `holds` once it is true. Raise TimeoutError that names `what` and describes the present
+        state.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while not (found := await holds()):  # noqa: ASYNC110 - in another process
@@ -212,7 +212,7 @@ class Namespace:
         return found
 
     async def described(self) -> str:
-        """Nodes, pods of this namespace and its last events, a line each."""
+        """Describe nodes, pods of this namespace and its last events, a line each."""
         nodes, pods, events = [(await self.get(kind))["items"] for kind in ("nodes", "pods", "events")]
         latest = sorted(events, key=lambda each: each["metadata"]["creationTimestamp"])[-SHOWN_EVENTS:]
         return "\n".join((
@@ -254,7 +254,7 @@ def _event_line(event: Any) -> str:
 
 @asynccontextmanager
 async def namespace(folder: Path) -> AsyncIterator[Namespace]:
-    """While the context is open; so long nodes of KWOK's are there too."""
+    """Create a namespace, and KWOK's nodes, while the context is open."""
     own = Namespace(f"test-{uuid.uuid4().hex[:8]}", folder)
     await run("kubectl", "create", "namespace", own.name)
     try:
@@ -267,7 +267,7 @@ async def namespace(folder: Path) -> AsyncIterator[Namespace]:
 
 @asynccontextmanager
 async def installed(folder: Path, *options: str) -> AsyncIterator[Namespace]:
-    """The chart in a namespace of its own, while the context is open."""
+    """Install the chart in a new namespace while the context is open."""
     async with namespace(folder) as own:
         await own.helm("install", *options)
         yield own
@@ -285,7 +285,7 @@ class _Ended:
     log: Path
 
     def start_again(self) -> int:
-        """Its new process id. It outlives this process."""
+        """Start the command again and return its process id. It outlives this process."""
         with self.log.open("ab") as out:
             return subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -302,7 +302,7 @@ def _kill(pid: int) -> _Ended:
 
 @asynccontextmanager
 async def killed(pid_file: Path) -> AsyncIterator[None]:
-    """Its process is killed as the context begins, and started as it was at its end; returns once it answers."""
+    """Kill the process of a pid file as the context begins. At the end, start it again and wait until it answers."""
     ended = _kill(int(await asyncio.to_thread(pid_file.read_text)))
     try:
         yield

@@ -1,4 +1,4 @@
-"""A pod of ours as a process of this machine: its command and environment, under a loopback address of its own."""
+"""A pod of the chart as a process of this machine: its command and environment, at a loopback address of its own."""
 
 import asyncio
 import os
@@ -16,16 +16,16 @@ from libs.runtime.healthcheck import grpc_serves, http_serves
 ROOT: Final = Path(__file__).resolve().parents[3]
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - what a pod's own network namespace makes of it
 Secret = Callable[[str, str], Awaitable[str]]
-"""A Secret's value, by name and key."""
+"""Returns a Secret's value, by name and key."""
 
 
 def local_address(pod_ip: str) -> str:
-    """Where a pod of this node really listens: the server takes no loopback address for a pod's."""
+    """Return the address at which a pod really listens: the server accepts no loopback address for a pod."""
     return "127." + pod_ip.partition(".")[2]
 
 
 class PodProcess:
-    """One container, the first. `folder` takes what its volumes would."""
+    """The first container of a pod, as a process. `folder` stands for its volumes."""
 
     def __init__(
         self,
@@ -37,14 +37,15 @@ class PodProcess:
         *,
         sources: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
-        """`given`: environment beside what the pod says, of what a real kubelet mounts. `sources`: trees of source by
-        tag of the image; this one for others."""
+        """`given` is environment in addition to the pod's, for what a real kubelet mounts. `sources` has trees of
+        source by image tag; other tags use this tree.
+        """
         self.pod = pod
         self.pod_ip = pod_ip
         self.address = local_address(pod_ip)
         self.restarts = 0
         self.started = False
-        """True if it was ready once since its last start."""
+        """True if it has been ready since its last start."""
         self._secret = secret
         self._folder = folder
         self._given = given
@@ -54,17 +55,17 @@ class PodProcess:
 
     @property
     def container(self) -> Mapping[str, Any]:
-        """As the pod describes it."""
+        """The container as the pod describes it."""
         found: Mapping[str, Any] = self.pod["spec"]["containers"][0]
         return found
 
     @property
     def runs(self) -> bool:
-        """True if the process does."""
+        """True while the process runs."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """A new process; what it prints goes to a file of the folder."""
+        """Start a new process, whose output goes to a file in the folder."""
         python, *words = self.container["command"]
         assert python == "python", "only images of ours are played"
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -76,16 +77,16 @@ class PodProcess:
                 sys.executable, *words, env=environment, stdout=log, stderr=log, cwd=self._folder
             )
         self.started = False
-        if self._stopping.is_set():  # while it began
+        if self._stopping.is_set():  # `stop` was called during the start
             self.kill()
 
     async def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until the process has ended."""
         if self._process is not None:
             await self._process.wait()
 
     async def ready(self) -> bool:
-        """What its readiness probe says."""
+        """Return the result of its readiness probe."""
         probe = self.container["readinessProbe"]
         if not self.runs:
             return False
@@ -99,7 +100,7 @@ class PodProcess:
         return serves
 
     async def stop(self) -> None:
-        """As a kubelet ends it: preStop, SIGTERM, and SIGKILL when the grace period is over."""
+        """End it as a kubelet does: preStop, SIGTERM, and SIGKILL once the grace period is over."""
         self._stopping.set()
         grace_s = float(self.pod["spec"]["terminationGracePeriodSeconds"])
         try:
@@ -113,7 +114,6 @@ class PodProcess:
             await self.wait()
 
     def kill(self) -> None:
-        """At once."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:

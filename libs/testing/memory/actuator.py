@@ -1,4 +1,4 @@
-"""An actuator whose workers are names."""
+"""An actuator in memory, whose workers are only names."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from libs.actuators.port import ActuatorDown, Started, to_end
 
 
 class MemoryActuator:
-    """Starts at once, unless it is slow, away, or loses what it starts."""
+    """An actuator that starts workers at once, unless it is set to be slow, to be away, or to lose them."""
 
     kind = "memory"
 
@@ -24,19 +24,17 @@ class MemoryActuator:
         self.shown: dict[str, str] = {}
         self.away = False
         self.slow = 0
-        """The next workers asked for that do not come."""
+        """The number of workers whose next start fails without notice."""
         self.without_machine: set[str] = set()
-        """Those that wait for a machine."""
+        """The workers that wait for a machine."""
         self._on_start = on_start
         self._on_end = on_end
 
     async def look(self) -> Started:
-        """As it is."""
         self._check()
         return Started(tuple(self.worker_ids), self.most, self.model, frozenset(self.without_machine))
 
     async def have(self, count: int, *, first_to_end: Sequence[str] = ()) -> None:
-        """At once."""
         self._check()
         self.asked.append(count)
         for name in to_end(self.worker_ids, count, first_to_end):
@@ -51,12 +49,10 @@ class MemoryActuator:
             self._on_start(name)
 
     async def show(self, roles: Mapping[str, str]) -> None:
-        """Kept."""
         self._check()
         self.shown = dict(roles)
 
-    async def close(self) -> None:
-        """Nothing is held."""
+    async def close(self) -> None: ...
 
     def _check(self) -> None:
         if self.away:

@@ -1,4 +1,4 @@
-"""What a broker holds: topics, their partitions, and as many records of each as its retention keeps."""
+"""A broker's contents: topics, their partitions, and as many records of each as retention keeps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,39 +15,40 @@ from libs.testing.memory.server import MemoryServer, Travel, at_once
 
 RETAINED_RECORDS: Final = 20_000
 RETAINED_BYTES: Final = 32 * 1024 * 1024
-"""Of each partition, whichever is reached first. The oldest quarter goes at once, as the oldest segment of a log."""
+"""The bounds of each partition. At either one, the oldest quarter is dropped at once, like the oldest segment of a log.
+"""
 
 
 class TooLarge(Exception):
-    """A record that no broker takes."""
+    """The record exceeds what any broker accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A record on its way to the broker. A value of None is one that a stranger may have written."""
+    """A record on its way to the broker. Only foreign clients write a value of None."""
 
     topic: str
     key: bytes
     value: bytes | None
     headers: Sequence[tuple[str, bytes]]
     at_unix_ns: int
-    """By its publisher's clock."""
+    """The time by its publisher's clock."""
 
 
 class BrokerRecord(NamedTuple):
-    """A record as the broker has it; `libs.bus.codec.to_record` reads one."""
+    """A record as the broker stores it; `libs.bus.codec.to_record` reads one."""
 
     offset: int
     partition: int
     at_unix_ms: int
-    """Brokers do not know time finer."""
+    """Brokers store whole milliseconds."""
     key: bytes
     value: bytes | None
     headers: Sequence[tuple[str, bytes]]
 
 
 class Partition:
-    """A log."""
+    """The log of one partition."""
 
     def __init__(self, number: int, retained_records: int, retained_bytes: int) -> None:
         self._number = number
@@ -60,11 +61,11 @@ class Partition:
 
     @property
     def span(self) -> OffsetSpan:
-        """Offsets of what is kept."""
+        """The offsets [first, end) of the records that are kept."""
         return OffsetSpan(self.end - len(self._kept), self.end)
 
     def append(self, record: Incoming) -> None:
-        """Keep a record, and drop old ones at the bound."""
+        """Append a record; at the bound, drop old ones."""
         at_unix_ms = record.at_unix_ns // 1_000_000
         self._kept.append(BrokerRecord(self.end, self._number, at_unix_ms, record.key, record.value, record.headers))
         self.end += 1
@@ -75,18 +76,18 @@ class Partition:
             del self._kept[:dropped]
 
     def read(self, offset: int, most: int) -> list[BrokerRecord]:
-        """At most `most` records from an offset on, or from the first that is kept."""
+        """Return at most `most` records, from an offset or the first one that is kept."""
         first = max(offset - (self.end - len(self._kept)), 0)
         return self._kept[first : first + most]
 
     def since(self, unix_ns: int) -> int:
-        """The offset of the first record that was published then or later; the end where there is none."""
+        """Return the offset of the first record published at that time or later; the end if there is none."""
         unix_ms = unix_ns // 1_000_000
         return next((each.offset for each in self._kept if each.at_unix_ms >= unix_ms), self.end)
 
 
 class MemoryBroker(MemoryServer):
-    """Shared by everybody who connects to it. A kill loses no record: logs are on disk."""
+    """The broker that all buses of a test share. A kill loses no record, as logs are on disk."""
 
     def __init__(
         self,
@@ -100,17 +101,17 @@ class MemoryBroker(MemoryServer):
         self._topics: dict[str, list[Partition]] = {}
 
     def make(self, partitions: Mapping[str, int]) -> None:
-        """Create these topics, each with at least this number of partitions."""
+        """Create these topics, or extend them to this number of partitions."""
         for topic, count in partitions.items():
             found = self._topics.setdefault(topic, [])
             found += [Partition(number, *self._retained) for number in range(len(found), count)]
 
     def partitions(self, topic: str) -> Sequence[Partition]:
-        """In order; none where there is no such topic."""
+        """Return the partitions in order; none if the topic does not exist."""
         return self._topics.get(topic, ())
 
     def append(self, record: Incoming, partition: int | None = None) -> None:
-        """Take a record into a partition, or into its key's; raises TooLarge. The topic must be there."""
+        """Append a record to a partition of an existing topic, or to its key's. Raise TooLarge."""
         if len(record.key) + len(record.value or b"") > MAX_RECORD_BYTES:
             raise TooLarge(f"a record of more than {MAX_RECORD_BYTES} bytes")
         found = self._topics[record.topic]
@@ -118,8 +119,10 @@ class MemoryBroker(MemoryServer):
         self.news.ring()
 
     def values(self, topic: Topic, cluster: str, *, since_unix_ns: int = 0) -> list[Message]:
-        """Every message of a topic that was published since a moment, partition by partition; raises LookupError where
-        retention has dropped any, so that nobody counts a part as the whole."""
+        """Return every message of a topic published since a time, partition by partition.
+
+        Raise LookupError if retention has dropped any of them, so that no test takes a part for the whole.
+        """
         found: list[Message] = []
         for partition in self.partitions(topic.name(cluster)):
             if partition.span.start > 0:

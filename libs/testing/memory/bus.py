@@ -22,7 +22,7 @@ from libs.testing.memory.server import ServerAway
 
 
 class MemoryBus:
-    """LiveBus of one process."""
+    """A LiveBus of one process."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class MemoryBus:
         gather_ms: Callable[[], int] = at_once,
         behind_s: float = BEHIND_S,
     ) -> None:
-        """As KafkaBus takes them; `behind_s`: see libs.bus.kafka.BEHIND_S."""
+        """The arguments are those of KafkaBus; `behind_s` is libs.bus.kafka.BEHIND_S there."""
         self._broker = broker
         self._cluster = cluster
         self._clock = clock or SystemClock()
@@ -47,7 +47,7 @@ class MemoryBus:
         self._in_flight: Sequence[Outgoing] = ()
         self._wake = asyncio.Event()
         self._tried = asyncio.Event()
-        """Set once a first attempt to connect has ended, well or not."""
+        """Set after the first attempt to connect, whether it succeeded or not."""
         self._published = self._dropped = 0
         self._skipped = SkippedRecords()
         self._tasks = TaskOwner(on_failure)
@@ -55,14 +55,14 @@ class MemoryBus:
         self._closed = False
 
     async def start(self) -> None:
-        """Connect and make topics; returns also when the broker is away, which is then tried in the background."""
+        """Connect and create topics. If the broker is away, return and keep trying in the background."""
         self._sending = self._tasks.spawn("bus sender", self._send_forever())
         with suppress(TimeoutError):
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self._tried.wait()
 
     def publish(self, topic: Topic, value: Message) -> None:
-        """Queue a record; at the bound the oldest is dropped and counted."""
+        """Queue a record. At the bound, drop the oldest and count it."""
         self._published += 1
         self._dropped += self._buffer.append(encode(topic, self._cluster, value))
         self._wake.set()
@@ -75,7 +75,7 @@ class MemoryBus:
         since_unix_ns: int | None = None,
         wanted: Wanted | None = None,
     ) -> AsyncIterator[Record]:
-        """All partitions or the wanted ones, without a group; the end is where they end when reading has connected."""
+        """Read all or the given partitions, without a group. The end is their end at the time of connecting."""
         return MemoryReader(
             self._connection(), topics, from_start=from_start, since_unix_ns=since_unix_ns, wanted=wanted
         ).records(lambda: self._closed)
@@ -90,8 +90,7 @@ class MemoryBus:
         wanted: Wanted | None = None,
         gather_ms: Callable[[], int] | None = None,
     ) -> AsyncIterator[Record]:
-        """`subscribe`; in topics of `jumping` a partition that stays behind goes on at its end, and `on_gap` is called
-        with what it left out."""
+        """Subscribe, and skip to the end in partitions of `jumping` that stay behind; `on_gap` gets those records."""
         return MemoryReader(
             self._connection(gather_ms),
             topics,
@@ -102,23 +101,22 @@ class MemoryBus:
 
     @asynccontextmanager
     async def back_reader(self) -> AsyncIterator[MemoryBackReader]:
-        """Connected; raises ServerAway."""
+        """Open a connected reader. Raise ServerAway."""
         await self._broker.call(lambda: None, timeout_s=CALL_TIMEOUT_S)
         yield MemoryBackReader(self._broker, self._cluster)
 
     def stats(self) -> BusStats:
-        """Counters for metrics."""
         buffered = len(self._buffer) + len(self._in_flight)
         return BusStats(self._published, self._dropped, buffered, self._skipped.counts)
 
     def unsent(self) -> list[Outgoing]:
-        """What is lost when this process is killed now, of what the broker may have nothing of."""
+        """Return the number of records that a kill of this process would lose now."""
         waiting = self._buffer.take(len(self._buffer))
         self._buffer.put_back(waiting)
         return [*self._in_flight, *waiting]
 
     async def close(self) -> None:
-        """Send what is buffered, for a bounded time, and disconnect; subscriptions end. Idempotent."""
+        """Send what is buffered within a bounded time, then disconnect and end subscriptions. Idempotent."""
         self._closed = True
         self._wake.set()
         if self._sending is not None:
@@ -131,7 +129,7 @@ class MemoryBus:
     # ------------------------------------------------------------ sending
 
     async def _send_forever(self) -> None:
-        """Send until closed; outages are waited out."""
+        """Send until closed, across outages."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         wanted = {topic.name(self._cluster): topic.partitions for topic in self._topics}
         while True:
@@ -156,7 +154,7 @@ class MemoryBus:
                 await self._wake.wait()
 
     async def _send(self, batch: Sequence[Outgoing]) -> None:
-        """A batch whose confirmation was lost is sent again."""
+        """Send a batch; one whose confirmation was lost is sent again."""
         self._in_flight = batch
         try:
             self._dropped += await self._broker.call(lambda: self._append(batch), timeout_s=CALL_TIMEOUT_S)
@@ -166,7 +164,7 @@ class MemoryBus:
             self._dropped += self._buffer.put_back(unsent)
 
     def _append(self, batch: Sequence[Outgoing]) -> int:
-        """How many records the broker would not take."""
+        """Append records, and return how many the broker refused."""
         at_unix_ns, refused = self._clock.now_ns(), 0
         for each in batch:
             headers = ((SCHEMA_HEADER, each.schema),)

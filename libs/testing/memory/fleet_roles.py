@@ -7,7 +7,7 @@ from libs.observe.roles import FleetAway, FleetWorker, MoveRefused, check_move
 
 
 class MemoryFleetRoles:
-    """Changes roles at once, unless it is away or refuses."""
+    """Roles that change at once, unless the fleet is away or refuses."""
 
     kind = "memory"
 
@@ -16,12 +16,12 @@ class MemoryFleetRoles:
         self._changes = 0
         self.away = ""
         self.refuses = ""
-        """Why changes are refused; empty if they are not."""
+        """The reason why changes are refused; empty if they are accepted."""
         self.moves: list[tuple[str, str, str]] = []
-        """Name, role and reason of each change."""
+        """The name, role and reason of each change."""
 
     def put(self, worker: FleetWorker) -> None:
-        """Enter a worker, or its new state."""
+        """Add a worker, or replace its state."""
         self._changes += 1
         self._workers[worker.name] = replace(worker, version=str(self._changes))
 

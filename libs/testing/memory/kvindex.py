@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class MemoryKvIndex:
-    """KvIndex of one cluster. As over Redis, changes are mirrored, and a set that differs is written anew."""
+    """A KvIndex of one cluster. As over Redis, changes are mirrored, and a set that differs is rewritten."""
 
     def __init__(self, store: MemoryStore, cluster: str, *, lookup_timeout_s: float = LOOKUP_TIMEOUT_S) -> None:
         self._store = store
@@ -32,14 +32,14 @@ class MemoryKvIndex:
         self._lookups = self._lookup_errors = self._change_errors = 0
 
     async def publish(self, model: str, worker_id: str, *, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """Blocks that `worker_id` now holds, and those it has evicted, in that order."""
+        """Record the blocks that `worker_id` now holds, then those that it evicted."""
         key = (self._cluster, model, worker_id)
         async with self._changing:
             mirror = self._mirror(key)
             await self._write(key, mirror, mirror.apply(stored, removed), list(removed))
 
     async def renew(self, model: str, worker_id: str, *, lease_ms: int) -> None:
-        """Keep a worker's blocks listed: they go when its lease ends, all at once."""
+        """Renew the lease of a worker's blocks, which expire all at once."""
         key = (self._cluster, model, worker_id)
         async with self._changing:
             mirror = self._mirror(key)
@@ -47,7 +47,7 @@ class MemoryKvIndex:
             await self._write(key, mirror, [], [])
 
     async def forget(self, model: str, worker_id: str) -> None:
-        """Drop all of a worker's blocks (it starts anew, or leaves)."""
+        """Drop all blocks of a worker that restarts or leaves."""
         key = (self._cluster, model, worker_id)
         async with self._changing:
             self._mirrors.pop(key, None)
@@ -58,7 +58,7 @@ class MemoryKvIndex:
                 self._change_errors += 1
 
     async def longest_prefix(self, queries: Sequence[PrefixQuery]) -> list[list[Mapping[str, int]]]:
-        """For each prompt of each query, how many leading blocks each worker holds; empty maps while it is away."""
+        """Return how many leading blocks of each prompt each worker holds; empty maps while the store is away."""
         nothing: list[list[Mapping[str, int]]] = [[{} for _ in query.prompts] for query in queries]
         if not any(any(query.prompts) and query.worker_ids for query in queries):
             return nothing
@@ -76,11 +76,9 @@ class MemoryKvIndex:
         return nothing
 
     def stats(self) -> KvIndexStats:
-        """Counters for metrics."""
         return KvIndexStats(self._lookups, self._lookup_errors, self._change_errors)
 
-    async def close(self) -> None:
-        """Nothing to disconnect."""
+    async def close(self) -> None: ...
 
     def _mirror(self, key: Key) -> Mirror:
         return self._mirrors.setdefault(key, Mirror(lease_ms=FIRST_LEASE_MS))
@@ -95,8 +93,8 @@ class MemoryKvIndex:
         return found
 
     async def _write(self, key: Key, mirror: Mirror, stored: list[bytes], removed: list[bytes]) -> None:
-        """Bring the store to the mirror: by the change alone, or by all of it when the two may differ."""
-        differs, mirror.in_doubt = mirror.in_doubt, True  # until the store has confirmed, also if this is cancelled
+        """Write the change to the store, or the whole mirror if the two may differ."""
+        differs, mirror.in_doubt = mirror.in_doubt, True  # until the store confirms, even if this call is cancelled
         store, lease_ms = self._store, mirror.lease_ms
         try:
             if not differs:

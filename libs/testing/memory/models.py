@@ -24,54 +24,51 @@ T = TypeVar("T")
 
 
 class MemoryCatalogue:
-    """ModelCatalogue of one cluster."""
+    """A ModelCatalogue of one cluster."""
 
     def __init__(self, store: MemoryStore, cluster: str) -> None:
         self._store = store
         self._cluster = cluster
 
     async def put(self, entry: ModelEntry) -> None:
-        """Add a model, or change it."""
         await self._ask(lambda: self._store.models.put(self._cluster, entry))
 
     async def remove(self, name: str) -> bool:
-        """Forget a model; whether it was there."""
+        """Remove a model and return whether it existed."""
         return await self._ask(lambda: self._store.models.remove(self._cluster, name))
 
     async def measured(self, name: str, times: LoadTimes) -> None:
-        """How long loading took."""
+        """Record a model's measured load time."""
         await self._ask(lambda: self._store.models.measured(self._cluster, name, times))
 
     async def read(self) -> Catalogued:
-        """All of it."""
         return await self._ask(lambda: self._store.models.read(self._cluster))
 
     async def watch(self, *, poll_ms: int = 2_000) -> AsyncGenerator[Catalogued, None]:
-        """The catalogue now, then after every change and at least every `poll_ms`."""
+        """Yield the catalogue now, after every change, and at least every `poll_ms`."""
         async with aclosing(self._watch(self.read, poll_ms)) as found:
             async for each in found:
                 yield each
 
     async def tell(self, outlooks: Mapping[str, ModelOutlook], *, lease_ms: int) -> None:
-        """What the planner expects."""
+        """Publish the planner's expectations."""
         await self._ask(lambda: self._store.models.tell(self._cluster, outlooks, lease_ms))
 
     async def use(self, gateway_id: str, uses: Mapping[str, ModelUse], *, lease_ms: int) -> None:
-        """What one gateway has of its models."""
+        """Publish one gateway's use of models."""
         await self._ask(lambda: self._store.models.use(self._cluster, gateway_id, uses, lease_ms))
 
     async def uses(self) -> Uses:
-        """Of gateways whose lease holds."""
+        """Return the use reported by gateways whose lease holds."""
         return await self._ask(lambda: self._store.models.uses(self._cluster))
 
     async def watch_uses(self, *, poll_ms: int = 1_000) -> AsyncGenerator[Uses, None]:
-        """The same now, after every `use` and at least every `poll_ms`."""
+        """Yield the use now, after every `use`, and at least every `poll_ms`."""
         async with aclosing(self._watch(self.uses, poll_ms)) as found:
             async for each in found:
                 yield each
 
-    async def close(self) -> None:
-        """Nothing to disconnect."""
+    async def close(self) -> None: ...
 
     async def _watch(self, read: Callable[[], Awaitable[T]], poll_ms: int) -> AsyncGenerator[T, None]:
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)

@@ -1,4 +1,4 @@
-"""Reading from a broker in memory: a subscription, and the reader of what it left out."""
+"""Readers of a broker in memory: a subscription, and a reader of the records that it skipped."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ CALL_TIMEOUT_S = REQUEST_TIMEOUT_MS / 1000
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic."""
+    """One partition of a topic."""
 
     topic: Topic
     number: int
@@ -29,7 +29,7 @@ class TopicPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SharedBroker:
-    """What all readers of one bus share."""
+    """The connection state that all readers of one bus share."""
 
     broker: MemoryBroker
     cluster: str
@@ -39,7 +39,7 @@ class SharedBroker:
 
 
 class MemoryReader:
-    """A subscription: it takes up partitions, and goes on through outages, as libs.bus.subscription does."""
+    """A subscription that adopts new partitions and survives outages, as libs.bus.subscription does."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class MemoryReader:
         self._jumps = jumps
         self._behind: Behind[TopicPartition] = Behind(jumps.after_s if jumps else 0.0)
         self._unwanted: set[TopicPartition] = set()
-        """There, but not to be read for now."""
+        """Partitions that exist but are paused."""
         self._positions: dict[TopicPartition, int] = {}
 
     async def records(self, closed: Callable[[], bool]) -> AsyncGenerator[Record, None]:
-        """Records in order of their partitions until `closed()`; outages are waited out."""
+        """Yield records in the order of their partitions until `closed()`, across outages."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         check_at_s = 0.0
         while not closed():
@@ -87,7 +87,7 @@ class MemoryReader:
                 await asyncio.sleep(self._connection.gather_ms() / 1000)
 
     async def _check(self) -> None:
-        """Take up new partitions, or jump where this reader is behind."""
+        """Adopt new partitions, or skip ahead if this reader is behind."""
         there = await self._ask(lambda: dict(self._there()))
         found = set(there)
         if self._wanted is not None:
@@ -107,8 +107,8 @@ class MemoryReader:
         ]
 
     def _take_up(self, found: set[TopicPartition], there: Mapping[TopicPartition, Partition]) -> None:
-        """Read exactly these, the known ones on from where they are."""
-        self._behind.note(0.0, {}, {})  # what it knows of others is past
+        """Read exactly these partitions, known ones from their present offset."""
+        self._behind.note(0.0, {}, {})  # notes about other partitions are void
         positions: dict[TopicPartition, int] = {}
         for part, partition in there.items():
             if part not in found:
@@ -120,7 +120,7 @@ class MemoryReader:
                 positions[part] = self._first(partition) if known is None else known
         self._positions = positions
         self._unwanted -= found
-        self._from_start = True  # what appears later is younger than the subscription
+        self._from_start = True  # partitions that appear later are younger than the subscription
 
     def _first(self, partition: Partition) -> int:
         if self._from_start:
@@ -136,7 +136,7 @@ class MemoryReader:
             jumps.on_gap(Gap(part.topic, part.number, start, ends[part]))
 
     def _fetch(self) -> list[tuple[TopicPartition, BrokerRecord]]:
-        """The next records, at most MAX_POLL_RECORDS."""
+        """Return the next records, at most MAX_POLL_RECORDS."""
         most = MAX_POLL_RECORDS // max(len(self._positions), 1) + 1
         parts = dict(self._there())
         return [(part, kept) for part, at in self._positions.items() for kept in parts[part].read(at, most)]
@@ -146,18 +146,18 @@ class MemoryReader:
 
 
 class MemoryBackReader:
-    """BackReader over a broker in memory."""
+    """A BackReader over a broker in memory."""
 
     def __init__(self, broker: MemoryBroker, cluster: str) -> None:
         self._broker = broker
         self._cluster = cluster
 
     async def held(self, topic: Topic, partition: int) -> OffsetSpan:
-        """What the broker holds now; raises ServerAway."""
+        """Return the offsets that the broker holds now. Raise ServerAway."""
         return await self._ask(lambda: self._partition(topic, partition).span)
 
     async def between(self, topic: Topic, partition: int, start: int, end: int) -> AsyncIterator[Record]:
-        """Records from `start` to before `end`, both of what is held; raises ServerAway."""
+        """Yield the records with offsets in [start, end), which must be held. Raise ServerAway."""
         while start < end:
             most = min(end - start, MAX_POLL_RECORDS)
             batch = await self._ask(lambda: self._partition(topic, partition).read(start, most))  # noqa: B023

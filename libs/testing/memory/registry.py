@@ -24,17 +24,17 @@ T = TypeVar("T")
 
 
 class MemoryRegistry:
-    """Registry of one cluster. It waits as long for its store as the one over Redis does."""
+    """A Registry of one cluster, with the timeouts of the adapter to Redis."""
 
     def __init__(self, store: MemoryStore, cluster: str) -> None:
         self._store = store
         self._cluster = cluster
         self._skipped = 0
         self._unusable: set[tuple[str, bytes]] = set()
-        """Entries of the last list that were skipped."""
+        """The number of entries that the last list skipped."""
 
     async def announce(self, worker: Worker, *, lease_ms: int) -> None:
-        """Register or renew; the change is pushed to `watch` when anything but the lease differs."""
+        """Register or renew a worker; notify `watch` if anything but the lease differs."""
         value = worker.SerializeToString(deterministic=True)
         await self._ask(
             lambda: self._store.announced(
@@ -43,19 +43,19 @@ class MemoryRegistry:
         )
 
     async def withdraw(self, worker_id: str, incarnation: int) -> None:
-        """Remove a worker unless a newer incarnation has taken its place."""
+        """Remove a worker unless a newer incarnation has replaced it."""
         await self._ask(lambda: self._store.withdrawn(self._cluster, worker_id, incarnation))
 
     async def keep_role(self, worker: Worker, *, keep_ms: int) -> None:
-        """Keep its assignment and change; 0 ms forgets them."""
+        """Store a worker's assignment and change; 0 ms deletes them."""
         await self._ask(lambda: self._store.role_kept(self._cluster, worker.id, kept_part(worker), keep_ms))
 
     async def kept_role(self, worker_id: str) -> Worker | None:
-        """What is kept of a worker, if it still is."""
+        """Return the stored assignment of a worker if it has not expired."""
         return read_kept(await self._ask(lambda: self._store.kept_role(self._cluster, worker_id)))
 
     async def workers(self) -> list[Worker]:
-        """Those whose lease holds, by id; what is no worker is skipped and counted."""
+        """Return the workers whose lease holds, by id. Malformed entries are skipped and counted."""
         found: list[Worker] = []
         skipped: set[tuple[str, bytes]] = set()
         for worker_id, value in (await self._ask(lambda: self._store.workers(self._cluster))).items():
@@ -68,7 +68,7 @@ class MemoryRegistry:
         return found
 
     async def watch(self, *, poll_ms: int = 1000) -> AsyncGenerator[list[Worker], None]:
-        """The list now, then after every pushed change and at least every `poll_ms`; outages are waited out."""
+        """Yield the list now, after every change, and at least every `poll_ms`, across outages."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         while True:
             try:
@@ -80,14 +80,12 @@ class MemoryRegistry:
                 await asyncio.sleep(backoff.next_s())
 
     def stats(self) -> RegistryStats:
-        """Counters for metrics."""
         return RegistryStats(self._skipped, len(self._unusable))
 
-    async def close(self) -> None:
-        """Nothing to disconnect."""
+    async def close(self) -> None: ...
 
     async def _watch_once(self, poll_ms: int) -> AsyncGenerator[list[Worker], None]:
-        """Lists over one connection, until it breaks with RegistryDown."""
+        """Yield lists over one connection, until it breaks with RegistryDown."""
         store = self._store
         life = store.life
         while True:

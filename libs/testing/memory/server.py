@@ -1,4 +1,4 @@
-"""A store's server in memory: it can be killed, cut off, frozen and started again, as a child process can."""
+"""A store's server in memory, which a test can kill, cut off, freeze and start again like a child process."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,54 +7,54 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 Travel = Callable[[], Awaitable[None]]
-"""One way of a message over the network."""
+"""The delivery of a message in one direction."""
 
 
 class ServerAway(ConnectionError):
-    """There is no server, or it did not answer in time."""
+    """The server does not exist, or did not answer in time."""
 
 
 class KillableServer(Protocol):
-    """What the tests of a port do to a server, whether it is a child process or in memory."""
+    """The operations of port tests on a server, whether a child process or in memory."""
 
     @property
     def runs(self) -> bool:
-        """True if it can be connected to."""
+        """True if the server accepts connections."""
         ...
 
-    def start(self) -> None:
-        """Start, or start again."""
-        ...
+    def start(self) -> None: ...
 
     def kill(self) -> None:
-        """As a crash would."""
+        """Stop without notice, as a crash does."""
         ...
 
     def freeze(self) -> None:
-        """Stop it answering while its connections stay open."""
+        """Stop answering while connections stay open."""
         ...
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Answer again."""
         ...
 
 
 class Bell:
-    """Wakes everybody who waits for news. News between two waits are not missed: who waits names what it has heard."""
+    """A notification of all waiters.
+
+    News between two waits are not missed, since waiters name the count they have seen.
+    """
 
     def __init__(self) -> None:
         self.rung = 0
         self._waiting: dict[asyncio.Future[None], None] = {}
 
     def ring(self) -> None:
-        """There are news."""
         self.rung += 1
         waiting, self._waiting = self._waiting, {}
         for each in waiting:
             _wake(each)
 
     async def past(self, heard: int, timeout_s: float | None = None) -> bool:
-        """Return True once it has been rung more often than `heard`; False after `timeout_s`."""
+        """Return True once the count exceeds `heard`; False after `timeout_s`."""
         if self.rung > heard:
             return True
         loop = asyncio.get_running_loop()
@@ -72,54 +72,55 @@ class Bell:
 
 
 async def at_once() -> None:
-    """A network without delay."""
+    """Deliver a message without delay."""
     await asyncio.sleep(0)
 
 
 class MemoryServer:
-    """The part that all stores share: whether it answers. It runs from the start."""
+    """The availability of a store, which all stores share. It runs from the start."""
 
     def __init__(self, travel: Travel = at_once) -> None:
         self.runs = True
         self.news = Bell()
-        """Rung when a connection breaks, and by stores for changes that they push."""
+        """Rung when connections break, and by stores for changes that they push."""
         self._frozen = False
         self._travel = travel
         self._life = 1
-        """How often it has been started: connections do not outlive one."""
+        """The number of starts; connections do not outlive one."""
 
     @property
     def life(self) -> int:
-        """Another number after each time that connections broke."""
+        """A number that differs after each time that connections broke."""
         return self._life
 
     def start(self) -> None:
-        """Take connections again."""
         self.runs = True
 
     def kill(self) -> None:
-        """As a crash would; what it holds is the store's own affair."""
+        """Stop without notice; stores decide what they lose."""
         self.cut_off()
 
     def cut_off(self) -> None:
-        """Nobody reaches it until it is started, and every connection is reset. It keeps what it holds."""
+        """Reset every connection, and refuse new ones until the next start. The contents stay."""
         self.runs = self._frozen = False
         self._life += 1
         self.news.ring()
 
     def freeze(self) -> None:
-        """Stop it answering while its connections stay open."""
+        """Stop answering while connections stay open."""
         self._frozen = True
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Answer again."""
         self._frozen = False
         self.news.ring()
 
     async def call(self, act: Callable[[], T], *, timeout_s: float) -> T:
-        """What `act` gives, at the moment when the call comes to the server; raises ServerAway. As with any server, it
-        may have acted though the answer was lost. One difference: a caller that gave up while the server was frozen has
-        not asked."""
+        """Return the result of `act`, run when the call reaches the server. Raise ServerAway.
+
+        As with any server, `act` may have run although the answer was lost. Unlike with one, a caller that gave up
+        while the server was frozen has not run it.
+        """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         life = self._life
         if not self.runs:
@@ -131,7 +132,7 @@ class MemoryServer:
         return answer
 
     async def _pass(self, life: int, deadline_s: float) -> None:
-        """One way, between a caller and a server that still has the connection."""
+        """Deliver a message between a caller and the server, unless the connection has broken."""
         await self._travel()
         heard = self.news.rung
         while self._frozen and self._life == life:

@@ -13,44 +13,43 @@ T = TypeVar("T")
 
 
 class MemoryStepTimes:
-    """StepTimeStore of one cluster and one process, whose claims are its own."""
+    """A StepTimeStore of one cluster and one process, which holds its own claims."""
 
     def __init__(self, store: MemoryStore, cluster: str) -> None:
         self._store = store
         self._cluster = cluster
 
     async def load(self, key: StepTimeKey) -> Mapping[StepKind, FittedModel]:
-        """What is there; nothing while the store is away."""
+        """Return the stored fits; none while the store is away."""
         return await self._ask(lambda: dict(self._store.fits.get(self._key(key), {})), {})
 
     async def save(self, key: StepTimeKey, fits: Mapping[StepKind, FittedModel]) -> None:
-        """Write the kinds; lost while the store is away."""
+        """Store the fits; they are lost while the store is away."""
         await self._ask(lambda: self._store.fits.setdefault(self._key(key), {}).update(fits), None)
 
     async def load_curve(self, key: StepTimeKey) -> PrefillCurve | None:
-        """What is there; nothing while the store is away."""
+        """Return the stored curve; None while the store is away."""
         return await self._ask(lambda: self._store.curves.get(self._key(key)), None)
 
     async def save_curve(self, key: StepTimeKey, curve: PrefillCurve) -> None:
-        """Write it; lost while the store is away."""
+        """Store the curve; it is lost while the store is away."""
         await self._ask(lambda: self._store.curves.update({self._key(key): curve}), None)
 
     async def claim(self, key: StepTimeKey, *, lease_s: float) -> bool:
-        """The first one has it until its lease ends; everybody is let while the store is away."""
+        """Grant the claim to the first caller until its lease ends, and to everyone while the store is away."""
         return await self._ask(lambda: self._store.claimed(self._key(key), self, lease_s), True)
 
     async def release(self, key: StepTimeKey) -> None:
-        """Free it, if it is this one's."""
+        """Release the claim if this process holds it."""
         await self._ask(lambda: self._store.released(self._key(key), self), None)
 
-    async def close(self) -> None:
-        """Nothing to disconnect; claims last as long as their leases."""
+    async def close(self) -> None: ...
 
     def _key(self, key: StepTimeKey) -> Key:
         return (self._cluster, *key.parts)
 
     async def _ask(self, act: Callable[[], T], away: T) -> T:
-        """The answer, or what stands for it while the store is away."""
+        """Return the result of `act`, or `away` while the store is away."""
         try:
             return await self._store.call(act, timeout_s=CALL_TIMEOUT_S)
         except ServerAway:

@@ -1,4 +1,4 @@
-"""What one Redis holds for the ports that it stands behind, with leases by the running loop's clock."""
+"""The contents of one Redis behind several ports, with leases by the running loop's clock."""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,41 +21,39 @@ class _Tables:
 
 
 class ModelTables:
-    """By cluster. `news` is rung for what is pushed."""
+    """The catalogue's tables by cluster. `news` is rung for changes that are pushed."""
 
     def __init__(self, news: Bell) -> None:
         self._news = news
         self._clusters: dict[str, _Tables] = {}
 
     def clear(self) -> None:
-        """Nothing is left."""
         self._clusters.clear()
 
     def put(self, cluster: str, entry: ModelEntry) -> None:
-        """Add a model, or change it."""
         self._of(cluster).entries[entry.name] = entry
         self._news.ring()
 
     def remove(self, cluster: str, name: str) -> bool:
-        """Return whether it was there."""
+        """Remove a model and return whether it existed."""
         tables = self._of(cluster)
         tables.times.pop(name, None)
         self._news.ring()
         return tables.entries.pop(name, None) is not None
 
     def measured(self, cluster: str, name: str, times: LoadTimes) -> None:
-        """How long loading took."""
+        """Record a model's measured load time."""
         self._of(cluster).times[name] = times
         self._news.ring()
 
     def read(self, cluster: str) -> Catalogued:
-        """A copy."""
+        """Return a copy of the catalogue."""
         tables = self._of(cluster)
         outlooks = tables.outlooks if tables.outlooks_until_s > _now_s() else {}
         return Catalogued(dict(sorted(tables.entries.items())), dict(sorted(tables.times.items())), dict(outlooks))
 
     def tell(self, cluster: str, outlooks: Mapping[str, ModelOutlook], lease_ms: int) -> None:
-        """Until the lease ends."""
+        """Store the planner's expectations until the lease ends."""
         tables = self._of(cluster)
         differs = tables.outlooks != outlooks
         tables.outlooks, tables.outlooks_until_s = dict(outlooks), _now_s() + lease_ms / 1000
@@ -63,12 +61,12 @@ class ModelTables:
             self._news.ring()
 
     def use(self, cluster: str, gateway_id: str, uses: Mapping[str, ModelUse], lease_ms: int) -> None:
-        """Until the lease ends."""
+        """Store one gateway's use until the lease ends."""
         self._of(cluster).uses[gateway_id] = (_now_s() + lease_ms / 1000, dict(uses))
         self._news.ring()
 
     def uses(self, cluster: str) -> Uses:
-        """Of those whose lease holds."""
+        """Return the use of gateways whose lease holds."""
         tables, now_s = self._of(cluster), _now_s()
         tables.uses = {name: held for name, held in tables.uses.items() if held[0] > now_s}
         return {name: uses for name, (_, uses) in sorted(tables.uses.items())}
@@ -78,13 +76,11 @@ class ModelTables:
 
 
 Key = tuple[str, ...]
-"""The cluster's name first."""
+"""A key, which begins with the cluster's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLease:
-    """A worker's lease."""
-
     value: bytes
     incarnation: int
     until_s: float
@@ -92,7 +88,7 @@ class StoredLease:
 
 @dataclass(slots=True)
 class BlockSet:
-    """Blocks of one worker and model."""
+    """The blocks of one worker and model."""
 
     until_s: float
     blocks: set[bytes] = field(default_factory=set)
@@ -100,7 +96,7 @@ class BlockSet:
 
 @dataclass(frozen=True, slots=True)
 class MeasuringClaim:
-    """Who measures for a key of step times."""
+    """The holder of the right to measure for a key of step times."""
 
     holder: object
     until_s: float
@@ -110,10 +106,10 @@ NOBODY: Final[Mapping[str, StoredLease]] = {}
 
 
 class MemoryStore(MemoryServer):
-    """Shared by everybody who connects to it. A kill empties it, as it does a Redis that persists nothing."""
+    """The store that all clients of a test share. A kill empties it, as it empties a Redis without persistence."""
 
     def __init__(self, *, travel: Travel = at_once, news_travel: Travel | None = None) -> None:
-        """`news_travel`: on the way of changes that are pushed."""
+        """`news_travel` delivers changes that are pushed."""
         super().__init__(travel)
         self.news_travel = news_travel or travel
         self._workers: dict[str, dict[str, StoredLease]] = {}
@@ -125,7 +121,7 @@ class MemoryStore(MemoryServer):
         self.models = ModelTables(self.news)
 
     def kill(self) -> None:
-        """Nothing that it held is there when it is started again."""
+        """Stop without notice, and lose the contents."""
         super().kill()
         self._workers.clear()
         self._roles.clear()
@@ -138,7 +134,7 @@ class MemoryStore(MemoryServer):
     # ------------------------------------------------------------ workers
 
     def announced(self, cluster: str, worker_id: str, value: bytes, *, incarnation: int, lease_ms: int) -> None:
-        """Register or renew, unless a newer incarnation is registered; pushed where the value is another."""
+        """Register or renew a worker unless a newer incarnation is registered; push a changed value."""
         held = self._live(cluster).get(worker_id)
         if held is not None and held.incarnation > incarnation:
             return
@@ -148,23 +144,23 @@ class MemoryStore(MemoryServer):
             self.news.ring()
 
     def withdrawn(self, cluster: str, worker_id: str, incarnation: int) -> None:
-        """Remove, unless a newer incarnation is registered."""
+        """Remove a worker unless a newer incarnation is registered."""
         held = self._live(cluster).get(worker_id)
         if held is not None and held.incarnation <= incarnation:
             del self._workers[cluster][worker_id]
             self.news.ring()
 
     def role_kept(self, cluster: str, worker_id: str, value: bytes, keep_ms: int) -> None:
-        """Keep a value for a time; 0 drops it."""
+        """Store a value for a time; 0 deletes it."""
         self._roles[cluster, worker_id] = value, _now_s() + keep_ms / 1000
 
     def kept_role(self, cluster: str, worker_id: str) -> bytes | None:
-        """The value, until its time is over."""
+        """Return the value if its time is not over."""
         value, until_s = self._roles.get((cluster, worker_id), (None, 0.0))
         return value if until_s > _now_s() else None
 
     def workers(self, cluster: str) -> dict[str, bytes]:
-        """Values of those whose lease holds, by id in order."""
+        """Return the values of workers whose lease holds, sorted by id."""
         return {worker_id: held.value for worker_id, held in sorted(self._live(cluster).items())}
 
     def _live(self, cluster: str) -> Mapping[str, StoredLease]:
@@ -178,7 +174,7 @@ class MemoryStore(MemoryServer):
     # ------------------------------------------------------------ blocks
 
     def held(self, key: Key) -> set[bytes]:
-        """Blocks under a key whose lease holds."""
+        """Return the blocks under a key whose lease holds."""
         found = self._blocks.get(key)
         if found is None or found.until_s <= _now_s():
             self._blocks.pop(key, None)
@@ -186,7 +182,7 @@ class MemoryStore(MemoryServer):
         return found.blocks
 
     def changed(self, key: Key, stored: list[bytes], removed: list[bytes], lease_ms: int) -> int:
-        """How many blocks are listed after a change."""
+        """Apply a change, and return how many blocks are listed afterwards."""
         blocks = self.held(key)
         blocks.update(stored)
         blocks.difference_update(removed)
@@ -194,19 +190,18 @@ class MemoryStore(MemoryServer):
         return len(blocks)
 
     def replaced(self, key: Key, blocks: set[bytes], lease_ms: int) -> None:
-        """Exactly these blocks, until the lease ends; no blocks are no key."""
+        """Replace the blocks until the lease ends; an empty set deletes the key."""
         self._blocks.pop(key, None)
         if blocks:
             self._blocks[key] = BlockSet(_now_s() + lease_ms / 1000, blocks)
 
     def forgotten(self, key: Key) -> None:
-        """Drop a key."""
         self._blocks.pop(key, None)
 
     # ------------------------------------------------------------ claims
 
     def claimed(self, key: Key, holder: object, lease_s: float) -> bool:
-        """Return whether it is the caller's now, which it was not before."""
+        """Return whether the caller newly acquired the claim."""
         held, now_s = self._claims.get(key), _now_s()
         if held is not None and held.until_s > now_s:
             return False
@@ -214,7 +209,7 @@ class MemoryStore(MemoryServer):
         return True
 
     def released(self, key: Key, holder: object) -> None:
-        """Free it, if it is the caller's."""
+        """Release the claim if the caller holds it."""
         held = self._claims.get(key)
         if held is not None and held.holder is holder:
             del self._claims[key]

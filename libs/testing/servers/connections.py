@@ -17,25 +17,24 @@ from collections.abc import Iterator
 LOOPBACK = "127.0.0.1"
 PER_S = 200
 HELD = 600
-"""Open at a time: each lasts three seconds."""
+"""The number of connections open at a time; each lasts three seconds."""
 
 
 class Connections:
-    """Opens and closes connections to a listener of its own, on a thread, until `stop`."""
+    """A thread that opens and closes connections to its own listener until `stop`."""
 
     def __init__(self) -> None:
         self.opened = 0
         self.without_port = 0
-        """Not opened, since every port was taken."""
+        """The number of connections that failed because every port was taken."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="connections")
 
     def start(self) -> None:
-        """Returns at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns once all are closed."""
+        """Return once all connections are closed."""
         self._stopping.set()
         self._thread.join()
 
@@ -62,14 +61,14 @@ class Connections:
 
 
 def _close(pair: tuple[socket.socket, socket.socket]) -> None:
-    """The client first: TIME_WAIT is at its port."""
+    """Close the client first, so that TIME_WAIT is at its port."""
     for sock in pair:
         sock.close()
 
 
 @contextlib.contextmanager
 def many_connections() -> Iterator[Connections]:
-    """While the context is open."""
+    """Open and close connections while the context is open."""
     connections = Connections()
     connections.start()
     try:
@@ -79,7 +78,7 @@ def many_connections() -> Iterator[Connections]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0 when the command ended with 0 each time, else 1."""
+    """Return 0 if the command ended with 0 each time, else 1."""
     parser = argparse.ArgumentParser(prog="python -m libs.testing.servers.connections", description=__doc__)
     parser.add_argument("--times", type=int, default=20, metavar="N", help="how often to run it (default 20)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="and its options")

@@ -22,13 +22,13 @@ def reply(body: bytes = b"", *headers: str, status: str = "200 OK") -> bytes:
 class ImageHost:
     port: int = 0
     answers: dict[str, bytes] = field(default_factory=dict)
-    """The answer to a path, in bytes. After it the connection is closed."""
+    """The response to a path, in bytes, after which the connection is closed."""
     stalls: set[str] = field(default_factory=set)
-    """Paths whose connections stay open after the answer, until the client closes them."""
+    """Paths whose connections stay open after the response until the client closes them."""
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    """The paths asked for, with their headers."""
+    """The requested paths with their headers."""
     most_open: int = 0
-    """The largest number of connections at a time."""
+    """The largest number of simultaneous connections."""
     open: int = 0
 
     def url(self, path: str, host: str = LOOPBACK, scheme: str = "http") -> str:

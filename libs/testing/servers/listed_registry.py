@@ -1,4 +1,4 @@
-"""A registry whose list a test holds in its hand."""
+"""A registry whose list a test controls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -8,45 +8,42 @@ from libs.stores.registry import RegistryStats
 
 
 class ListedRegistry:
-    """Registry for one process."""
+    """A registry of one process."""
 
     def __init__(self, workers: Iterable[Worker] = ()) -> None:
         self._workers = {worker.id: worker for worker in workers}
         self._changed = asyncio.Event()
 
     async def announce(self, worker: Worker, *, lease_ms: int) -> None:
-        """Add or replace; leases never end here."""
+        """Add or replace a worker; leases never end here."""
         self._workers[worker.id] = worker
         self._changed.set()
 
     async def withdraw(self, worker_id: str, incarnation: int) -> None:
-        """Remove a worker unless a newer incarnation has taken its place."""
+        """Remove a worker unless a newer incarnation has replaced it."""
         held = self._workers.get(worker_id)
         if held is not None and held.incarnation <= incarnation:
             del self._workers[worker_id]
             self._changed.set()
 
     async def workers(self) -> list[Worker]:
-        """By id."""
+        """Return the workers by id."""
         return [self._workers[worker_id] for worker_id in sorted(self._workers)]
 
     async def keep_role(self, worker: Worker, *, keep_ms: int) -> None:
-        """Nothing outlives this process."""
+        """Do nothing, as nothing outlives this process."""
 
     async def kept_role(self, worker_id: str) -> Worker | None:
-        """Nothing is kept."""
         return None
 
     async def watch(self, *, poll_ms: int = 1000) -> AsyncIterator[list[Worker]]:
-        """The list now and after every change; one watcher."""
+        """Yield the list now and after every change, to a single watcher."""
         while True:
             yield await self.workers()
             await self._changed.wait()
             self._changed.clear()
 
     def stats(self) -> RegistryStats:
-        """Nothing is skipped here."""
         return RegistryStats()
 
-    async def close(self) -> None:
-        """Nothing to disconnect."""
+    async def close(self) -> None: ...

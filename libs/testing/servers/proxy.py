@@ -1,5 +1,4 @@
-"""A TCP proxy between two parties of a test, which can let them vanish from each other: nothing more comes, no end
-either."""
+"""A TCP proxy between two parties of a test, which can let them vanish: neither data nor an end arrives any more."""
 
 import asyncio
 import ctypes
@@ -12,19 +11,19 @@ CHUNK_BYTES = 64 * 1024
 
 
 class VanishingProxy:
-    """Forwards to `target` until it vanishes; the kernel's buffers then take what is still sent."""
+    """A forwarder to `target` until it vanishes; then the kernel's buffers take what is still sent."""
 
     def __init__(self) -> None:
         self.target = ""
-        """host:port; may be set once the proxy's own address is known."""
+        """HOST:PORT; may be set once the proxy's own address is known."""
         self.address = ""
         self.forwards = asyncio.Event()
-        """Clear it and both sides hear nothing more of each other; connections stay open, new ones are accepted."""
+        """Clear it to stop forwarding in both directions; connections stay open, and new ones are accepted."""
         self.forwards.set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -48,7 +47,6 @@ class VanishingProxy:
         raise ConnectionResetError
 
     async def close(self) -> None:
-        """End all connections."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -56,7 +54,7 @@ class VanishingProxy:
 
 @asynccontextmanager
 async def vanishing_proxy(target: str = "") -> AsyncIterator[VanishingProxy]:
-    """On loopback while the context is open."""
+    """Run a proxy on loopback while the context is open."""
     proxy = VanishingProxy()
     proxy.target = target
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
@@ -69,13 +67,15 @@ async def vanishing_proxy(target: str = "") -> AsyncIterator[VanishingProxy]:
 
 
 SO_ATTACH_FILTER = 26
-"""Linux, asm-generic/socket.h."""
+"""From Linux, asm-generic/socket.h."""
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
-"""struct sock_filter: return 0 bytes of each packet."""
+"""A struct sock_filter that returns 0 bytes of each packet."""
 
 
 def vanish(sock: socket.socket) -> None:
-    """Let the kernel drop whatever comes for a connected socket, acknowledgements of nothing included; keep it open,
-    since closing would send an end."""
+    """Make the kernel drop whatever arrives for a connected socket, without acknowledgements.
+
+    The socket stays open, since closing it would send an end.
+    """
     code = ctypes.create_string_buffer(_DROP_ALL)
     sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(code)))

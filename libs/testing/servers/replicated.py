@@ -1,4 +1,4 @@
-"""Stores of several processes, of which one may be lost: Redis with replicas and sentinels, and three Kafka brokers."""
+"""Stores that survive the loss of one process: Redis with replicas and sentinels, and three Kafka brokers."""
 
 import contextlib
 import shutil
@@ -42,10 +42,10 @@ sentinel parallel-syncs {name} 2
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedRedis:
-    """A primary, its replicas and their sentinels, which all run."""
+    """A running primary with its replicas and their sentinels."""
 
     url: str
-    """The URL by sentinels."""
+    """The URL that names the sentinels."""
     servers: dict[int, Server]
     """The Redis servers by port, the first primary first."""
     sentinels: dict[int, Server]
@@ -56,7 +56,7 @@ class ReplicatedRedis:
         return int(_command(asked, "SENTINEL", "get-master-addr-by-name", NAME)[-1])
 
     def is_whole(self) -> bool:
-        """Return whether every replica is in step and every sentinel knows all of them and the other sentinels."""
+        """Return whether all replicas are in sync and each sentinel knows all replicas and the other sentinels."""
         replicas, others = len(self.servers) - 1, len(self.sentinels) - 1
         try:
             in_step = sum("state=online" in line for line in _command(self.primary(), "INFO", "replication"))
@@ -71,7 +71,7 @@ class ReplicatedRedis:
 
 @contextlib.contextmanager
 def replicated_redis(replicas: int = 2, sentinels: int = 3) -> Iterator[ReplicatedRedis]:
-    """Start Redis servers and sentinels of the machine's own. Raise RedisUnavailable without redis-server."""
+    """Start redis-server of this machine as servers and sentinels. Raise RedisUnavailable if it is missing."""
     binary = shutil.which("redis-server")
     if binary is None:
         raise RedisUnavailable("a replicated Redis needs redis-server on the PATH")
@@ -117,7 +117,7 @@ def _command(port: int, *words: str) -> list[str]:
 
 
 BROKERS: Final = 3
-# Later lines win over those of one node alone.
+# Later lines take precedence over those of one node alone.
 _BROKER: Final = string.Template("""
 node.id=$number
 controller.quorum.bootstrap.servers=
@@ -136,7 +136,7 @@ broker.session.timeout.ms=6000
 
 @dataclass(frozen=True, slots=True)
 class KafkaCluster:
-    """Brokers of one cluster, each of which is a controller too."""
+    """The brokers of one cluster, each of which is also a controller."""
 
     servers: str
     """The brokers' addresses, as KafkaBus takes them."""
@@ -172,5 +172,5 @@ def kafka_cluster() -> Iterator[KafkaCluster]:
 
 
 def _at_once(_: int) -> bool:
-    """Wait for nothing: one node serves only once another does."""
+    """Return at once, as one node serves only once another does."""
     return True

@@ -1,4 +1,4 @@
-"""Real stores that strangers cannot use, for tests: Kafka with TLS, SASL and an authorizer, Redis with TLS and ACLs."""
+"""Real stores that strangers cannot use: Kafka with TLS, SASL and an authorizer, Redis with TLS and ACLs."""
 
 import contextlib
 import secrets
@@ -31,9 +31,9 @@ from libs.testing.servers.stores import (
 
 USER: Final = "fulcrum"
 STRANGER: Final = "stranger"
-"""Known, and allowed nothing."""
+"""A known user without any rights."""
 BROKER: Final = "broker"
-"""What Kafka's broker calls itself: the one user that no rule binds."""
+"""The name of Kafka's broker, the only user that no rule binds."""
 REDIS_RULES: Final = ("~fulcrum:*", "&fulcrum:*", "+@all", "-@admin", "-@dangerous", "+info", "+keys")
 """The commands and keys that docs/security-network.md grants the suite's user."""
 _KAFKA: Final = string.Template("""
@@ -55,20 +55,20 @@ super.users=User:$broker;User:ANONYMOUS
 
 @dataclass(frozen=True, slots=True)
 class SecuredServer:
-    """A store that runs, and what its user has to show."""
+    """A running store with the credentials of its users."""
 
     address: str
     """HOST:PORT."""
     ca: Path
-    """Authority of its certificate."""
+    """The authority that signed its certificate."""
     password: str
-    """Of USER and of STRANGER, and of Kafka's BROKER."""
+    """The password of USER, of STRANGER, and of Kafka's BROKER."""
     server: Server
 
 
 @contextlib.contextmanager
 def secured_kafka() -> Iterator[SecuredServer]:
-    """Apache Kafka on a SASL_SSL listener alone. Raises KafkaUnavailable."""
+    """Run Apache Kafka with only a SASL_SSL listener. Raise KafkaUnavailable."""
     jars = kafka_jars()
     with held_port() as port, held_port() as controller_port, folder_of_store() as folder:
         _certificates(folder)
@@ -88,13 +88,14 @@ def secured_kafka() -> Iterator[SecuredServer]:
 
 _TOPIC, _GROUP, _TRANSACTIONAL_ID = 2, 3, 5
 _PREFIXED, _ALL, _ALLOW = 4, 2, 3
-# Of Kafka's protocol: kinds of resources, how their names are matched, operations, permissions.
+# From Kafka's protocol: kinds of resources, matching of their names, operations, permissions.
 
 
 async def grant_kafka(brokers: Brokers, prefix: str) -> None:
     """Grant the suite's user the rights of docs/security-network.md and no more.
 
-    They are all operations on topics, groups and transactional ids that begin with `prefix`. `brokers`: as BROKER.
+    They are all operations on topics, groups and transactional ids that begin with `prefix`. `brokers` connects as
+    BROKER.
     """
     async with open_admin(brokers, "acls") as admin:
         for kind in (_TOPIC, _GROUP, _TRANSACTIONAL_ID):
@@ -107,7 +108,7 @@ async def grant_kafka(brokers: Brokers, prefix: str) -> None:
 
 @contextlib.contextmanager
 def secured_redis() -> Iterator[SecuredServer]:
-    """The system's redis-server, by TLS alone, without a default user. Raises RedisUnavailable."""
+    """Run the system's redis-server with TLS only and no default user. Raise RedisUnavailable."""
     binary = shutil.which("redis-server")
     if binary is None:
         raise RedisUnavailable("a secured Redis needs redis-server on the PATH")

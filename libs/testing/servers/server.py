@@ -17,14 +17,14 @@ LOG_TAIL_BYTES = 4000
 
 
 class ServerFailed(Exception):
-    """The server did not come up; the message holds the end of its log."""
+    """The server did not start; the message holds the end of its log."""
 
 
 class Server:
-    """One server, with the same command at each start. It dies with the thread that started it."""
+    """A server process with the same command at each start. It dies with the thread that started it."""
 
     def __init__(self, name: str, command: Sequence[str], *, log: Path, ready: Callable[[int], bool]) -> None:
-        """`ready` is asked with the process id until it holds."""
+        """`ready` is called with the process id until it returns true."""
         self.name = name
         self._command = (sys.executable, "-I", "-S", str(Path(leash.__file__)), str(os.getpid()), *command)
         self._log = log
@@ -32,7 +32,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start and wait until it serves; raises ServerFailed."""
+        """Start the server and wait until it serves. Raise ServerFailed."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -46,25 +46,25 @@ class Server:
 
     @property
     def runs(self) -> bool:
-        """True if its process does."""
+        """True while its process runs."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would be."""
+        """Kill it with SIGKILL, like a crash."""
         self._signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
 
     def freeze(self) -> None:
-        """Stop it answering while its connections stay open."""
+        """Stop answering while connections stay open."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Answer again."""
         self._signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """End it cleanly, by force after a while. Idempotent."""
+        """End it, by force after a while. Idempotent."""
         self.thaw()
         self._signal(signal.SIGTERM)
         if not self._ended_within(STOP_TIMEOUT_S):

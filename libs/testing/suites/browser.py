@@ -1,4 +1,4 @@
-"""A real headless Chromium for tests, pictures and benches: the system's, driven by Playwright."""
+"""A real headless Chromium for tests, pictures and benches: that of the system, driven by Playwright."""
 
 import shutil
 from collections.abc import AsyncIterator
@@ -22,11 +22,11 @@ PHONE: Final[ViewportSize] = {"width": 390, "height": 844}
 
 
 class BrowserUnavailable(Exception):
-    """There is no Chromium on this machine."""
+    """This machine has no Chromium."""
 
 
 def find_browser() -> str:
-    """The program; raises BrowserUnavailable that says what to install."""
+    """Return the path of Chromium. Raise BrowserUnavailable that says what to install."""
     found = next((path for program in PROGRAMS if (path := shutil.which(program))), None)
     if found is None:
         raise BrowserUnavailable("no chromium on PATH: install Debian's package `chromium`")
@@ -35,7 +35,7 @@ def find_browser() -> str:
 
 @asynccontextmanager
 async def browser() -> AsyncIterator[Browser]:
-    """A running Chromium without a window, which talks to nobody by itself."""
+    """Run a headless Chromium that makes no requests of its own."""
     path = find_browser()
     async with async_playwright() as playwright:
         running = await playwright.chromium.launch(executable_path=path, args=list(OPTIONS), headless=True)
@@ -46,7 +46,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 def listen_for_errors(page: Page) -> list[str]:
-    """What the page complains of from now on: uncaught errors, refused contents, failed requests' messages."""
+    """Record what a page reports from now on: uncaught errors, refused contents, and failed requests."""
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)

@@ -1,4 +1,4 @@
-"""A suite under `docker compose`, on ports and in a project of its own, for as long as a test needs it."""
+"""A suite under `docker compose`, with its own ports and project, for the length of a test."""
 
 import asyncio
 import os
@@ -16,14 +16,14 @@ from libs.runtime.net.ports import held_port
 
 ROOT = Path(__file__).resolve().parents[3]
 UP_S = 1200
-"""Bound of building images and starting; large wheels dominate it."""
+"""The bound on building images and starting; large wheels dominate it."""
 COMMAND_S = 180
 POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the services of a profile are called."""
+    """The names of a profile's services."""
 
     profile: str
     gateway: str
@@ -40,7 +40,7 @@ KINDS = {
 
 
 class ComposeCluster:
-    """What a test does to it: the verbs of `docker compose`, and the services' REST."""
+    """A cluster's control by tests: the verbs of `docker compose`, and the services' REST."""
 
     def __init__(self, kind: Kind, environment: Mapping[str, str], project: str, overlays: Sequence[str] = ()) -> None:
         self.kind = kind
@@ -53,12 +53,12 @@ class ComposeCluster:
 
     @property
     def shell(self) -> dict[str, str]:
-        """The environment in which a plain `docker compose` means this cluster, in any folder."""
+        """The environment in which a plain `docker compose` addresses this cluster, in any folder."""
         named = {"COMPOSE_PROJECT_NAME": self.project, "COMPOSE_FILE": str(ROOT / "compose.yaml")}
         return {**os.environ, **self._environment, **named, "COMPOSE_PROFILES": self.kind.profile}
 
     async def compose(self, *arguments: str, timeout_s: float = COMMAND_S) -> str:
-        """Run one command; its output. Fails the test with that output on an error."""
+        """Run one command and return its output. Fail the test with that output on an error."""
         command = (
             *("docker", "compose", "-p", self.project, *self._files, "--profile", self.kind.profile),
             *arguments,
@@ -81,26 +81,26 @@ class ComposeCluster:
         return output
 
     async def scale(self, service: str, count: int) -> None:
-        """As many containers of a service; those that go are asked to leave and wait for what runs."""
+        """Scale a service to a number of containers. Those that go stop gracefully."""
         await self.compose("up", "-d", "--no-build", "--no-recreate", "--scale", f"{service}={count}", service)
 
     async def kill(self, service: str) -> None:
-        """SIGKILL its containers, then have them back."""
+        """Kill a service's containers with SIGKILL, then start them again."""
         await self.compose("kill", "-s", "KILL", service)
         await self.compose("up", "-d", "--no-build", "--no-recreate", "--no-deps", service)
 
     async def upgrade(self, service: str, tag: str) -> None:
-        """Replace its containers by those of another image, and wait until they are healthy."""
+        """Replace a service's containers with those of another image, and wait until they are healthy."""
         self._environment["FULCRUM_TAG"] = tag
         await self.compose("up", "-d", "--no-build", "--no-deps", "--wait", service)
 
     async def workers(self) -> list[dict[str, Any]]:
-        """As the planner lists them; none while it is away."""
+        """Return the workers that the planner lists; none while it is away."""
         found: Any = await self._get(f"{self.planner}/v1/workers", [])
         return list(found)
 
     async def occupancy(self) -> dict[str, Any]:
-        """The last two seconds; empty while the service is away."""
+        """Return the last two seconds of occupancy; empty while the service is away."""
         found: Any = await self._get(f"{self.metrics}/v1/occupancy?window=2s", {})
         return dict(found)
 
@@ -126,8 +126,10 @@ async def eventually(what: str, check: Callable[[], Awaitable[bool]], timeout_s:
 
 
 def _ports() -> Mapping[str, str]:
-    """Where the services are published: known beforehand, since a container that is started again must keep its port.
-    They are not held meanwhile, as an engine may share its ports with nobody."""
+    """Choose the published ports. A container that is started again must keep its port, so they are fixed beforehand.
+
+    They are not held meanwhile, as an engine cannot share its ports.
+    """
     with ExitStack() as stack:
         names = ("GATEWAY", "PLANNER", "METRICS")
         return {f"FULCRUM_{name}_PORT": str(stack.enter_context(held_port())) for name in names}
@@ -141,9 +143,11 @@ async def running_cluster(
     before: Callable[[ComposeCluster], Awaitable[object]] | None = None,
     healthy: bool = True,
 ) -> AsyncIterator[ComposeCluster]:
-    """Build, start, wait until all is healthy; at the end take down containers, networks and volumes. `overlays`:
-    further files; `before`: what is done between building and starting; without `healthy` it waits for nothing."""
-    # Roles stand still: tests of scaling read it from the number of workers in each role.
+    """Build, start, wait until all is healthy; at the end remove containers, networks and volumes.
+
+    `overlays` names further files, and `before` runs between building and starting. Without `healthy`, do not wait.
+    """
+    # Roles stay, since tests of scaling count the workers of each role.
     environment = {**_ports(), "FULCRUM_TOKEN": secrets.token_hex(8), "FULCRUM_PLANNER_MODE": "advisory"}
     cluster = ComposeCluster(KINDS[profile], environment, f"fulcrum-test-{secrets.token_hex(3)}", overlays)
     try:
@@ -163,11 +167,11 @@ CLIENTS = 6
 MAX_TOKENS = 48
 PROMPTS = [f"Tell me about the number {number}." for number in range(CLIENTS)]
 RETRIES = 12
-"""Of OpenAI's library, which waits longer each time: enough for a gateway to come back."""
+"""Retries of OpenAI's library, with growing pauses; enough for a gateway to restart."""
 
 
 class ComposeLoad:
-    """Each client asks one prompt over and over: a greedy answer must never change."""
+    """Clients that repeat one greedy prompt, whose answer must never change."""
 
     def __init__(self, base_url: str, model: str) -> None:
         self._client = AsyncOpenAI(base_url=f"{base_url}/v1", api_key="any", max_retries=RETRIES, timeout=120)
@@ -176,12 +180,12 @@ class ComposeLoad:
         self._streams = 0
         self._changed = asyncio.Condition()
         self.streaming = True
-        """Streams cannot be asked again by the library: off while the gateway itself is killed."""
+        """Turn off while the gateway itself is killed, since the library cannot repeat a stream."""
         self.answered = 0
         self.failed: list[str] = []
 
     async def ask_forever(self, prompt: str) -> None:
-        """One client."""
+        """Run one client."""
         while True:
             try:
                 text, tokens = await (self._stream(prompt) if self.streaming else self._whole(prompt))
@@ -202,13 +206,12 @@ class ComposeLoad:
             await self._changed.wait_for(lambda: self.answered >= target)
 
     async def end_streams(self) -> None:
-        """Ask without streaming from now on, and wait for the streams that run."""
+        """Stop streaming from now on, and wait for the streams in progress."""
         self.streaming = False
         async with self._changed:
             await self._changed.wait_for(lambda: not self._streams)
 
     async def close(self) -> None:
-        """Close its connections."""
         await self._client.close()
 
     async def _stream(self, prompt: str) -> tuple[str, int]:
@@ -241,7 +244,7 @@ class ComposeLoad:
 
 @asynccontextmanager
 async def running_load(base_url: str, model: str) -> AsyncIterator[ComposeLoad]:
-    """Clients that ask until the context ends."""
+    """Run clients until the context ends."""
     load = ComposeLoad(base_url, model)
     clients = [asyncio.create_task(load.ask_forever(prompt)) for prompt in PROMPTS]
     try:

@@ -15,7 +15,7 @@ import httpx
 START_S = 30.0
 STOP_S = 10.0
 SEEN_S = 30.0
-"""Bound on what is sent being answered, outages included."""
+"""The bound on an answer, outages included."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Control:
     http: httpx.AsyncClient
 
     async def until(self, path: str, holds: Callable[[Any], object], **params: str) -> Any:
-        """The first answer for which `holds` is true."""
+        """Return the first answer for which `holds` is true."""
         answer = None
         try:
             async with asyncio.timeout(SEEN_S):
@@ -39,7 +39,7 @@ class Control:
             raise AssertionError(f"{path} did not come to hold within {SEEN_S} s; last: {answer}") from None
 
     async def stop(self) -> int:
-        """End it as a launcher would; its exit code."""
+        """End it as a launcher would, and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(STOP_S):
             return await self.process.wait()
@@ -47,7 +47,7 @@ class Control:
 
 @asynccontextmanager
 async def control(name: str, kafka: str, redis: str, cluster: str, **env: str) -> AsyncIterator[Control]:
-    """`python -m services.NAME` until the context closes."""
+    """Run `python -m services.NAME` until the context closes."""
     common = {"FULCRUM_CLUSTER": cluster, "FULCRUM_KAFKA": kafka, "FULCRUM_REDIS": redis}
     process = await asyncio.create_subprocess_exec(
         sys.executable,

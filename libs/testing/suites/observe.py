@@ -22,7 +22,7 @@ class ObservePage:
 
 @contextmanager
 def observe_page(folder: Path, *arguments: str, port: int = 0, **env: str) -> Iterator[ObservePage]:
-    """Serve with keys and cache in a folder while the context is open; its end waits for that of the process."""
+    """Run the page with keys and cache in a folder while the context is open, then wait for its process to end."""
     command = [*OBSERVE, "--port", str(port), "--json", *arguments]
     own = {"FULCRUM_KEYS": str(folder / "keys"), "XDG_CACHE_HOME": str(folder), **env}
     with subprocess.Popen(command, env=os.environ | own, stdout=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""The processes of a suite under test, by the names that its launcher gives them; and what they still hold."""
+"""The processes of a suite under test, by the names that the launcher gives them, and the resources they hold."""
 
 import asyncio
 import os
@@ -27,13 +27,13 @@ _COMMANDS = {
 }
 POLL_S = 0.02
 BACK_S = 60.0
-"""Killed processes are back by then, on a machine with little to spare."""
+"""The time in which killed processes are back, even on a busy machine."""
 DOWN_POLL_S = 0.1
-"""No process of a suite serves so soon after its start."""
+"""The least time that a process of a suite takes to start."""
 
 
 def pid_of(suite: RunningSuite, name: str) -> int | None:
-    """The process that now runs under `name` (gateway-1, prefill-2, planner, kafka ...), if one does."""
+    """Return the id of the process that now runs under `name` (gateway-1, prefill-2, planner, kafka ...), if any."""
     for process in psutil.Process(suite.process.pid).children():
         try:
             if name_of(process) == name and process.status() != psutil.STATUS_ZOMBIE:
@@ -44,7 +44,7 @@ def pid_of(suite: RunningSuite, name: str) -> int | None:
 
 
 def name_of(process: psutil.Process) -> str | None:
-    """What the launcher calls this child of its own; None for its helpers. Raises psutil.NoSuchProcess."""
+    """Return the launcher's name for its child; None for helpers. Raise psutil.NoSuchProcess."""
     words = process.cmdline()
     for name, command in _COMMANDS.items():
         if any(command in word for word in words):
@@ -54,7 +54,7 @@ def name_of(process: psutil.Process) -> str | None:
 
 
 async def kill(suite: RunningSuite, name: str) -> int:
-    """`kill -9` of what runs under `name`, as soon as something does; its id."""
+    """Kill with `kill -9` the process under `name` as soon as there is one, and return its id."""
     while (pid := pid_of(suite, name)) is None:  # noqa: ASYNC110 - other processes set no event
         await asyncio.sleep(POLL_S)
     os.kill(pid, signal.SIGKILL)
@@ -63,7 +63,7 @@ async def kill(suite: RunningSuite, name: str) -> int:
 
 @asynccontextmanager
 async def frozen(pid: int) -> AsyncIterator[None]:
-    """SIGSTOP while the context is open."""
+    """Stop a process with SIGSTOP while the context is open."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -73,7 +73,7 @@ async def frozen(pid: int) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def kept_down(suite: RunningSuite, *names: str) -> AsyncIterator[None]:
-    """Kill what runs under these names, and again whenever it has been started, until the context closes."""
+    """Kill the processes under these names, and again after each restart, until the context closes."""
 
     async def killing() -> None:
         while True:
@@ -93,7 +93,7 @@ async def kept_down(suite: RunningSuite, *names: str) -> AsyncIterator[None]:
 
 
 async def gateway_metrics(http: httpx.AsyncClient, url: str) -> dict[str, float]:
-    """A gateway's metrics, those with labels summed."""
+    """Return a gateway's metrics, summed over labels."""
     found: dict[str, float] = {}
     for line in (await http.get(f"{url}/metrics")).text.splitlines():
         if not line.startswith("#"):
@@ -104,14 +104,14 @@ async def gateway_metrics(http: httpx.AsyncClient, url: str) -> dict[str, float]
 
 
 async def workers(http: httpx.AsyncClient, suite: RunningSuite) -> list[dict[str, Any]]:
-    """As the planner lists them."""
+    """Return the workers that the planner lists."""
     answer = await http.get(f"{suite.ready['planner']}/v1/workers")
     found: list[dict[str, Any]] = answer.json() if answer.is_success else []
     return found
 
 
 async def is_whole(http: httpx.AsyncClient, suite: RunningSuite) -> bool:
-    """Return whether every part is back and knows of all others."""
+    """Return whether every process is back and knows all others."""
     try:
         if len(await workers(http, suite)) < suite.workers:
             return False
@@ -127,14 +127,14 @@ async def is_whole(http: httpx.AsyncClient, suite: RunningSuite) -> bool:
 
 
 async def until_whole(http: httpx.AsyncClient, suite: RunningSuite) -> None:
-    """Wait, for a bounded time, until it is."""
+    """Wait until the suite is whole, for a bounded time."""
     async with asyncio.timeout(BACK_S):
         while not await is_whole(http, suite):  # noqa: ASYNC110 - other processes set no event
             await asyncio.sleep(POLL_S)
 
 
 async def integrity(suite: RunningSuite, address: str) -> pb.Integrity:
-    """What a worker says it still holds."""
+    """Return the counters of what a worker still holds."""
     async with make_channel(CommonSettings(), address) as channel:
         metadata = grpc.aio.Metadata(("authorization", f"Bearer {suite.ready['token']}"))
         stub = pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -144,7 +144,7 @@ async def integrity(suite: RunningSuite, address: str) -> pb.Integrity:
 
 
 async def set_role(suite: RunningSuite, address: str, epoch: int, role: str, budget_tokens: int = 0) -> int:
-    """Change a worker's role as a planner would; the new epoch."""
+    """Change a worker's role as a planner would, and return the new epoch."""
     number, budget_tokens = role_from_name(role, budget_tokens)
     request = pb.SetRoleRequest(
         expected_epoch=epoch, role=number, budget_tokens=budget_tokens, reason="test", force=True
@@ -157,7 +157,7 @@ async def set_role(suite: RunningSuite, address: str, epoch: int, role: str, bud
 
 
 async def leftovers(http: httpx.AsyncClient, suite: RunningSuite) -> list[str]:
-    """What gateways and workers hold though nothing is asked of them; empty at idle."""
+    """Return what gateways and workers hold without any request; empty if nothing leaks."""
     found = await _held_by_workers(http, suite)
     for url in suite.ready["gateways"]:
         metrics = await gateway_metrics(http, url)

@@ -1,4 +1,4 @@
-"""Requests under way while workers change their roles: each answer is held to that of the same request undisturbed."""
+"""Requests in progress while workers change roles: each answer is compared with an undisturbed one."""
 
 import asyncio
 import random
@@ -25,14 +25,16 @@ GUIDES: tuple[dict[str, Any], ...] = (
     {"json": {"type": "array", "items": {"type": "integer"}, "minItems": 12, "maxItems": 40}},
     {"grammar": 'root ::= (word " "){12,40}\nword ::= [aeiou] [b-d]{1,6}'},
 )
-"""What guided answers keep to, all of them long."""
+"""The constraints of guided answers, all of them long."""
 
 
 def request_bodies(
     model: str, kinds: int, *, prompt_tokens: int, output_tokens: int, guided: bool = False
 ) -> list[dict[str, Any]]:
-    """Text completions that never end early, greedy and sampled in turn, with penalties and logprobs; or `guided` ones,
-    which end where their guide does."""
+    """Return text completions that never end early, greedy and sampled in turn, with penalties and logprobs.
+
+    With `guided`, answers end where their guide does.
+    """
     rng = random.Random(7)  # noqa: S311 - not a secret
     ways: tuple[dict[str, Any], ...] = (
         {"temperature": 0},
@@ -54,7 +56,7 @@ def request_bodies(
 
 @dataclass
 class SteadyTraffic:
-    """Clients that ask one request after another."""
+    """Clients that each send one request after another."""
 
     http: httpx.AsyncClient
     bodies: Sequence[dict[str, Any]]
@@ -63,12 +65,12 @@ class SteadyTraffic:
     answered: int = 0
     output_tokens: int = 0
     failed: list[str] = field(default_factory=list)
-    """Answers other than 200, in words."""
+    """A description of each answer other than 200."""
     wrong: list[int] = field(default_factory=list)
-    """Requests whose answer differed."""
+    """The requests whose answer differed."""
 
     async def learn(self) -> None:
-        """Ask everything once, one after the other, while nothing moves."""
+        """Record the answer to every request, one after the other, while nothing moves."""
         for body in self.bodies:
             answer = await self.http.post("/v1/completions", json=body)
             assert answer.status_code == 200, answer.text
@@ -76,7 +78,7 @@ class SteadyTraffic:
 
     @asynccontextmanager
     async def flowing(self, clients: int) -> AsyncIterator[None]:
-        """`count` requests are under way while the context is open; leaving it waits for the last ones."""
+        """Keep `count` requests in progress while the context is open, then wait for the last ones."""
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for client in range(clients):
@@ -103,25 +105,25 @@ class SteadyTraffic:
 
 
 def _choice(answer: httpx.Response) -> Any:
-    """Every token of the answer. Logprobs may differ in their last bit with what else was in the batch."""
+    """Return every token of the answer, without logprobs, whose last bit may depend on the rest of the batch."""
     choice = answer.json()["choices"][0]
     return choice["text"], choice["finish_reason"], (choice["logprobs"] or {}).get("tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class HeldMove:
-    """One move, and how soon it held."""
+    """One role move with its timing."""
 
     worker: str
     role: str
     move: RoleMove
     first_step_s: float | None
     waited_s: float
-    """Time that the worker spent runnable without a core meanwhile, by `RoleChanger`'s `waited_s`."""
+    """The time that the worker spent runnable without a core meanwhile, by `RoleChanger`'s `waited_s`."""
 
 
 class RoleChanger:
-    """Changes roles over the workers' admin services, never leaving a phase without a worker."""
+    """A client of workers' admin services that never leaves a phase without a worker."""
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class RoleChanger:
         roles: Mapping[str, str],
         waited_s: Callable[[int], float] = lambda _worker_pid: 0.0,
     ) -> None:
-        """`waited_s` tells how long those whom a move goes through have been runnable without a core, ever."""
+        """`waited_s` returns the total time that the worker's processes have been runnable without a core."""
         self._admins = admins
         self._waited_s = waited_s
         self._roles = dict(roles)
@@ -140,14 +142,14 @@ class RoleChanger:
         self.none_won = 0
 
     async def move_one(self, *, first_step_within_s: float = 0.0) -> HeldMove:
-        """Some worker takes another role."""
+        """Move a random worker to another role."""
         worker, role = self._rng.choice(list(self._possible()))
         moved = await self.move(worker, role, first_step_within_s=first_step_within_s)
         self.moves.append(moved)
         return moved
 
     async def move(self, worker: str, role: str, *, first_step_within_s: float = 0.0) -> HeldMove:
-        """A worker takes a role."""
+        """Move a worker to a role."""
         admin = self._admins[worker]
         described = await admin.describe()
         moved = await self._ask(admin, described, role)
@@ -158,7 +160,7 @@ class RoleChanger:
         return moved
 
     async def move_against_rival(self, rivals: Mapping[str, WorkerAdmin]) -> None:
-        """Two ask a worker for different roles, having seen the same epoch; what each won counts as a move."""
+        """Send two calls with the same epoch and different roles to a worker; each that succeeds counts as a move."""
         roles: dict[str, list[str]] = {}
         for worker, role in self._possible():
             roles.setdefault(worker, []).append(role)
@@ -181,7 +183,7 @@ class RoleChanger:
             self._roles[worker] = max(won, key=lambda moved: moved.move.assignment.epoch).role
 
     async def _ask(self, admin: WorkerAdmin, described: DescribeResponse, role: str) -> HeldMove:
-        """Ask for a role, by the epoch that was seen. Raises StaleRole where another was sooner."""
+        """Set a role, with the epoch that was read. Raise StaleRole if another call came first."""
         worker = described.worker
         waited_before_s = self._waited_s(worker.pid)
         move = await admin.set_role(
@@ -195,13 +197,13 @@ class RoleChanger:
         return HeldMove(worker.id, role, move, None, self._waited_s(worker.pid) - waited_before_s)
 
     async def reset(self, roles: Mapping[str, str]) -> None:
-        """Back to these roles."""
+        """Restore these roles."""
         for worker, role in roles.items():
             if self._roles[worker] != role:
                 await self.move(worker, role)
 
     def _possible(self) -> list[tuple[str, str]]:
-        """Every (worker, role) that leaves a worker for prompts and one for tokens."""
+        """Return every (worker, role) that leaves a worker for prompts and one for tokens."""
         found = []
         for worker, now in self._roles.items():
             others = [role for other, role in self._roles.items() if other != worker]
@@ -215,7 +217,7 @@ class RoleChanger:
 
 @asynccontextmanager
 async def open_admins(addresses: Mapping[str, str], token: str) -> AsyncIterator[dict[str, WorkerAdmin]]:
-    """The admin services of workers, by id."""
+    """Open the admin services of workers, by id."""
     async with AsyncExitStack() as stack:
         yield {
             worker: WorkerAdmin(await stack.enter_async_context(make_channel(CommonSettings(), address)), worker, token)
@@ -225,7 +227,7 @@ async def open_admins(addresses: Mapping[str, str], token: str) -> AsyncIterator
 
 @asynccontextmanager
 async def suite_admins(suite: RunningSuite) -> AsyncIterator[tuple[dict[str, str], dict[str, WorkerAdmin]]]:
-    """(role, admin service) of each of a suite's workers, by id."""
+    """Open the (role, admin service) of each of a suite's workers, by id."""
     async with httpx.AsyncClient(timeout=10, trust_env=False) as http:
         workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
     addresses = {worker["id"]: worker["address"] for worker in workers}
@@ -235,7 +237,7 @@ async def suite_admins(suite: RunningSuite) -> AsyncIterator[tuple[dict[str, str
 
 @asynccontextmanager
 async def role_changer(suite: RunningSuite) -> AsyncIterator[RoleChanger]:
-    """Changes roles of a suite's workers, and gives back those of the beginning when the context closes."""
+    """Return a changer of a suite's roles; the initial roles are restored when the context closes."""
     async with suite_admins(suite) as (roles, admins):
         changer = RoleChanger(admins, roles)
         try:

@@ -1,4 +1,4 @@
-"""Clients that ask a suite one request after another, streaming and not, and compare every answer with the first."""
+"""Clients that send a suite one request after another, streaming or not, and compare each answer with the first one."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ import httpx
 
 @dataclass
 class Streamed:
-    """One streamed answer; times are the event loop's, in seconds."""
+    """One streamed answer; times are those of the event loop, in seconds."""
 
     asked_s: float
     text: str = ""
@@ -27,21 +27,21 @@ class Streamed:
 
     @property
     def ttft_s(self) -> float:
-        """Until the first part came."""
+        """The time until the first part."""
         return self.came_s[0] - self.asked_s
 
     @property
     def longest_gap_s(self) -> float:
-        """Between two parts."""
+        """The longest time between two parts."""
         return max((later - earlier for earlier, later in pairwise(self.came_s)), default=0.0)
 
 
 async def stream(
     http: httpx.AsyncClient, url: str, /, *, into: Streamed | None = None, tenant: str = "", **body: Any
 ) -> Streamed:
-    """Ask for a text completion and read its stream to the end.
+    """Send a text completion and read its stream to the end. `into` lets a test watch it grow.
 
-    `into` lets a test watch it grow; no prefix that another `tenant` has left in a cache is found.
+    Another `tenant` finds no prefix that was cached for the first one.
     """
     now_s = asyncio.get_running_loop().time
     answer = into or Streamed(now_s())
@@ -73,7 +73,7 @@ def _take(answer: Streamed, chunk: dict[str, Any], now_s: float) -> None:
 
 
 def joined_logprobs(answer: Streamed) -> dict[str, list[Any]]:
-    """Logprobs without regard to how they were cut into chunks."""
+    """Join logprobs, however they were cut into chunks."""
     found: dict[str, list[Any]] = {}
     for part in answer.logprobs:
         for name, values in part.items():
@@ -83,26 +83,26 @@ def joined_logprobs(answer: Streamed) -> dict[str, list[Any]]:
 
 CLIENTS = 8
 KINDS = 16
-"""Different requests; each is asked over and over."""
+"""The number of different requests; each is sent repeatedly."""
 BUSY_S = 0.05
-"""A client whose gateway cannot be reached tries the next one after this time."""
+"""The time after which a client tries the next gateway if its own cannot be reached."""
 
 
 @dataclass
 class SteadyLoad:
-    """What clients have met so far."""
+    """The results of the clients so far."""
 
     urls: Sequence[str]
     tokens: int
     served: int = 0
     broken: int = 0
-    """Connections that ended in the middle or could not be made; the request is asked again of another gateway."""
+    """Connections that broke or could not be made; the request is sent again to another gateway."""
     failed: list[str] = field(default_factory=list)
-    """Answers that are errors, incomplete, or not what they were before."""
+    """Answers that are errors, incomplete, or different from before."""
     _known: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     async def ask(self, http: httpx.AsyncClient, number: int) -> None:
-        """One request until it is answered."""
+        """Send one request until it is answered."""
         for url in (self.urls[(number + attempt) % len(self.urls)] for attempt in count()):
             try:
                 answer = await self._once(http, url, number)
@@ -119,7 +119,7 @@ class SteadyLoad:
             return
 
     async def _once(self, http: httpx.AsyncClient, url: str, number: int) -> tuple[str, int] | str:
-        """Text and its tokens, or what is wrong."""
+        """Return the text and its tokens, or a description of the failure."""
         kind = number % KINDS
         body: dict[str, Any] = {
             "model": "sim", "prompt": f"Request {kind} " * (1 + 4 * kind), "max_tokens": self.tokens,
@@ -145,7 +145,7 @@ class SteadyLoad:
 
 @asynccontextmanager
 async def steady_load(urls: Sequence[str], *, clients: int = CLIENTS, tokens: int = 40) -> AsyncIterator[SteadyLoad]:
-    """Load while the context is open; then what is under way is waited for."""
+    """Run clients while the context is open, then wait for the requests in progress."""
     load, numbers, ending = SteadyLoad(urls, tokens), count(), asyncio.Event()
 
     async def client() -> None:

@@ -1,4 +1,4 @@
-"""A whole suite of real processes for tests: `fulcrum up`, as a person would start it."""
+"""A whole suite of real processes for tests, started by `fulcrum up` as a user would."""
 
 import asyncio
 import contextlib
@@ -28,25 +28,26 @@ AS_STARTED = {
     "FULCRUM_PLANNER_MODE": "advisory",
     "FULCRUM_WORKER_NAMES": "role",
 }
-"""Unless `env` says otherwise: prefill workers do not measure themselves at their start, which takes seconds on a CPU,
-roles stand still but where a test is about moving them, and names say which roles workers began in."""
+"""Defaults that `env` can override. Prefill workers do not measure themselves, which takes seconds on a CPU. Roles stay
+unless a test is about moving them. Names show the initial roles.
+"""
 _DEFAULT_WORKERS = {"prefill": 1, "decode": 1, "mixed": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class RunningSuite:
-    """A running suite and where it is."""
+    """A running suite with its addresses."""
 
     process: "subprocess.Popen[str]"
     ready_file: Path
     ready: dict[str, Any]
     env: dict[str, str]
     workers: int
-    """How many it has when it is whole."""
+    """The number of workers of the complete suite."""
 
     @property
     def gateway(self) -> str:
-        """Base URL of the first gateway."""
+        """The base URL of the first gateway."""
         return str(self.ready["gateway"])
 
     def fulcrum(self, *arguments: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
@@ -61,9 +62,10 @@ class RunningSuite:
 def running_suite(
     folder: Path, *arguments: str, env: dict[str, str] | None = None, start_s: float = START_TIMEOUT_S
 ) -> Iterator[RunningSuite]:
-    """`fulcrum up ARGUMENTS` until the context closes or this process dies; fails with its stderr when it is not ready.
+    """Run `fulcrum up ARGUMENTS` until the context closes or this process dies. Fail with its stderr if it is not
+    ready.
 
-    To be opened on the main thread: the kernel ends the suite with the thread that started it.
+    Open it on the main thread, since the kernel ends the suite with the thread that started it.
     """
     ready_file = folder / "ready.json"
     own = {"FULCRUM_READY": str(ready_file), "FULCRUM_KEYS": str(folder / "keys.json")}
@@ -114,9 +116,9 @@ WAIT_S = 30.0
 
 
 async def kv_transfers(suite: RunningSuite, wanted: Mapping[int, int]) -> list[KvTransfer]:
-    """All transfers from the start until there are `wanted` (count by prompt tokens); a rerouted request has several.
+    """Return all transfers once there are the `wanted` ones, counts by prompt tokens. Raise TimeoutError.
 
-    Leaves out transfers of other prompts. Raises TimeoutError.
+    A rerouted request has several. Transfers of other prompts are left out.
     """
     bus = KafkaBus(suite.ready["kafka"], "local", "test")
     await bus.start()
@@ -138,7 +140,7 @@ STOP_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Its process, and the files of what it says."""
+    """A joined process with the files of its output."""
 
     process: "subprocess.Popen[bytes]"
     out: Path
@@ -146,7 +148,7 @@ class Joined:
 
     @property
     def ready(self) -> bool:
-        """True if it has said that it serves."""
+        """True once it has reported that it serves."""
         return '"ready"' in self.out.read_text()
 
 
@@ -154,10 +156,7 @@ class Joined:
 def joining(
     suite: RunningSuite, folder: Path, name: str, *, service: str = "decode", **settings: str
 ) -> Iterator[Joined]:
-    """A decode worker of that name, or another service.
-
-    `settings` are environment variables beside those of every worker.
-    """
+    """Run a decode worker of that name, or another service. `settings` are additional environment variables."""
     shared = {f"FULCRUM_{each.upper()}": suite.ready[each] for each in ("kafka", "redis", "token", "cluster")}
     own = {"FULCRUM_WORKER_ID": name, "FULCRUM_WORKER_ROLE": "decode"}
     out, err = folder / f"{name}.out", folder / f"{name}.err"

@@ -1,4 +1,4 @@
-"""Workers in this process for tests: the real host, engine and gRPC; registry, index and bus only remember."""
+"""Workers in the test's own process, with the real host, engine and gRPC. The registry, index and bus only record."""
 
 import asyncio
 from collections import defaultdict
@@ -39,16 +39,14 @@ WAIT_S = 10.0
 
 
 class RecordingBus:
-    """Remembers what is published."""
+    """A bus that records what is published."""
 
     def __init__(self) -> None:
         self.published: list[Message] = []
 
-    async def start(self) -> None:
-        """Nothing to connect to."""
+    async def start(self) -> None: ...
 
     def publish(self, topic: Topic, value: Message) -> None:
-        """Remember the value."""
         assert isinstance(value, topic.value)
         self.published.append(value)
 
@@ -60,91 +58,80 @@ class RecordingBus:
         since_unix_ns: int | None = None,
         wanted: Wanted | None = None,
     ) -> AsyncIterator[Record]:
-        """Not what workers do."""
+        """Raise an error, as workers do not subscribe."""
         raise NotImplementedError
 
     def stats(self) -> BusStats:
-        """Nothing is ever dropped."""
         return BusStats(published=len(self.published), dropped=0, buffered=0)
 
-    async def close(self) -> None:
-        """Nothing to send."""
+    async def close(self) -> None: ...
 
 
 class RecordingRegistry:
-    """Remembers the registrations of one worker, in order; None stands for its withdrawal."""
+    """A registry that records the registrations of one worker, in order; None stands for its withdrawal."""
 
     def __init__(self) -> None:
         self.seen: list[Worker | None] = []
         self.kept: dict[str, Worker] = {}
-        """Roles given by a person."""
+        """The roles set by hand."""
 
     async def announce(self, worker: Worker, *, lease_ms: int) -> None:
-        """Remember it."""
         self.seen.append(worker)
 
     async def withdraw(self, worker_id: str, incarnation: int) -> None:
-        """Remember that it left."""
         self.seen.append(None)
 
     async def workers(self) -> list[Worker]:
-        """The last one."""
+        """Return the last registration."""
         return [worker for worker in self.seen[-1:] if worker is not None]
 
     async def keep_role(self, worker: Worker, *, keep_ms: int) -> None:
-        """Remember it, or forget it."""
         self.kept.pop(worker.id, None)
         if keep_ms:
             self.kept[worker.id] = worker
 
     async def kept_role(self, worker_id: str) -> Worker | None:
-        """What was remembered."""
         return self.kept.get(worker_id)
 
     def watch(self, *, poll_ms: int = 1000) -> AsyncIterator[list[Worker]]:
-        """Not what workers do."""
+        """Raise an error, as workers do not watch the registry."""
         raise NotImplementedError
 
     def stats(self) -> RegistryStats:
-        """Nothing is skipped here."""
         return RegistryStats()
 
-    async def close(self) -> None:
-        """Nothing to disconnect."""
+    async def close(self) -> None: ...
 
 
 class RecordingKvIndex:
-    """Remembers which blocks are listed."""
+    """A KV index that records which blocks are listed."""
 
     def __init__(self) -> None:
         self.blocks: set[bytes] = set()
 
     async def publish(self, model: str, worker_id: str, *, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """Take the change in."""
+        """Apply the change."""
         self.blocks.update(stored)
         self.blocks.difference_update(removed)
 
     async def renew(self, model: str, worker_id: str, *, lease_ms: int) -> None:
-        """Leases never end here."""
+        """Do nothing, as leases never end here."""
 
     async def forget(self, model: str, worker_id: str) -> None:
-        """Drop all."""
         self.blocks.clear()
 
     async def longest_prefix(self, queries: Sequence[PrefixQuery]) -> list[list[Mapping[str, int]]]:
-        """Not what workers do."""
+        """Raise an error, as workers do not look up prefixes."""
         raise NotImplementedError
 
     def stats(self) -> KvIndexStats:
-        """Nothing ever fails here."""
         return KvIndexStats(0, 0, 0)
 
-    async def close(self) -> None:
-        """Nothing to disconnect."""
+    async def close(self) -> None: ...
 
 
 class RecordingStepTimes:
-    """Remembers the fits and curves of one cluster."""
+    """A store that records the fits and curves of one cluster."""
 
     def __init__(self) -> None:
         self.fits: defaultdict[StepTimeKey, dict[StepKind, FittedModel]] = defaultdict(dict)
@@ -152,34 +139,28 @@ class RecordingStepTimes:
         self.claimed: set[StepTimeKey] = set()
 
     async def load(self, key: StepTimeKey) -> Mapping[StepKind, FittedModel]:
-        """What was saved."""
         return dict(self.fits[key])
 
     async def save(self, key: StepTimeKey, fits: Mapping[StepKind, FittedModel]) -> None:
-        """Remember them."""
         self.fits[key].update(fits)
 
     async def load_curve(self, key: StepTimeKey) -> PrefillCurve | None:
-        """What was saved."""
         return self.curves.get(key)
 
     async def save_curve(self, key: StepTimeKey, curve: PrefillCurve) -> None:
-        """Remember it."""
         self.curves[key] = curve
 
     async def claim(self, key: StepTimeKey, *, lease_s: float) -> bool:
-        """The first one has it."""
+        """Grant the claim to the first caller."""
         if key in self.claimed:
             return False
         self.claimed.add(key)
         return True
 
     async def release(self, key: StepTimeKey) -> None:
-        """Let the next."""
         self.claimed.discard(key)
 
-    async def close(self) -> None:
-        """Nothing to disconnect."""
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +176,11 @@ class LocalWorker:
     step_times: RecordingStepTimes
 
     def batches(self) -> list[StepBatch]:
-        """Its step telemetry so far."""
+        """The step telemetry that it has published."""
         return [value for value in self.bus.published if isinstance(value, StepBatch)]
 
     def steps(self, first: int = 0) -> list[StepRow]:
-        """Steps of its batches from batch `first` on."""
+        """Return the steps of its batches from batch `first` on."""
         return [row for batch in self.batches()[first:] for row in step_rows(batch.steps)]
 
 
@@ -213,9 +194,10 @@ async def local_worker(
     step_times: RecordingStepTimes | None = None,
     **overrides: Any,
 ) -> AsyncIterator[LocalWorker]:
-    """A sim worker on loopback; leaving the context kills it without a drain. A failed task fails the test.
+    """Run a sim worker on loopback; leaving the context kills it without a drain.
 
-    Another `registry` or `kv_index` than one that remembers is closed with it. `step_times`: what earlier workers kept.
+    A failed task fails the test. A given `registry` or `kv_index` is closed with the worker. `step_times` holds what
+    earlier workers stored.
     """
     values: dict[str, Any] = {
         "engine": "sim", "sim_speedup": 50.0, "telemetry_ms": 20, "drain_s": 5.0, "token": TOKEN, "max_sequences": 8,
@@ -246,7 +228,7 @@ async def local_worker(
 
 @dataclass
 class GatewayProbe:
-    """A gateway's end of one stream, taking notes."""
+    """A gateway's end of one stream, which records what the worker sends."""
 
     call: Any
     worker: Worker | None = None
@@ -260,10 +242,10 @@ class GatewayProbe:
     wait_s: float = WAIT_S
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """A call takes one write at a time, and credits are given back while a test submits."""
+    """Serialises writes: a call takes one at a time, and credits are returned while a test submits."""
 
     async def read(self) -> None:
-        """Take in frames until the stream ends."""
+        """Record frames until the stream ends."""
         try:
             async for frame in self.call:
                 await self._take(frame)
@@ -290,12 +272,11 @@ class GatewayProbe:
             await self.send(pb.GatewayFrame(returned_prefill=prefill, returned_decode=decode))
 
     async def send(self, frame: pb.GatewayFrame) -> None:
-        """One frame to the worker."""
+        """Send one frame to the worker."""
         async with self.writing:
             await self.call.write(frame)
 
     async def submit(self, *submits: pb.Submit) -> None:
-        """Submit against credits held."""
         for submit in submits:
             if submit.phase == pb.PHASE_PREFILL:
                 self.prefill_credits -= 1
@@ -304,24 +285,24 @@ class GatewayProbe:
         await self.send(pb.GatewayFrame(submits=submits))
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        """Wait, for a bounded time, until `condition` holds."""
+        """Wait until `condition` holds, for a bounded time."""
         async with asyncio.timeout(self.wait_s):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
 
     async def event(self, sequence: int, kind: str) -> Any:
-        """The first event of a kind ("finished", "refused" ...) for a sequence."""
+        """Wait for the first event of a kind ("finished", "refused", ...) of a sequence."""
         await self.until(lambda: any(event.HasField(kind) for event in self.events[sequence]))
         return next(getattr(event, kind) for event in self.events[sequence] if event.HasField(kind))
 
 
 class Reachable(Protocol):
-    """A worker in this process or another."""
+    """A worker in this process or another one."""
 
     @property
     def settings(self) -> CommonSettings:
-        """How to talk to it."""
+        """The settings for connections to it."""
         ...
 
     @property
@@ -332,7 +313,7 @@ class Reachable(Protocol):
 
 @asynccontextmanager
 async def gateway_probe(worker: Reachable, name: str = "gateway-0") -> AsyncIterator[GatewayProbe]:
-    """A stream to `worker`, past its first frame; cancelled when the context closes."""
+    """Open a stream to `worker` and wait for its first frame; cancel it when the context closes."""
     async with make_channel(worker.settings, worker.address) as channel:
         metadata = call_metadata(worker.settings, worker.address)
         call = pb_grpc.WorkerServiceStub(channel).Serve(metadata=metadata)  # type: ignore[no-untyped-call]
@@ -349,7 +330,7 @@ async def gateway_probe(worker: Reachable, name: str = "gateway-0") -> AsyncIter
 
 
 def submit(sequence: int, phase: pb.Phase, prompt: Sequence[int], /, *, output: int = 8, **fields: Any) -> pb.Submit:
-    """A greedy request that never ends early; `fields` override."""
+    """Build a greedy request that never ends early; `fields` override its fields."""
     values: dict[str, Any] = {
         "sequence": sequence,
         "request_id": f"request-{sequence}",
@@ -365,7 +346,7 @@ def submit(sequence: int, phase: pb.Phase, prompt: Sequence[int], /, *, output: 
 
 
 async def eventually(condition: Callable[[], Any], *, within_s: float = WAIT_S) -> None:
-    """Poll until `condition` holds; fails after `within_s`."""
+    """Poll until `condition` holds; fail after `within_s`."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
             await asyncio.sleep(0.005)

@@ -1,7 +1,7 @@
-"""Workers of the sim engine that die of marked prompts, in processes of a suite under test.
+"""Sim workers that die of marked prompts, in the processes of a suite under test.
 
-Python runs `sitecustomize` at its start: `mortal_env` gives an environment in which that of a test's folder arms every
-worker. No service knows of it.
+Python runs `sitecustomize` at its start. `mortal_env` puts one into a folder and returns the environment in which it
+arms every worker. No service knows of it.
 """
 
 import os
@@ -14,7 +14,7 @@ from libs.engine.sim import SimRunner
 PROMPT_MARK = "worker, die of this prompt"
 TOKENS_MARK = "worker, die of a token"
 FATAL_TOKENS = 6
-"""Output tokens after which the second kind is fatal."""
+"""The number of output tokens after which a prompt with TOKENS_MARK is fatal."""
 _CUSTOMIZE = """
 import sys
 if {"services.prefill", "services.decode"} & set(sys.orig_argv):
@@ -24,14 +24,14 @@ if {"services.prefill", "services.decode"} & set(sys.orig_argv):
 
 
 def mortal_env(folder: Path) -> dict[str, str]:
-    """For a suite."""
+    """Return the environment for a suite whose workers are mortal."""
     (folder / "sitecustomize.py").write_text(_CUSTOMIZE)
     path = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([str(folder), *([path] if path else [])])}
 
 
 def arm() -> None:
-    """This process ends as by `kill -9` when its device computes what is marked."""
+    """Make this process end as by `kill -9` when its device computes a marked prompt."""
     run = SimRunner.run
 
     async def mortal(self: SimRunner, batch: Batch) -> dict[int, Sampled]:

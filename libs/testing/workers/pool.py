@@ -1,4 +1,4 @@
-"""Workers of a pool in this process for tests: real members, engines and gRPC over a registry in memory."""
+"""Workers of a pool in the test's own process, with real members, engines and gRPC over a registry in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -34,18 +34,18 @@ class LocalPoolMember:
     member: PoolMember
     registry: Registry
     engines: list[Engine]
-    """Made so far."""
+    """The engines made so far."""
     gpu: FakeGpu | None = None
-    """That its engines share."""
+    """The GPU that the engines share."""
 
     def engine(self, number: int) -> GpuEngine:
-        """One of those on the made-up GPU."""
+        """Return one of the engines on the simulated GPU."""
         found = self.engines[number]
         assert isinstance(found, GpuEngine)
         return found
 
     def assign(self, model: str, size_bytes: int = 16 * GB, **fields: Any) -> pb.AssignModelResponse:
-        """As the planner would, from what is known now."""
+        """Assign a model as the planner would, from the present epoch."""
         request = pb.AssignModelRequest(
             expected_epoch=self.member.epoch, model=model, source=BUILTIN_SIM, size_bytes=size_bytes, actor="test"
         )
@@ -54,16 +54,16 @@ class LocalPoolMember:
         return self.member.assign(request)
 
     async def registered(self) -> Worker:
-        """Its one entry."""
+        """Return the member's only entry."""
         (worker,) = await self.registry.workers()
         return worker
 
     async def until(self, state: int, model: str) -> Worker:
-        """Its entry, once it is in that state with that model."""
+        """Wait for the entry to have that state and model."""
         return await self._once(lambda worker: (worker.state, worker.assignment.model) == (state, model))
 
     async def failed(self, model: str) -> Worker:
-        """Its entry, once it has said that it could not bring a model up."""
+        """Wait for the entry to report that a model could not be loaded."""
         return await self._once(lambda worker: worker.pool.last.model == model and bool(worker.pool.last.error))
 
     async def _once(self, holds: Callable[[Worker], bool]) -> Worker:
@@ -78,8 +78,10 @@ class LocalPoolMember:
 async def local_pool_member(
     worker_id: str, store: MemoryStore, *, gpu: FakeGpu | None = None, **overrides: Any
 ) -> AsyncIterator[LocalPoolMember]:
-    """A sim worker of a pool, 100 times as fast as the device; leaving the context ends it without a drain. `gpu`: on
-    which its engines leave something while they sleep, and of which they fill what others that sleep are not left."""
+    """Run a sim worker of a pool, 100 times as fast as its device; leaving the context ends it without a drain.
+
+    On a given `gpu`, sleeping engines leave some memory occupied, and others can use only the rest.
+    """
     values: dict[str, Any] = {
         "engine": "sim", "sim_speedup": 100.0, "telemetry_ms": 20, "drain_s": 5.0, "token": TOKEN, "max_sequences": 8,
         "pool": True, "lease_ms": 600,

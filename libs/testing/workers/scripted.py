@@ -1,5 +1,8 @@
-"""A worker that does as a test tells it, behind real gRPC. Its tokens depend on their place alone, so that a choice's
-text shows at once whether a token was lost or sent twice, whoever served it."""
+"""A worker that follows a test's script, behind real gRPC.
+
+Its tokens depend only on their position, so a choice's text shows whether a token was lost or repeated, whichever
+worker served it.
+"""
 
 import asyncio
 from collections import deque
@@ -25,70 +28,71 @@ _incarnations = count(1)
 
 
 def expected_text(tokens: int, start: int = 0) -> str:
-    """What a scripted worker answers: "abcdef..."."""
+    """Return the answer of a scripted worker: "abcdef..."."""
     return "".join(ascii_lowercase[place % 26] for place in range(start, start + tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do with one submit: send `tokens` (None: all that are asked for), then end it in some way."""
+    """The handling of one submit: send `tokens` (None for all that are requested), then end it in some way."""
 
     tokens: int | None = None
     refuse: pb.RefusalCode | None = None
     fail: pb.FailureCode | None = None
     abort: bool = False
-    """End it with FINISH_REASON_ABORTED, which nobody asked for."""
+    """True to end with FINISH_REASON_ABORTED, without a request for it."""
     cut: bool = False
-    """Break the stream."""
+    """True to break the stream."""
     hang: bool = False
-    """Say nothing more."""
+    """True to send nothing more."""
     leaves: bool = False
-    """After `tokens` become a prefill worker, and ask for another place: handed over it moves, else it ends with
-    `finish_leaving`."""
+    """True to become a prefill worker after `tokens` and offer the sequence for hand-over. If nobody takes it, it ends
+    with `finish_leaving`.
+    """
     opens: bool = False
-    """Prefill: offer the blocks first, and go on once `gate` is set."""
+    """True to offer a prompt's blocks first, and go on once `gate` is set."""
 
 
 VECTOR = pack_f32([3.0, 4.0])
-"""Every prompt's, where one is asked for."""
+"""The vector of every prompt for which one is requested."""
 
 
 @dataclass
 class ScriptedWorker:
-    """Takes everything it is given; `plans` are used up in order, and what comes after them is served well."""
+    """A worker that accepts everything. It uses up `plans` in order, and then serves every submit normally."""
 
     worker: common.Worker
     prefill_credits: int
     decode_credits: int
     plans: deque[Plan] = field(default_factory=deque)
     fails: Callable[[pb.Submit], bool] = lambda _: False
-    """What its engine fails at, whatever the plans are."""
+    """Return whether the engine fails at this submit, whatever the plans are."""
     dies: Callable[[pb.Submit], bool] = lambda _: False
-    """What it dies of, as a process does: its connections break, and its address refuses others."""
+    """Return whether this submit kills the worker: its connections break, and its address refuses others."""
     dead: asyncio.Event = field(default_factory=asyncio.Event)
     submits: list[pb.Submit] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
     demands: list[pb.Demand] = field(default_factory=list)
     proceeds: list[pb.Proceed] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
-    """Held prompts go on while it is set, which it is at first."""
+    """Held prompts go on while this is set, as it is at first."""
     in_step: bool = False
-    """A step runs for as long as this is set: what is handed over meanwhile leaves with `end_step`."""
+    """True during a step; sequences that are handed over meanwhile leave with `end_step`."""
     voice: asyncio.Event = field(default_factory=asyncio.Event)
-    """It says nothing while this is not set; it is at first."""
+    """The worker sends nothing while this is not set; it is set at first."""
     streams: int = 0
-    """How many gateways have attached so far."""
+    """The number of gateways that have attached so far."""
     hand_overs: list[int] = field(default_factory=list)
     pulled: list[bytes] = field(default_factory=list)
-    """Handles of submits that it took, which it may have begun to read."""
+    """The handles of accepted submits, which it may have begun to read."""
     epochs: list[int] = field(default_factory=list)
-    """That gateways said they route by."""
+    """The epochs by which gateways have reported to route."""
     script: list[int] = field(default_factory=list)
-    """Token ids by their place in the output, in place of the usual ones; after them it ends."""
+    """Token ids by position, in place of the usual ones; the output ends after them."""
     pools: bool = True
-    """False for a worker of an earlier release, which samples a token where a vector is wanted."""
+    """False for a worker of an earlier release, which samples a token where a vector is requested."""
     stops: bool = False
-    """True if answers end by a stop token, rather than at their length."""
+    """True if answers end with a stop token, rather than at their length."""
     _streamed: dict[int, pb.Submit] = field(default_factory=dict)
     _leaving: dict[int, pb.Submit] = field(default_factory=dict)
     _outboxes: list["asyncio.Queue[pb.WorkerFrame | None]"] = field(default_factory=list)
@@ -98,7 +102,7 @@ class ScriptedWorker:
         self.voice.set()
 
     def assign(self, role: str) -> None:
-        """Change the role, as a planner would, and tell the gateways."""
+        """Change the role as a planner would, and send it to the gateways."""
         number, budget_tokens = role_from_name(role, 64)
         self.worker.assignment.role = number
         self.worker.assignment.budget_tokens = budget_tokens
@@ -116,7 +120,7 @@ class ScriptedWorker:
             outbox.put_nowait(None)
 
     async def serve(self, context: Any) -> None:
-        """One gateway's stream."""
+        """Serve one gateway's stream."""
         outbox: asyncio.Queue[pb.WorkerFrame | None] = asyncio.Queue()
         self._outboxes.append(outbox)
         self.streams += 1
@@ -178,20 +182,20 @@ class ScriptedWorker:
         return pb.WorkerFrame(events=[event])
 
     def leave_again(self, role: str) -> None:
-        """Take another role without decode, and offer what still decodes once more, as a worker does for each."""
+        """Take another role without decode, and offer each running decode again, as a worker does."""
         self.assign(role)
         self.tell(
             pb.WorkerFrame(events=[pb.SequenceEvent(sequence=each, leaving=pb.Leaving()) for each in self._leaving])
         )
 
     def end_step(self) -> None:
-        """What was handed over during the step leaves."""
+        """End the step, after which sequences that were handed over leave."""
         self.in_step = False
         for number in self._leaving.keys() & set(self.hand_overs):
             self.tell(self._moved(number))
 
     def finish_leaving(self) -> None:
-        """What found no other place ends here."""
+        """Finish the sequences that no other worker took."""
         for submit in self._leaving.values():
             for outbox in self._outboxes:
                 self._act(submit, Plan(), outbox)
@@ -283,7 +287,7 @@ async def scripted_worker(
     kv_layout: str = "scripted",
     kv_once: bool = False,
 ) -> AsyncIterator[ScriptedWorker]:
-    """A worker on loopback for model "sim"; leaving the context kills it."""
+    """Run a worker on loopback for model "sim"; leaving the context kills it."""
     number, budget_tokens = role_from_name(role, 64)
     server, port = make_server(CommonSettings(), "127.0.0.1:0")
     worker = common.Worker(

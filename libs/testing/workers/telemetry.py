@@ -1,5 +1,4 @@
-"""Step telemetry for tests: batches of a worker, in milliseconds since an origin, and the loads that a
-metrics service makes of them."""
+"""Step telemetry for tests: a worker's batches, in milliseconds since an origin, and the loads made of them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,16 +13,16 @@ from libs.telemetry.fleet_loads import WINDOW_NS, LoadMessageBuilder
 ORIGIN_NS = 1_700_000_000_000_000_000
 MS = 1_000_000
 SPAN_NS = 3_000_000_000
-"""How far back each message of `Telling` has windows."""
+"""The span of windows in each message of `Telling`."""
 
 
 def at(ms: float) -> int:
-    """Unix ns of a moment `ms` after the origin."""
+    """Return the Unix nanoseconds at `ms` after the origin."""
     return ORIGIN_NS + round(ms * MS)
 
 
 def step(start_ms: float, end_ms: float | None, *, prefill: int = 0, decode: int = 0) -> StepRow:
-    """A step of `prefill` prompt tokens and `decode` sequences; without an end it is announced."""
+    """Build a step of `prefill` prompt tokens and `decode` sequences; without an end it is only announced."""
     return StepRow(
         start_unix_ns=at(start_ms),
         end_unix_ns=0 if end_ms is None else at(end_ms),
@@ -49,7 +48,7 @@ def step_batch(
     load: Load | None = None,
     dropped_batches: int = 0,
 ) -> StepBatch:
-    """What `worker` did in `cover_ms`."""
+    """Build the batch of a worker for `cover_ms`."""
     wire_role, budget_tokens = role_from_name(role, 64 if role == "mixed" else 0)
     return StepBatch(
         worker_id=worker,
@@ -69,7 +68,7 @@ def step_batch(
 
 
 def write_windows(history: History, from_ms: float, to_ms: float) -> None:
-    """Write what `history` knows of [from, to) into its roll-ups, as the metrics service does every 100 ms."""
+    """Write the windows of [from, to) into the roll-ups of `history`, as the metrics service does every 100 ms."""
     if history.written_to_ns is None:
         history.resume(at(from_ms))
     written_ms = ((history.written_to_ns or 0) - ORIGIN_NS) // MS
@@ -78,14 +77,14 @@ def write_windows(history: History, from_ms: float, to_ms: float) -> None:
 
 
 class Telling:
-    """A metrics service without its history: what workers tell goes in, what planners hear comes out."""
+    """A metrics service without its history, which turns workers' batches into the messages that planners read."""
 
     def __init__(self, metrics_id: str = "metrics") -> None:
         self.fleet = FleetTelemetry(prefill_shares)
         self._teller = LoadMessageBuilder(metrics_id, incarnation=1)
 
     def loads(self, batches: Iterable[StepBatch], now_ns: int) -> FleetLoads:
-        """What is sent at `now_ns`, after these batches have come."""
+        """Return the message that is sent at `now_ns`, after these batches have been received."""
         for batch in batches:
             self.fleet.add(batch, now_ns)
         ids = self.fleet.directory.listing(now_ns).own_ids

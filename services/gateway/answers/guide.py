@@ -36,7 +36,7 @@ MAX_CHECKS = 2
 """The bound on concurrent checks, each in a process of its own."""
 MAX_WAITING = 32
 """The bound on schemas that wait for a check; more are refused with 429."""
-# Wall-clock bound. Other load on the machine may exceed it, so the answer then is 429 and no verdict.
+# Wall-clock bound. A busy machine may exceed it, so the answer is then 429 rather than a verdict on the schema.
 MAX_CHECK_S = 20.0
 _OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
 MAX_REASON_CHARS = 300

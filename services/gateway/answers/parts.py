@@ -126,7 +126,7 @@ class JsonText:
                 if not self._depth:
                     self.ended = True
                     return place + 1
-            elif char == "<":  # of a tag: JSON has none outside strings, so the model has broken off
+            elif char == "<":  # a tag: JSON has none outside strings, so the model broke off
                 self.ended = True
                 return place
         return len(text)
@@ -136,7 +136,7 @@ class _JsonState(Enum):
     OPENING = auto()
     KEY = auto()
     VALUE = auto()
-    # In a value that is ignored.
+    # Inside a value that is ignored.
     SKIPPED = auto()
     ARGUMENTS = auto()
     ENDED = auto()

@@ -114,7 +114,7 @@ class ShareNote:
         return cls(lines, answered, int(found[2], 16) & answered)
 
     def text(self) -> str:
-        """The note as it is committed: both bit sets in hexadecimal."""
+        """Return the note as it is committed: both bit sets in hexadecimal."""
         return f"{self.answered:x}/{self.failed:x}"
 
     def add(self, index: int, *, ok: bool) -> None:
@@ -295,7 +295,7 @@ class LineRate:
         self._drop(at_ns)
 
     def per_s(self, now_ns: int) -> float | None:
-        """The rate; None in the first `MIN_S` of work."""
+        """Return the rate; None in the first `MIN_S` of work."""
         self._drop(now_ns)
         since_ns = max(self._since_ns, now_ns - int(WINDOW_S * 1e9))
         seconds = (now_ns - since_ns) / 1e9
@@ -308,9 +308,9 @@ class LineRate:
 
 
 def ends_s(jobs: Iterable[OpenJob], now_ns: int, per_s: float) -> dict[str, float]:
-    """Seconds from now until each job ends, assuming tenants get equal shares and run one job after the other.
+    """Return the seconds from now until each job ends, without jobs that never end at this pace.
 
-    Leaves out jobs that never end at this pace.
+    Tenants are assumed to get equal shares and to run one job after the other.
     """
     found: dict[str, float] = {}
     if per_s <= 0:
@@ -331,7 +331,7 @@ def ends_s(jobs: Iterable[OpenJob], now_ns: int, per_s: float) -> dict[str, floa
 
 
 def news(job: OpenJob, known: Foretold | None, end_s: float | None, now_ns: int) -> Foretold | None:
-    """The prediction to publish for a job; None where it hardly differs from the published one, `known`."""
+    """Return the prediction to publish for a job; None if it hardly differs from `known`, the published one."""
     left_s = max((job.expires_unix_ns - now_ns) / 1e9, 0.0)
     was_late = known is not None and known.late
     late = end_s is None or end_s > left_s * (1 - MARGIN if was_late else 1 + MARGIN)

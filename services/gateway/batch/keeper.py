@@ -113,7 +113,7 @@ SEAT_POLL_S = 0.25
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 30.0
 CANCELLED_WAITS_S = 600.0
-"""How long a cancelled job waits for room to store its answers before they are lost."""
+"""The time for which a cancelled job waits for room to store its answers, which are lost after it."""
 DEAL_S = 0.1
 """Interval between checks whether runners want more shares."""
 PREDICT_S = 1.0
@@ -222,7 +222,7 @@ class _LaneJobs:
             self._begins, self._events = begins, 0
 
     def unminded(self) -> list[Job]:
-        """Unfinished jobs that have no `keep` task yet; counts them as having one."""
+        """Return unfinished jobs without a `keep` task, and count them as having one."""
         new = [job for job_id in sorted(self._open - self._minded) if (job := self._book.get(job_id))]
         self._minded.update(job.id for job in new)
         return new
@@ -334,7 +334,7 @@ class _LaneJobs:
         self._some.set()
 
     async def _repeats(self, job: Job) -> Sequence[int]:
-        """Places of lines that repeat an earlier custom_id; finding them takes a pass over the whole file."""
+        """Return the places of lines that repeat an earlier custom_id, found in a pass over the whole file."""
         if job.started is None or not job.started.repeats:
             return ()
         try:

@@ -40,7 +40,7 @@ class Slots:
         self.in_flight = 0
 
     async def take(self, give_up: Callable[[], object]) -> bool:
-        """Wait for a slot, which `give` returns; return False if `give_up()` came true first."""
+        """Wait for a slot, which `give` returns. Return False if `give_up()` becomes true first."""
         while not give_up():
             if self.in_flight < allowed(self._load(), self._share, self._max_in_flight):
                 self.in_flight += 1
@@ -57,7 +57,7 @@ class Slots:
                     return
                 await asyncio.sleep(WITHOUT_POLL_S)
         finally:
-            self.in_flight += 1  # which the caller gives, however this ends
+            self.in_flight += 1  # the caller returns this slot, however the wait ends
 
     def give(self) -> None:
         self.in_flight -= 1
@@ -65,7 +65,7 @@ class Slots:
 
 # Age at which the list of served models is refreshed.
 LOOK_S = 0.25
-# A model that nobody has looked up for this long may have had workers meanwhile.
+# Age at which a look-up is forgotten: the model may have had workers since.
 FORGET_S = 10.0
 
 
@@ -186,7 +186,7 @@ class LineRequester:
     async def _answer(
         self, share: Share, line: BatchLine, parsed: ParsedRequest, answer: AnswerFactory, model: ServedModel
     ) -> object:
-        arrival = self._arrival(share, line)  # anew: the line may have waited for its model
+        arrival = self._arrival(share, line)  # a new time, since the line may have waited for its model
         signal = OutputSignal()
         parsed = await self._intake.fetched(parsed, model, arrival)
         choices = await self._intake.choices(parsed, model, arrival, signal.changed)

@@ -48,7 +48,7 @@ _id_decoder = msgspec.json.Decoder(_Named)
 
 
 def custom_id_of(line: bytes) -> str | None:
-    """The line's custom_id; None where it has none, or is not a JSON object."""
+    """Return the line's custom_id; None if it has none or is not a JSON object."""
     try:
         return _id_decoder.decode(line).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -111,7 +111,7 @@ class Counted:
 
 
 async def count(files: FileStore, file_id: str) -> Counted:
-    """Read the file once, or twice where hashes repeat; raises FileNotFound."""
+    """Read the file once, or twice where hashes repeat. Raise FileNotFound."""
     hashes = IdHashes()
     cutter = Cutter(on_line=hashes.add)
     await _read(files, file_id, cutter)

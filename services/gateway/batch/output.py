@@ -36,7 +36,7 @@ class Parts:
         """The ids of parts that no published event names."""
 
     def draw(self, kind: str) -> int:
-        """Draw the number of a part that is about to be written; `kind`: output, errors or places."""
+        """Draw the number of a part that is about to be written. `kind` is output, errors or places."""
         part = secrets.randbits(64)
         self._new.append(self.file_id(kind, part))
         return part
@@ -45,7 +45,7 @@ class Parts:
         return f"file-{self._job_id}-{kind}-{part:016x}"
 
     def published(self) -> None:
-        """An event is about to name the new parts: `drop` must not remove them."""
+        """Mark the new parts as about to be named by an event, so that `drop` does not remove them."""
         self._new.clear()
 
     async def drop(self) -> None:
@@ -55,7 +55,7 @@ class Parts:
         self._new.clear()
 
     async def write(self, kind: str, content: bytes) -> int:
-        """Write a whole part and return its number; raises StoreFull."""
+        """Write a whole part and return its number. Raise StoreFull."""
         part = self.draw(kind)
         file_id = self.file_id(kind, part)
         async with self._files.draft(file_id, max_bytes=len(content)) as draft:
@@ -64,11 +64,11 @@ class Parts:
         return part
 
     def read(self, kind: str, part: int) -> AsyncIterator[bytes]:
-        """The bytes of a part; raises FileNotFound."""
+        """Return the bytes of a part. Raise FileNotFound."""
         return self._files.read(self.file_id(kind, part))
 
     async def size_bytes(self, kind: str, part: int) -> int:
-        """The size of a part; raises FileNotFound."""
+        """Return the size of a part. Raise FileNotFound."""
         return (await self._files.info(self.file_id(kind, part))).bytes
 
     async def remove(self, kind: str, part: int) -> None:
@@ -122,7 +122,7 @@ class Output:
             await self._flush()
 
     async def keep_part(self) -> AssembledFile:
-        """Store the lines since the last part as a new one; it stays once the result is published. Raises StoreFull."""
+        """Store the lines since the last part as a new one; it stays once the result is published. Raise StoreFull."""
         if self.open_bytes:
             await self._flush()
             part = self._parts.draw(self._kind)
@@ -133,7 +133,7 @@ class Output:
         return AssembledFile(lines=self.lines, parts=self._kept)
 
     async def kept_bytes(self) -> int:
-        """Bytes of all parts; raises FileNotFound when one is gone, FileTooLarge above the bound of a file."""
+        """Return the bytes of all parts. Raise FileNotFound if one is gone, FileTooLarge above the bound of a file."""
         found = sum([await self._parts.size_bytes(self._kind, part) for part in self._kept])
         if found > self._max_bytes:
             raise FileTooLarge(f"the file is over {self._max_bytes} bytes", param="file")
@@ -142,7 +142,7 @@ class Output:
     async def keep(self) -> str:
         """Join the parts into one file and return its id; returns "" and writes no file when there is no line.
 
-        Where there are parts, every line must be in them. Raises StoreFull, and FileNotFound when a part is gone.
+        Where there are parts, every line must be in them. Raise StoreFull, and FileNotFound when a part is gone.
         """
         if not self.lines:
             return ""
@@ -184,7 +184,7 @@ Save = Callable[[pb.Assembled], Awaitable[None]]
 
 
 class WrittenLines:
-    """The lines of a job that are written to its outputs, one bit per line. `before`: an earlier `content`."""
+    """The lines of a job that are written to its outputs, one bit per line. `before` is an earlier `content`."""
 
     def __init__(self, lines: int, before: bytes = b"") -> None:
         self._lines = lines
@@ -234,7 +234,7 @@ class Assembly:
         self._bad = Output(files, self._parts, job, "errors", self._published.errors, max_bytes=max_bytes)
 
     async def run(self) -> pb.Finished:
-        """Assemble until every line has its answer. Raises StoreFull, FileTooLarge or StoreUnavailable; the next
+        """Assemble until every line has its answer. Raise StoreFull, FileTooLarge or StoreUnavailable; the next
         attempt goes on from the last part, or from the job's first answer where a part is gone."""
         good, bad = self._good, self._bad
         try:
@@ -314,6 +314,6 @@ class Assembly:
         return int(self._lines) - self._good.lines - self._bad.lines
 
     def _outcome(self) -> pb.Outcome:
-        if self._cancelled:  # of a line at least: one that was asked for after the last answer cancels nothing
+        if self._cancelled:  # at least one line; a cancellation after the last answer cancels nothing
             return pb.OUTCOME_CANCELLED
         return pb.OUTCOME_EXPIRED if self._expired else pb.OUTCOME_COMPLETED

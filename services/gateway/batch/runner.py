@@ -109,7 +109,7 @@ class LaneRunner:
                     await lane.commit([], next_offset=record.offset + 1)
                 else:
                     await _ShareRun(self, lane, record, share, note).run()
-                text = ""  # it was the first share's
+                text = ""  # `text` applies to the first share only
 
     def not_run(self, share: Share) -> NotRun | None:
         """Return the reason why the share's lines no longer run, or None."""

@@ -60,8 +60,8 @@ class Cutter:
         return sum(span.lines for span in self.spans)
 
     def _add(self, line: bytes) -> None:
-        # With its end, and without the mark that some editors begin a file with. A blank one is none of the job's, and
-        # goes with the share before it, if there is one.
+        # A line includes its end, and excludes the byte order mark that some editors write. A blank line is not part of
+        # the job, and goes with the share before it, if any.
         span = self.spans[-1] if self.spans else None
         if not self._next.first_byte and span is None and line.startswith(BOM_UTF8):
             self._next.first_byte, line = len(BOM_UTF8), line[len(BOM_UTF8) :]

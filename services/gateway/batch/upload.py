@@ -1,4 +1,4 @@
-"""Uploads of files: parses multipart/form-data as it arrives and stores it at once, whatever its size."""
+"""Uploads of files. Parses and stores multipart/form-data as it arrives, so memory does not grow with the file."""
 
 import asyncio
 import uuid

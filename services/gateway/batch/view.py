@@ -96,7 +96,7 @@ class JobTable:
         """Events of unknown jobs that were dropped beyond `MAX_EARLY`, and unfinished jobs beyond `MAX_JOBS`."""
 
     def get(self, job_id: str) -> Job | None:
-        """The job; None where it is unknown or was dropped."""
+        """Return the job; None if it is unknown or was dropped."""
         return self._jobs.get(job_id)
 
     def __len__(self) -> int:
@@ -216,7 +216,7 @@ MAX_UNFINISHED = 1_000
 MAX_TENANT_UNFINISHED = 250
 """Unfinished jobs of one tenant, which leaves room for others."""
 SEEN_TIMEOUT_S = 2.0
-"""How long a lookup waits for a job that another gateway may have published just now."""
+"""The time for which a lookup waits for a job that another gateway may have published just now."""
 SEEN_POLL_S = 0.02
 JOB_ID = re.compile(r"batch_[0-9a-f]{32}")
 
@@ -243,7 +243,7 @@ class JobView:
             self.apply(record.value)
 
     async def _begins(self) -> list[int]:
-        """Offsets to begin at: snapshots after them hold everything from before."""
+        """Return the offsets to begin at, after which snapshots hold everything earlier."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         while True:
             try:
@@ -252,8 +252,11 @@ class JobView:
                 await asyncio.sleep(backoff.next_s())
 
     def published(self, event: JobEvent) -> None:
-        """Apply an event that this gateway has published, before it is read back: a client that got the job's id may
-        ask for it at once, and reading waits long behind a transaction whose gateway was killed."""
+        """Apply an event that this gateway has published before it is read back.
+
+        A client that got the job's id may request it at once, and reading can wait long for the transaction of a killed
+        gateway.
+        """
         if event.HasField("created") and not self.knows(event.job_id):
             self._unread.add(event.job_id)
         self._fold(event)
@@ -289,11 +292,11 @@ class JobView:
 
     @property
     def dropped_events(self) -> int:
-        """Events of unknown jobs that were dropped for lack of room."""
+        """The number of events of unknown jobs that were dropped for lack of room."""
         return self._book.dropped
 
     def lines_per_s(self, now_ns: int) -> float | None:
-        """The cluster's rate of answers; None where it is not known."""
+        """Return the cluster's rate of answers; None if it is unknown."""
         return self._rate.per_s(now_ns) if self._working else None
 
     def standings(self, now_ns: int) -> dict[str, OpenJob]:
@@ -306,7 +309,7 @@ class JobView:
 
     @contextmanager
     def awaiting(self, token: int) -> Iterator[asyncio.Event]:
-        """An event that is set once a `LookBack` with this token is read."""
+        """Return an event that is set once a `LookBack` with this token has been read."""
         self._awaited[token] = asyncio.Event()
         try:
             yield self._awaited[token]
@@ -314,7 +317,7 @@ class JobView:
             del self._awaited[token]
 
     def note(self, job_id: str, share: int, lines: int) -> ShareNote:
-        """Which of a share's lines are answered, as far as this gateway knows."""
+        """Return which of a share's lines are answered, as far as this gateway knows."""
         job = self._book.get(job_id)
         if job is not None and (job.finished or job.counts.whole(share)):
             return ShareNote(lines, answered=(1 << lines) - 1)
@@ -335,7 +338,7 @@ class JobView:
         return [job for job in self._book if job.finished is None]
 
     async def ready(self) -> None:
-        """Wait until all jobs are known; raises BrokerUnavailable after `READY_TIMEOUT_S`."""
+        """Wait until all jobs are known. Raise BrokerUnavailable after `READY_TIMEOUT_S`."""
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 await self.replayed.wait()
@@ -344,8 +347,9 @@ class JobView:
             raise BrokerUnavailable(text, retry_after_s=RETRY_AFTER_S) from None
 
     def check_room(self, tenant: str) -> None:
-        """Raises QueueFull when the cluster or the tenant has its full number of unfinished jobs. Jobs that this
-        gateway is creating count."""
+        """Raise QueueFull if the cluster or the tenant has its full number of unfinished jobs, including those being
+        created.
+        """
         unfinished, creating = self.unfinished(), self._creating
         if len(unfinished) + creating.total() >= MAX_UNFINISHED:
             raise QueueFull(f"{MAX_UNFINISHED} batches are not finished yet", retry_after_s=FULL_RETRY_AFTER_S)
@@ -366,8 +370,10 @@ class JobView:
                 del self._creating[tenant]
 
     async def seen(self, job_id: str) -> Job:
-        """The job, waiting up to `SEEN_TIMEOUT_S` for it; raises BatchNotFound when it does not appear, and
-        BrokerUnavailable while the view is not complete."""
+        """Return the job, waiting up to `SEEN_TIMEOUT_S` for it.
+
+        Raise BatchNotFound if it does not appear, and BrokerUnavailable while the view is incomplete.
+        """
         await self.ready()
         loop = asyncio.get_running_loop()
         # No gateway makes an id of another form, so it is not worth a wait.

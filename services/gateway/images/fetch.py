@@ -163,7 +163,7 @@ class ImageFetcher:
         """Yield the answer's head, from the first address of the host that connects."""
         error: Exception | None = None
         for address in await self._targets(url):
-            # To the address that was checked: a second look-up could give another one.
+            # Connect to the address that was checked, since a second look-up could return another one.
             headers = {**_HEADERS, "host": url.netloc.decode("ascii"), "user-agent": f"fulcrum/{release()}"}
             names = {"sni_hostname": host_of(url)}
             try:

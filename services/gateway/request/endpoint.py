@@ -125,7 +125,7 @@ class CompletionEndpoint:
         limits: TenantLimiter | None = None,
         rounds: IntakeRounds | None = None,
     ) -> None:
-        """`limits`: None if tenants have none. `rounds`: shared by all routes; None makes one for this route alone."""
+        """`limits` is None if tenants have none. `rounds` is shared by all routes; None makes one for this route."""
         self._route = route
         self._reader = reader
         self._intake = intake

@@ -140,7 +140,7 @@ class Arrival:
     """The models that the request may name; empty allows all."""
     allowance: Allowance = FREE
     hold: Callable[[int], None] = _unbounded
-    """Counts bytes that come for the request after its body; raises QueueFull if too many are held."""
+    """Counts bytes that arrive for the request after its body. Raises QueueFull if too many are held."""
 
 
 class Intake:

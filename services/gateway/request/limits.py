@@ -1,6 +1,6 @@
 """Enforces tenants' limits and shares decode places over all gateways, through the ledger in Redis.
 
-Limited are requests and tokens a minute, GPU time, and concurrent choices. While the ledger is away each gateway
+The limits are on requests and tokens a minute, GPU time, and concurrent choices. While the ledger is away each gateway
 enforces its share of them by itself.
 """
 
@@ -29,7 +29,7 @@ log = structlog.get_logger()
 SWEEP_S: Final = 0.5
 # Requests would wait for the ledger, so after a failure none calls it for this long.
 AWAY_S: Final = 1.0
-# A tenant that was refused is refused without another call for this long, so that vain attempts cost little.
+# A tenant that was refused is refused without another call for this long, so that retries cost little.
 REFUSED_S: Final = 0.1
 # Retry-After while too many requests run at once: nobody knows when they end.
 BUSY_RETRY_S: Final = 1.0
@@ -75,7 +75,7 @@ class _Tenant:
 
 
 class Allowance:
-    """One request of a tenant without limits."""
+    """The use that one request makes of its tenant's limits; this class is for tenants without any."""
 
     async def choices(self, _count: int) -> None:
         """Count this many choices as running.
@@ -100,7 +100,7 @@ FREE: Final = Allowance()
 
 
 class _Limited(Allowance):
-    """One request of a tenant that has limits."""
+    """The use that one request makes of its tenant's limits."""
 
     def __init__(self, limiter: "TenantLimiter", tenant: str, found: _Tenant) -> None:
         self._limiter = limiter
@@ -152,7 +152,7 @@ class TenantLimiter:
         try:
             await self.use(tenant, found, "requests", 1)
             if found.limits.gpu_seconds_per_day is not None:
-                await self.use(tenant, found, "gpu_ms", 1)  # what it takes is known at its end
+                await self.use(tenant, found, "gpu_ms", 1)  # the amount is known only at its end
         except BaseException:
             found.running -= 1
             raise
@@ -379,7 +379,7 @@ class PlaceExchange:
         self._left = True
         async with self._exchanging:
             if self._has_report:
-                with suppress(LedgerDown):  # which forgets it soon
+                with suppress(LedgerDown):  # the ledger drops the report soon by itself
                     await self._ledger.exchange(self._gateway_id, b"")
                 self._has_report = False
 

@@ -272,7 +272,7 @@ class LoadableModels:
     def ends(self, name: str, waited_s: float, *, begun: bool = False) -> FulcrumError | None:
         """Return the error that ends a request's wait for a model without a worker, or None if it may go on.
 
-        `begun`: the answer has begun, so an estimate alone does not end it.
+        If the answer has `begun`, an estimate alone does not end it.
         """
         expected = self._expected(name)
         if expected is None:
@@ -362,7 +362,7 @@ class LoadableModels:
                 async with asyncio.timeout(REPORT_S):
                     await self._news.wait()
                     self._news.clear()
-                    await asyncio.sleep(0)  # what came in the same turn is sent with it
+                    await asyncio.sleep(0)  # changes of the same turn are sent together
 
     def uses(self) -> dict[str, ModelUse]:
         """Return the current use of each model, as it is reported."""

@@ -139,7 +139,7 @@ def constraint_of(request: Common) -> Constraint | None:
     }
     first, second, *_ = *(field for field, value in given.items() if value is not None), "", ""
     if second:
-        raise InvalidRequest(f"{first} and {second} exclude each other", param=second)
+        raise InvalidRequest(f"{first} and {second} cannot be combined", param=second)
     return _constraint(first, given[first]) if first else None
 
 
@@ -152,7 +152,7 @@ def _constraint(field: str, value: Any) -> Constraint:
         try:
             return Constraint(field, rule=grammar_rule(value))
         except InvalidGrammar as error:
-            raise InvalidRequest(f"{field}: it cannot be read: {error}", param=field) from None
+            raise InvalidRequest(f"{field} cannot be parsed: {error}", param=field) from None
     return Constraint(field, {"type": "object"} if field.endswith("json_object") else _schema(value, field))
 
 
@@ -206,9 +206,9 @@ class ParsedRequest:
     effort: str | None = None
     """The requested reasoning effort, as the client named it."""
     effort_is_hint: bool = False
-    """True if a model whose template takes no effort answers all the same."""
+    """True if a model whose template takes no effort answers anyway."""
     thinking: bool | None = None
-    """True if the model is to reason, by no effort of a name; None leaves it to the chat template."""
+    """True to reason, without a named effort; None leaves the choice to the chat template."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
     """The JSON schema with which the answer has to comply."""
@@ -284,7 +284,7 @@ def parse_tokenize(body: bytes) -> tuple[ParsedRequest, bool]:
         continue_final_message=request.continue_final_message,
     )
     if request.add_special_tokens:
-        text = "add_special_tokens: a chat has those that its template writes"
+        text = "add_special_tokens is for prompts: a chat's template writes its special tokens"
         raise UnsupportedField(text, param="add_special_tokens")
     return convert_chat(chat), bool(request.return_token_strs)
 
@@ -322,7 +322,7 @@ def convert_chat(request: ChatRequest) -> ParsedRequest:
         parsed = replace(parsed, images=images)
     continues, opens = bool(request.continue_final_message), request.add_generation_prompt
     if continues and opens:
-        text = "continue_final_message and add_generation_prompt exclude each other"
+        text = "continue_final_message and add_generation_prompt cannot be combined"
         raise InvalidRequest(text, param="continue_final_message")
     if continues or opens is False:
         parsed = replace(parsed, opens_answer=False, continues=continues)
@@ -333,7 +333,7 @@ def convert_chat(request: ChatRequest) -> ParsedRequest:
     constraint = constraint_of(request)
     if constraint is not None:
         if schema is not None:
-            raise InvalidRequest(f"response_format and {constraint.field} exclude each other", param=constraint.field)
+            raise InvalidRequest(f"response_format and {constraint.field} cannot be combined", param=constraint.field)
         parsed = _constrained(parsed, constraint, request)
     elif schema is not None:
         own = request.response_format.json_schema if request.response_format else None
@@ -352,7 +352,7 @@ def parse_completion(body: bytes) -> ParsedRequest:
     max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     scores = request.echo or request.prompt_logprobs is not None
     if not max_tokens and not scores:
-        raise InvalidRequest("max_tokens: 0 is for echo or prompt_logprobs", param="max_tokens")
+        raise InvalidRequest("max_tokens: 0 needs echo or prompt_logprobs", param="max_tokens")
     sampling = _sampling(request, logprobs=request.logprobs)
     parsed = _convert(request, sampling, prompts=prompts_of(request.prompt), max_tokens=max_tokens or 1)
     if scores or request.best_of is not None:
@@ -365,9 +365,9 @@ def _with_prompt(parsed: ParsedRequest, request: CompletionRequest, *, only_prom
     """Add the fields about prompts and best_of that only text completions have."""
     n, best_of = request.n or 1, request.best_of
     if best_of is not None and best_of < n:
-        raise InvalidRequest("best_of is under n", param="best_of")
+        raise InvalidRequest("best_of is less than n", param="best_of")
     if best_of is not None and best_of > n and request.stream:
-        raise InvalidRequest("best_of over n cannot be streamed", param="best_of")
+        raise InvalidRequest("best_of greater than n cannot be streamed", param="best_of")
     parsed = replace(parsed, echo=bool(request.echo), only_prompt=only_prompt)
     if request.echo and request.logprobs is not None:
         parsed = _scored(parsed, max(request.logprobs, parsed.prompt_logprobs or 0))
@@ -402,9 +402,9 @@ def _answer_schema(wanted: ResponseFormat | None) -> Mapping[str, Any] | None:
 def _check_guided(request: Common, field: str) -> None:
     """Reject fields that would keep a guided answer from ending once it is complete."""
     if request.ignore_eos:
-        raise InvalidRequest(f"ignore_eos and {field} exclude each other", param="ignore_eos")
+        raise InvalidRequest(f"ignore_eos and {field} cannot be combined", param="ignore_eos")
     if request.min_tokens:
-        raise InvalidRequest(f"min_tokens and {field} exclude each other", param="min_tokens")
+        raise InvalidRequest(f"min_tokens and {field} cannot be combined", param="min_tokens")
 
 
 def _convert(
@@ -421,9 +421,9 @@ def _convert(
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if sum(map(len, stops)) > MAX_STOPS_CHARS:
-        raise InvalidRequest(f"stop: all strings together are over {MAX_STOPS_CHARS} characters", param="stop")
+        raise InvalidRequest(f"stop: the strings exceed {MAX_STOPS_CHARS} characters in total", param="stop")
     if request.min_tokens and max_tokens is not None and request.min_tokens > max_tokens:
-        raise InvalidRequest(f"min_tokens is over {max_tokens_field}", param="min_tokens")
+        raise InvalidRequest(f"min_tokens exceeds {max_tokens_field}", param="min_tokens")
     parsed = ParsedRequest(
         model=request.model,
         messages=messages,

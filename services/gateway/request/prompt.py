@@ -170,8 +170,8 @@ async def tokenise(
 ) -> list[list[int]]:
     """Return the token ids of each prompt; raise InvalidRequest that names the field.
 
-    `most_tokens`: prompts that certainly reach this length are refused without being fully encoded; None refuses
-    none. `slot`: opens a context that a request of so many characters holds while a thread encodes it.
+    Prompts that certainly reach `most_tokens` are refused without being fully encoded; None refuses none. `slot` opens
+    a context that a request of so many characters holds while a thread encodes it.
     """
     check_chat(parsed, model)
     if len(parsed.messages) >= model.info.max_context_tokens:  # before they are rendered: each is a token at least
@@ -302,7 +302,7 @@ def _render(parsed: ParsedRequest, model: ServedModel) -> str:
 
 
 def _efforts(parsed: ParsedRequest, model: ServedModel) -> dict[str, Any]:
-    """Return the template variables for thinking and its effort: by name, or as a switch."""
+    """Return the template variables that set thinking, as a named effort or as a switch."""
     asks = parsed.effort
     if asks is None and parsed.thinking is False:
         asks = "none"

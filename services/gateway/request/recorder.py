@@ -292,7 +292,7 @@ class DemandArrival:
 
     def failed(self, error: FulcrumError) -> None:
         """Record an error as the answer. A refusal for want of room still counts as demand."""
-        if error.http_status in NO_ROOM and not isinstance(error, RateLimited):  # which more room would not help
+        if error.http_status in NO_ROOM and not isinstance(error, RateLimited):  # limits are no lack of room
             full = isinstance(error, QueueFull)
             now_ns = self._clock.now_ns()
             self._counter.refused(self._key, self.choices, self._mark, now_ns, known=self._admitted, full=full)

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Unchecked(Struct):
-    """Keywords that an answer was generated without, and what a check of the whole answer found."""
+    """Schema keywords that the grammar did not enforce, with the result of checking the whole answer."""
 
     choice: int
     field: str
@@ -67,7 +67,7 @@ def _all(results: Sequence[bool | None]) -> bool | None:
 
 
 async def check_answers(records: Iterable[AnswerRecord | None]) -> None:
-    """Check all answers of a request, one after the other: each is a process."""
+    """Check all answers of a request, one at a time, since each check is a process."""
     for record in records:
         if record is not None:
             await record.check()

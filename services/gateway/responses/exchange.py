@@ -174,11 +174,12 @@ class ResponseExchange(OneChoiceExchange):
         keep: Callable[[Response], Awaitable[bool]] | None,
         headers: Mapping[str, str],
     ) -> None:
-        """`keep` stores the response and returns whether it could; None does not store it."""
+        """`keep` stores the response and returns whether that succeeded. With None it is not stored."""
         super().__init__(choice, signal, headers)
         self._shown = shown
         shown.x_fulcrum = notes(choice)
-        shown.store = False  # until it is kept: a stream's first events must not promise what its last takes back
+        # A stream's first events must not announce storage that its last event would have to deny.
+        shown.store = False
         self._output = output
         self._keep = keep
         self._sent = 0
@@ -208,7 +209,7 @@ class ResponseExchange(OneChoiceExchange):
         shown.x_fulcrum = notes(self._choice)
         self._fill()
         if self._keep is not None:
-            shown.store = True  # in what is kept
+            shown.store = True  # so that the stored copy reads true
             shown.store = await self._keep(shown)
         return [*events, Whole(type=f"response.{shown.status}", response=shown)]
 
@@ -247,11 +248,11 @@ class ResponseReader:
         self._kept = kept
 
     async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, AnswerFactory]:
-        # Waits for the earlier response that this one continues.
+        # The response may continue an earlier one, which is read first.
         request = parse_response(body)
         previous = request.previous_response_id
         earlier = await self._kept.items(arrival.headers.tenant, previous) if previous else []
-        # An id of ours, whatever the client's request is called: by its id a response is got again.
+        # The id is made here and never the client's request id, because clients retrieve the response by it.
         found = response_asked(request, earlier, _new_id("resp_"), arrival.arrival_ns // 1_000_000_000)
         return found.parsed, partial(
             self._answer,

@@ -184,7 +184,7 @@ def _cluster(
             for node, part in _parts(span.workers, lambda facts: facts.node)
         ],
         queues=list(queues),
-        # By the requested end, as whole windows of a long span may end up to a minute earlier.
+        # Relative to the requested end, since whole windows of a long span may end up to a minute earlier.
         hardware=[HardwareGpu(node=seen.node, **asdict(seen.reading)) for seen in fleet.hardware.fresh(end_ns)],
     )
 

@@ -117,7 +117,7 @@ class Silencer:
                 each()
 
     def _id(self, now_ns: int) -> str:
-        # No two services create a silence in the same nanosecond, and one service counts on.
+        # Two services hardly ever create silences in the same nanosecond; one service takes the next free number.
         number = now_ns
         while self.book.knows(f"{number:x}"):
             number += 1
@@ -178,7 +178,7 @@ class SilenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Alerts:
-    """The firing alerts, the longest first, and the last changes, the newest first."""
+    """The firing alerts, longest first, and the latest changes, newest first."""
 
     firing: list[Alert]
     recent: list[Alert]

@@ -31,7 +31,7 @@ EXACT_NS: Final = 10 * SECOND_NS
 """The time since its last report for which a server counts as one that reports its steps."""
 FORGET_NS: Final = 3_600 * SECOND_NS
 REFIT_NS: Final = 2 * SECOND_NS
-# Fields that a report has to leave empty: what is measured is no estimate, and the others are not the plugin's to say.
+# Fields that a report must leave empty. A measurement is no estimate, and the plugin does not know the other fields.
 _FOREIGN: Final = ("estimate", "compute", "step_time", "gpu_readings", "kv_transfers", "starved", "sched_delay_ns")
 
 
@@ -40,7 +40,7 @@ class _Reporter:
     """One engine: a server, or a data-parallel rank of one."""
 
     incarnation: int
-    """Its own count of its processes' starts."""
+    """The engine's own count of its process starts."""
     entered_as: int
     """The incarnation in telemetry. It exceeds those of the estimates before it."""
     learner: StepTimeLearner
@@ -70,7 +70,7 @@ class StepReports:
         self.counts = ReportCounts()
 
     def take(self, body: bytes, now_ns: int) -> StepBatch:
-        """Return the batch of a report, to be published. Raise a FulcrumError, which is counted, if it is refused."""
+        """Convert a report to a batch for publishing. Raise a FulcrumError, and count it, if the report is refused."""
         try:
             batch = _parsed(body, now_ns)
             return self._entered(batch, now_ns)
@@ -106,7 +106,7 @@ class StepReports:
         if known.tokens < 1:
             raise QueueFull(f"{quoted(batch.worker_id)} sends over {REPORTS_A_SECOND} reports a second")
         if known.heard_ns and now_ns >= known.heard_ns + EXACT_NS:
-            known.entered_as = now_ns  # estimates have been entered meanwhile
+            known.entered_as = now_ns  # later than the estimates entered meanwhile
         known.tokens -= 1
         known.sequence, known.heard_ns, known.group = batch.sequence, now_ns, batch.group
         known.dropped_batches = batch.dropped_batches
@@ -145,7 +145,7 @@ class StepReports:
 
 
 def _parsed(body: bytes, now_ns: int) -> StepBatch:
-    """Parse a report and check all that a worker's own telemetry never does wrong."""
+    """Parse a report and check what Fulcrum's own workers are trusted with."""
     batch = StepBatch()
     try:
         batch.ParseFromString(body)

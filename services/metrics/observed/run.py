@@ -83,7 +83,7 @@ class PodServers(Protocol):
 
 
 def observe(settings: MetricsSettings, bus: Bus, clock: Clock, pods: PodServers | None = None) -> "ObservedFleet":
-    """Return the fleet of the settings, and set the lags of windows to what scrapes need. Raises StartupError."""
+    """Return the fleet of the settings, and set the lags of windows to what scrapes need. Raise StartupError."""
     file = settings.observed_file()
     try:
         targets = targets_of(settings.observed_addresses()) if file is None else read_fleet(file)
@@ -122,7 +122,7 @@ class FitBudget:
 
     @contextmanager
     def charging(self) -> Iterator[None]:
-        """Take what runs in the context from the budget, if a fit was part of it."""
+        """Charge the time of the context to the budget if it included a fit."""
         self._fitting, began_s = False, self._thread_s()
         try:
             yield
@@ -366,7 +366,7 @@ class ObservedFleet(Collector):
         self.demand.enter(server.target.name, server.model, server.target.role, scraped.demand)
 
     def report(self, body: bytes) -> None:
-        """Publish the steps that an engine reports itself. Raises a FulcrumError for a report that is refused."""
+        """Publish the steps that an engine reports itself. Raise a FulcrumError for a report that is refused."""
         with self._budget.charging():
             batch = self.reports.take(body, self._clock.now_ns())
         server = self._servers.get(batch.group or batch.worker_id)
@@ -385,7 +385,7 @@ class ObservedFleet(Collector):
             self.publish_queues()
 
     def publish_queues(self) -> None:
-        """Publish the demand in the form of a gateway, which these servers' own clients do not pass."""
+        """Publish the servers' demand as a gateway would, since their clients pass none."""
         waiting: Counter[str] = Counter()
         for each in self._servers.values():
             waiting[each.model] += each.waiting_tokens

@@ -108,7 +108,7 @@ class ServerTelemetry:
     def take(self, exposition: bytes, now_ns: int, *, exact: bool = False) -> Scraped:
         """Process an exposition read at `now_ns`; of an `exact` server no time is estimated.
 
-        Raises InvalidRequest, and then knows what it did before.
+        Raise InvalidRequest, and then knows what it did before.
         """
         try:
             sample = self._parser.parse(exposition, now_ns / SECOND_NS)

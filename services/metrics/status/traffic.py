@@ -314,7 +314,7 @@ NS_PER_MS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class LastMove:
-    """A worker that was seen in another role, whoever gave it."""
+    """The last observed change of a worker's role, whoever made it."""
 
     worker: str
     from_role: str

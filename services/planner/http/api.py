@@ -216,7 +216,7 @@ class PlannerCollector(Collector):
 
 def _worker(observed: ObservedWorker, planner_id: str, alone: Unpaired | None, life: WorkerLife) -> WorkerAnswer:
     worker, assignment = observed.worker, observed.worker.assignment
-    # A decode worker to which the planner lends prompts is still one; mixed is what somebody chose.
+    # A decode worker that the planner gives a prompt budget still counts as one. Role mixed is set by hand.
     lent = assignment.role == ROLE_MIXED and assignment.budget_tokens > 0 and by_planner(worker, planner_id)
     known = worker.state in WorkerState.values()
     return WorkerAnswer(

@@ -248,7 +248,7 @@ class ModelKeeper:
         """Replace the catalogue. A changed entry may be loaded again at once."""
         for name, entry in found.entries.items():
             if self.found.entries.get(name) != entry:
-                self._failures.pop(name, None)  # it was changed: it may be loaded now
+                self._failures.pop(name, None)  # the entry has changed, so the model may load now
         for gone in self._failures.keys() - found.entries.keys():
             del self._failures[gone]
         self.found = found

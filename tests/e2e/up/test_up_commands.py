@@ -58,7 +58,7 @@ def test_tuning_prefill_tells_the_curve_the_choice_and_what_it_brings(suite: Run
     again = suite.fulcrum(*MEASURED, found["worker"], "--measure-only")
     assert again.returncode == 0, again.stderr
     assert "█" in again.stdout and "256" in again.stdout
-    assert "no worker 'nobody' here, but: " in suite.fulcrum("tune", "prefill", "nobody").stderr
+    assert "no worker 'nobody' here; there are: " in suite.fulcrum("tune", "prefill", "nobody").stderr
     refused = suite.fulcrum("tune", "prefill", "--set", "10000", "--json")
     assert refused.returncode == 1 and "1 to 8192 prompt tokens" in json.loads(refused.stdout)[0]["error"]
 

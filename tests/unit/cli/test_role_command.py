@@ -70,8 +70,8 @@ def test_groups_are_held_against_what_all_of_them_leave() -> None:
         ("a prefill b", "role 'b' is unknown"),
         ("a prefill b decode:3", "role 'decode:3' is unknown"),
         ("a prefill b nothing", "role 'nothing' is unknown"),
-        ("a prefill x decode", "there is no worker 'x' here, but: a, b"),
-        ("a prefill a b decode", "a is to be prefill and decode: name one"),
+        ("a prefill x decode", "there is no worker 'x' here; there are: a, b"),
+        ("a prefill a b decode", "a is given two roles, prefill and decode: name one"),
     ],
 )
 def test_groups_that_contradict_themselves_are_refused_before_anything_is_sent(words: str, said: str) -> None:

@@ -75,7 +75,7 @@ def test_a_log_that_is_not_there_names_those_that_are(tmp_path: Path, monkeypatc
     folder = logs_folder(8000)
     folder.mkdir(parents=True)
     (folder / "prefill-1.log").write_text("hello\n")
-    with pytest.raises(StartupError, match="but of: prefill-1"):
+    with pytest.raises(StartupError, match="there are logs of: prefill-1"):
         show_logs(file, "../secret", follow=False, limit=5, as_json=False)
     assert complete_log("pre") == ["prefill-1"]
 

@@ -240,7 +240,7 @@ def test_an_answer_is_opened_or_the_last_message_continued() -> None:
     assert (ends(), ends(add_generation_prompt=False)) == ((True, False), (False, False))
     assert ends(continue_final_message=True) == ends(continue_final_message=True, add_generation_prompt=False)
     assert ends(continue_final_message=True) == (False, True)
-    with pytest.raises(InvalidRequest, match="exclude each other"):
+    with pytest.raises(InvalidRequest, match="cannot be combined"):
         ends(continue_final_message=True, add_generation_prompt=True)
 
 
