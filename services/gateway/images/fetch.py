@@ -11,7 +11,7 @@ from typing import Final
 
 import httpx
 
-from libs.contracts.errors import InvalidRequest, UnsupportedField, one_line
+from libs.contracts.errors import InvalidRequest, QueueFull, UnsupportedField, one_line
 from libs.dispatch.ports import Tenancy
 from libs.runtime.release import release
 from services.gateway.images.files import MAX_TOTAL_BYTES, SentImage
@@ -86,9 +86,11 @@ class ImageFetcher:
         `hold` is called with the size of each part before it is kept. Raise InvalidRequest, with its field, for the
         first image that cannot be had, and QueueFull.
         """
-        urls = {image.url: image for image in images if image.url[:8].lower().startswith(SCHEMES)}
-        for image in urls.values():
-            self._check(image)
+        urls: dict[str, SentImage] = {}
+        for image in images:
+            if image.url[:8].lower().startswith(SCHEMES) and image.url not in urls:
+                self._check(image)
+                urls[image.url] = image
         held = 0
 
         def hold_all(size_bytes: int) -> None:
@@ -130,6 +132,9 @@ class ImageFetcher:
             except _Failed as failed:
                 outcome = failed.outcome
                 raise _fault(image, str(failed)) from None
+            except QueueFull:
+                outcome = "full"
+                raise
             else:
                 outcome, size_bytes = "ok", len(file)
                 return file
@@ -137,7 +142,8 @@ class ImageFetcher:
                 self._metrics.ended(outcome, size_bytes, time.monotonic() - began_s)
 
     async def _file(self, url: httpx.URL, hold: Callable[[int], None]) -> bytes:
-        self._tls = self._tls or httpx.create_ssl_context()
+        if self._tls is None:  # in a thread, since it reads the certificates of all authorities
+            self._tls = await asyncio.to_thread(httpx.create_ssl_context)
         # A kept connection would serve another name at the same address, whose certificate was not compared.
         kept = httpx.Limits(max_keepalive_connections=0)
         async with httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=_NO_TIMEOUT, limits=kept) as client:
