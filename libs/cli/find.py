@@ -97,7 +97,7 @@ def find_suite(ready_file: Path | None, *, quiet: bool = False) -> Ready:
     file, only = running[0]
     if not quiet:
         sys.stderr.write(f"suite at {only.gateway or only.metrics} ({file})\n")
-    # An observed fleet has no gateway: who asks one is told that none answers.
+    # An observed fleet has no gateway: calls of one fail with the usual error at the default address.
     return remember(only if only.gateway else msgspec.structs.replace(only, gateway=default.gateway))
 
 

@@ -115,7 +115,7 @@ class WorkerProfile:
     kv_tokens: int
     """KV room in tokens; 0 if there is no bound."""
     kv_token_ns: float = 0.0
-    """Time in which a worker's link receives the KV of one token; 0 if unknown, and then links are not weighed."""
+    """The time in which a worker's link receives the KV of one token; 0 if unknown, and then links bound nothing."""
     chunk_speed: float = field(init=False, repr=False)
     """Prompt tokens a nanosecond in steps of one prompt's first chunk."""
     _key: tuple[StepTimeModel, int, int, int, float] = field(init=False, repr=False)

@@ -188,20 +188,17 @@ class FleetTelemetry:
 
     def starved_ns(self, worker_id: str, low_ns: int, high_ns: int) -> int:
         """Return the idle ns in [low, high) in which all awaited KV was still being computed; 0 as in `dummy_ns`."""
-        self.settle()
-        timeline = self.directory.timelines.get(worker_id)
+        timeline = self.timeline(worker_id)
         return timeline.starved_ns(low_ns, high_ns) if timeline else 0
 
     def dummy_ns(self, worker_id: str, low_ns: int, high_ns: int) -> int:
         """Return the idle nanoseconds in [low, high) spent in dummy steps; 0 if another process reads the worker."""
-        self.settle()
-        timeline = self.directory.timelines.get(worker_id)
+        timeline = self.timeline(worker_id)
         return timeline.dummy_ns(low_ns, high_ns) if timeline else 0
 
     def encode_ns(self, worker_id: str, low_ns: int, high_ns: int) -> int:
         """Return the prefill nanoseconds in [low, high) of steps that encoded images; 0 as in `dummy_ns`."""
-        self.settle()
-        timeline = self.directory.timelines.get(worker_id)
+        timeline = self.timeline(worker_id)
         return timeline.encode_ns(low_ns, high_ns) if timeline else 0
 
     def window(self, worker_id: str, low_ns: int, high_ns: int) -> tuple[PhaseTime, str] | None:
@@ -209,8 +206,7 @@ class FleetTelemetry:
 
         None if the worker had left in good order by then, or if another process reads it.
         """
-        self.settle()
-        timeline, facts = self.directory.timelines.get(worker_id), self.directory.facts(worker_id)
+        timeline, facts = self.timeline(worker_id), self.directory.facts(worker_id)
         role = timeline.role_at(high_ns - 1) if timeline else ""
         if not role or (facts is not None and facts.left and facts.covered_to_unix_ns <= low_ns):
             return None
@@ -234,14 +230,12 @@ class FleetTelemetry:
 
     def effort(self, worker_id: str, low_ns: int, high_ns: int) -> Effort:
         """Return what a worker's finished steps computed and moved in [low, high), as far as it is reported."""
-        self.settle()
-        timeline = self.directory.timelines.get(worker_id)
+        timeline = self.timeline(worker_id)
         return timeline.effort(low_ns, high_ns) if timeline else Effort()
 
     def efforts_from_ns(self, worker_id: str) -> int | None:
         """Return the time since which a worker's work is known; None if another process reads the worker."""
-        self.settle()
-        timeline = self.directory.timelines.get(worker_id)
+        timeline = self.timeline(worker_id)
         return timeline.efforts_from_ns if timeline else None
 
     def last_step_end_ns(self, worker_id: str) -> int:

@@ -170,10 +170,10 @@ class PhaseParts:
             for span in batch.dummy_steps.spans:
                 if max(from_ns - LATE_NS, 0) < span.start_unix_ns < span.end_unix_ns <= to_ns:
                     self.dummies.add(span.start_unix_ns, span.end_unix_ns)
-
         if batch.steps.encoded_images:
             for step in step_rows(batch.steps):
-                if step.encoded_images and from_ns <= step.start_unix_ns < step.end_unix_ns <= to_ns:
+                # A step that an earlier batch announced began before this cover.
+                if step.encoded_images and 0 < step.start_unix_ns < step.end_unix_ns <= to_ns:
                     self.encodes.add(step.start_unix_ns, step.end_unix_ns)
 
     def forget_before(self, point_ns: int) -> None:

@@ -234,8 +234,10 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bo
     for path in modules:
         (folder / path).write_text(with_constructors((folder / path).read_text(), derived_from))
     command = [sys.executable, "-c", _BUILD, str(optimise), str(os.cpu_count() or 1), *modules]
-    # Without the linker's flags of this Python, which may name folders of this machine.
-    environment = os.environ | {"PYTHONPATH": "", "LDSHARED": f"{_compiler()} -shared"}
+    environment = os.environ | {"PYTHONPATH": ""}
+    if sys.platform == "linux":
+        # Without the linker's flags of this Python, which may name folders of this machine.
+        environment["LDSHARED"] = f"{_compiler()} -shared"
     subprocess.run(command, cwd=folder, check=True, env=environment, stdout=sys.stderr)
     shutil.rmtree(folder / "build", ignore_errors=True)
     shutil.rmtree(folder / ".mypy_cache", ignore_errors=True)

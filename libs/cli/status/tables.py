@@ -160,11 +160,17 @@ def _cells(figures: dict[str, Any], *, dummies: bool = False, encodes: bool = Fa
 
 
 def _with_encode(figures: dict[str, Any]) -> str:
-    """Return encode : prefill without it : decode, relative to decode, or to prefill where nothing is decoded."""
-    encode = figures.get("encode_gpu_ns") or 0
-    times = (encode, figures["gpu_ns"]["prefill"] - encode, figures["gpu_ns"]["decode"])
-    one = times[2] or times[1]
-    return ":".join(f"{each / one:.2f}".removesuffix(".00") for each in times) if one else ""
+    """Return encode : prefill without it : decode, relative to decode, or to prefill where nothing is decoded.
+
+    "?" stands for an unknown time of encoding, which is part of prefill then.
+    """
+    encode = figures.get("encode_gpu_ns")
+    prefill, decode = figures["gpu_ns"]["prefill"] - (encode or 0), figures["gpu_ns"]["decode"]
+    one = decode or prefill
+    if not one:
+        return ""
+    times = (encode, prefill, decode)
+    return ":".join("?" if each is None else f"{each / one:.2f}".removesuffix(".00") for each in times)
 
 
 def phase_bar(figures: dict[str, Any]) -> Text:

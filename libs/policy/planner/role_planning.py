@@ -427,7 +427,7 @@ def _better_split(now: Split, rated: RatedSplits, *, by_limits: bool) -> Split |
 def _trades(now: Split, then: Split, more: float, *, lately: bool, undone: bool) -> bool:
     """Return whether a split would relieve prompts by making decodes press, which they do for longer.
 
-    There were `more` times as many lately; if these are few for a moment only, they become as many again.
+    `more` is the usual number of decodes over the present one: decodes that are few for a moment become more again.
 
     Decodes that press call the worker back just when a burst of prompts is over. If they have just taken one back
     (`undone`), a move to prefill is such a trade unless it leaves decodes half of what makes them press.

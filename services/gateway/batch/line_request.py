@@ -188,6 +188,7 @@ class LineRequester:
     ) -> object:
         arrival = self._arrival(share, line)  # a new time, since the line may have waited for its model
         signal = OutputSignal()
+        self._dispatcher.check_room(parsed.choices)  # images are not fetched again for each try
         parsed = await self._intake.fetched(parsed, model, arrival)
         choices = await self._intake.choices(parsed, model, arrival, signal.changed)
         exchange = answer(choices, model, arrival, signal=signal, headers={})

@@ -11,7 +11,7 @@ from typing import Final
 
 import httpx
 
-from libs.contracts.errors import InvalidRequest, UnsupportedField, one_line
+from libs.contracts.errors import InvalidRequest, QueueFull, UnsupportedField, one_line
 from libs.dispatch.ports import Tenancy
 from libs.runtime.release import release
 from services.gateway.images.files import MAX_TOTAL_BYTES, SentImage
@@ -25,8 +25,6 @@ MAX_ADDRESSES: Final = 4
 """The maximum number of a host's addresses that are tried."""
 SCHEMES: Final = ("http://", "https://")
 _MAX_REASON_CHARS: Final = 200
-# Each fetch as a whole has one.
-_NO_TIMEOUT: Final = httpx.Timeout(None)
 _OK, _REDIRECTS = 200, frozenset({301, 302, 303, 307, 308})
 _INSTEAD: Final = "send the file itself as data:image/png;base64,"
 
@@ -77,6 +75,8 @@ class ImageFetcher:
         full = f"{bounds.max_fetches} images are being fetched and too many wait: send the files themselves"
         self.slots = FairSlots(bounds.max_fetches, MAX_WAITING, full, tenants=tenants, max_wait_s=bounds.max_s)
         self._tls: SSLContext | None = None
+        # A fetch as a whole has a bound. An address that never answers leaves time for the next one.
+        self._timeout = httpx.Timeout(None, connect=bounds.max_s / MAX_ADDRESSES)
 
     async def fetch(
         self, images: Sequence[SentImage], tenant: str, hold: Callable[[int], None]
@@ -86,9 +86,11 @@ class ImageFetcher:
         `hold` is called with the size of each part before it is kept. Raise InvalidRequest, with its field, for the
         first image that cannot be had, and QueueFull.
         """
-        urls = {image.url: image for image in images if image.url[:8].lower().startswith(SCHEMES)}
-        for image in urls.values():
-            self._check(image)
+        urls: dict[str, SentImage] = {}
+        for image in images:
+            if image.url[:8].lower().startswith(SCHEMES) and image.url not in urls:
+                self._check(image)
+                urls[image.url] = image
         held = 0
 
         def hold_all(size_bytes: int) -> None:
@@ -130,6 +132,9 @@ class ImageFetcher:
             except _Failed as failed:
                 outcome = failed.outcome
                 raise _fault(image, str(failed)) from None
+            except QueueFull:
+                outcome = "full"
+                raise
             else:
                 outcome, size_bytes = "ok", len(file)
                 return file
@@ -137,15 +142,18 @@ class ImageFetcher:
                 self._metrics.ended(outcome, size_bytes, time.monotonic() - began_s)
 
     async def _file(self, url: httpx.URL, hold: Callable[[int], None]) -> bytes:
-        self._tls = self._tls or httpx.create_ssl_context()
+        if self._tls is None:  # in a thread, since it reads the certificates of all authorities
+            self._tls = await asyncio.to_thread(httpx.create_ssl_context)
         # A kept connection would serve another name at the same address, whose certificate was not compared.
         kept = httpx.Limits(max_keepalive_connections=0)
-        async with httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=_NO_TIMEOUT, limits=kept) as client:
+        async with httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=self._timeout, limits=kept) as client:
             for _ in range(self._bounds.max_redirects + 1):
                 async with self._opened(client, url) as response:
                     if response.status_code not in _REDIRECTS:
                         return await self._body(response, hold)
-                    url = self._redirected(url, response.headers.get("location", ""))
+                    if "location" not in response.headers:
+                        raise _Failed("status", f"answered {response.status_code} without an address to go to")
+                    url = self._redirected(url, response.headers["location"])
         raise _Failed("refused", f"redirects over {self._bounds.max_redirects} times: send the last address")
 
     def _redirected(self, url: httpx.URL, location: str) -> httpx.URL:
@@ -170,7 +178,7 @@ class ImageFetcher:
                 target = url.copy_with(host=address)
                 request = client.build_request("GET", target, headers=headers, extensions=names)
                 response = await client.send(request, stream=True)
-            except (httpx.ConnectError, OSError) as failed:
+            except (httpx.ConnectError, httpx.ConnectTimeout, OSError) as failed:
                 error = failed
                 continue
             except (httpx.HTTPError, httpx.InvalidURL) as failed:

@@ -12,6 +12,7 @@ MAX_URL_CHARS: Final = 8192
 _PORTS: Final = {"http": 80, "https": 443}
 _NAME: Final = re.compile(r"[a-z0-9._-]+")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
+_GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 
 
 class RefusedUrl(Exception):
@@ -130,4 +131,7 @@ def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | None:
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    # Outside this network Python takes addresses for global that lead to private hosts, such as those of fec0::/10.
+    if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
+        return False
     return address.is_global and not address.is_multicast

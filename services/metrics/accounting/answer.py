@@ -183,6 +183,9 @@ class GroupOccupancy(Occupancy):
     dummy_gpu_ns: int | None
     dummy_steps: int
     """Dummy steps that have ended since the ranks' starts."""
+    encode: float | None
+    """The same as for a worker; null as `starved` is."""
+    encode_gpu_ns: int | None
     kv_used: float | None
 
 

@@ -85,6 +85,8 @@ def _group(
         starved=known and share(known.starved_ns, covered_ns),
         dummy=known and share(known.dummy_ns, covered_ns),
         dummy_gpu_ns=known and known.dummy_ns,
+        encode=known and share(known.encode_ns, covered_ns),
+        encode_gpu_ns=known and known.encode_ns,
         dummy_steps=sum(rank.dummy_steps for rank in ranks),
         kv_used=kv_used(
             sum(min(each.load.free_kv_blocks, each.kv_blocks) for each in facts), sum(each.kv_blocks for each in facts)

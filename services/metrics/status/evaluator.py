@@ -449,7 +449,7 @@ class VerdictEvaluator:
             covered = row[COVERED]
             if covered:
                 starved = fleet.starved_ns(name, end_ns - WINDOW_NS, end_ns) / WINDOW_NS
-                encode = fleet.encode_ns(name, end_ns - WINDOW_NS, end_ns) / covered
+                encode = min(fleet.encode_ns(name, end_ns - WINDOW_NS, end_ns), row[PREFILL]) / covered
                 found[name] = _Shares((row[PREFILL] + row[DECODE]) / covered, row[KV_WAIT] / covered, starved, encode)
         return found
 

@@ -19,7 +19,7 @@ SPAN_MS = 400
 COUNTS = ("gpus", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "places", "dummy_steps")
 
 pieces = st.lists(
-    st.tuples(st.sampled_from(["idle", "prefill", "decode", "both", "wait"]), st.integers(1, 90)),
+    st.tuples(st.sampled_from(["idle", "prefill", "decode", "both", "encode", "wait"]), st.integers(1, 90)),
     min_size=1,
     max_size=9,
 )
@@ -46,6 +46,8 @@ def batch_of(number: int, rank: tuple) -> StepBatch:
         start, now = now, min(now + duration, SPAN_MS)
         if start < now and kind == "wait":
             waits.append((start, now))
+        elif start < now and kind == "encode":
+            steps.append(step(start, now)._replace(prefill_sequences=1, encoded_images=1))
         elif start < now and kind != "idle":
             steps.append(step(start, now, prefill=7 * (kind != "decode"), decode=3 * (kind != "prefill")))
     batch = step_batch(1, (0, now), steps, waits_ms=waits, worker=f"w-{number}", model=model, gpus=gpus)
@@ -82,7 +84,7 @@ def test_a_group_is_the_sum_of_its_ranks_to_the_nanosecond(ranks: list[tuple]) -
         assert {(each.model, each.group) for each in members} == {(group.model, group.group)}
         for field in dataclasses.fields(group.gpu_ns):
             assert getattr(group.gpu_ns, field.name) == sum(getattr(each.gpu_ns, field.name) for each in members)
-        for name in (*COUNTS, "due_gpu_ns", "dummy_gpu_ns"):
+        for name in (*COUNTS, "due_gpu_ns", "dummy_gpu_ns", "encode_gpu_ns"):
             assert getattr(group, name) == sum(getattr(each, name) for each in members)
         assert group.coverage == (group.gpu_ns.covered / group.due_gpu_ns if group.due_gpu_ns else 0)
 

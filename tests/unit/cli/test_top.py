@@ -426,6 +426,7 @@ def test_occupancy_shows_encode_beside_prefill_and_decode_where_images_were_enco
         return {**shares, "ratio": ratio, "coverage": 1.0, "gpu_ns": times, "encode_gpu_ns": encode}
 
     workers = [{"id": "p", **spent(100, 300, 0)}, {"id": "d", **spent(0, 0, 400)}, {"id": "idle", **spent(0, 0, 0)}]
+    workers.append({"id": "elsewhere", **spent(0, 300, 400), "encode_gpu_ns": None})
     show_occupancy_of({"window_ms": 2000, "age_ms": None, **spent(100, 300, 400), "workers": workers})
     out = capsys.readouterr().out
     assert "E:P:D" in out
@@ -433,6 +434,7 @@ def test_occupancy_shows_encode_beside_prefill_and_decode_where_images_were_enco
     assert "0.25:0.50:1" in told["all"]
     assert "0.50:1:0" in told["p"]
     assert "0:0:1" in told["d"]
+    assert "?:0.75:1" in told["elsewhere"], "another instance reads it"
     show_occupancy_of({"window_ms": 2000, "age_ms": None, **spent(0, 300, 400), "workers": workers[1:]})
     out = capsys.readouterr().out
     assert " P:D" in out and "E:P:D" not in out

@@ -88,6 +88,7 @@ def test_what_is_no_address_of_http_is_refused(url: str) -> None:
         ("127.0.0.1", False), ("10.1.2.3", False), ("169.254.169.254", False), ("0.0.0.0", False),
         ("100.64.0.1", False), ("224.0.0.1", False), ("::1", False), ("fe80::1%eth0", False), ("fd00::1", False),
         ("::ffff:127.0.0.1", False), ("64:ff9b::7f00:1", False), ("2002:7f00:1::1", False), ("ff02::1", False),
+        ("::127.0.0.1", False), ("fec0::1", False), ("64:ff9b:1::a00:1", False), ("2001:0:7f00:1::", False),
     ],
 )  # fmt: skip
 def test_names_may_resolve_to_the_internet_alone(address: str, allowed: bool) -> None:
@@ -120,7 +121,7 @@ class Rig:
 
     def __init__(self, host: ImageHost, listed: str = "", **bounds: Any) -> None:
         self.registry = CollectorRegistry()
-        own: dict[str, Any] = {"max_bytes": 4096, "max_s": 30.0, "max_redirects": 2, "max_fetches": 2}
+        own: dict[str, Any] = {"max_bytes": 4096, "max_s": 300.0, "max_redirects": 2, "max_fetches": 2}
         self.held: list[int] = []
         self.addresses: dict[str, list[str]] = {}
         self.fetcher = ImageFetcher(
@@ -169,6 +170,13 @@ async def test_files_come_as_they_are_and_each_address_is_asked_once(host: Image
     assert rig.registry.get_sample_value("fulcrum_gateway_image_fetch_bytes_total") == len(FILE) + 15
 
 
+async def test_an_address_named_twice_fails_in_the_field_that_names_it_first(host: ImageHost) -> None:
+    url = host.url("/missing")
+    with pytest.raises(InvalidRequest) as caught:
+        await Rig(host).fetcher.fetch([SentImage(url, "first"), SentImage(url, "second")], "t", lambda _: None)
+    assert caught.value.param == "first"
+
+
 async def test_without_listed_hosts_nothing_is_asked_and_the_error_names_the_setting(host: ImageHost) -> None:
     rig = Rig(host, "10.9.9.9")
     await rig.fails(host.url("/a.png"), f"hosts in {SETTING} of the gateway", "refused", UnsupportedField)
@@ -215,7 +223,7 @@ async def test_the_next_address_is_tried_if_one_does_not_connect(host: ImageHost
         (reply(b"abc", "Content-Encoding: gzip"), "came compressed", "refused"),
         (b"no HTTP at all\r\n\r\n", "cannot be fetched", "unreachable"),
         (b"", "cannot be fetched", "unreachable"),
-        (reply(status="302 Found"), "redirects over 2 times", "refused"),
+        (reply(status="302 Found"), "answered 302 without an address", "status"),
     ],
 )
 async def test_an_answer_that_is_no_image_within_bounds_is_a_400_that_says_so(
@@ -286,8 +294,10 @@ async def test_bytes_are_bounded_by_the_request_and_by_what_the_gateway_holds(
     def full(_size_bytes: int) -> None:
         raise QueueFull("too many bytes", retry_after_s=1)
 
+    rig = Rig(host)
     with pytest.raises(QueueFull):
-        await Rig(host).fetcher.fetch([SentImage(host.url("/a.png"), FIELD)], "t", full)
+        await rig.fetcher.fetch([SentImage(host.url("/a.png"), FIELD)], "t", full)
+    assert (rig.counted("full"), rig.counted("cancelled")) == (1, 0)
     await until(lambda: host.open == 0, what="the connections to be closed")
 
 

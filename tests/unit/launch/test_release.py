@@ -114,3 +114,10 @@ def test_the_compiled_wheel_takes_each_compiled_module_with_its_source(tmp_path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert set(compiled_files(tmp_path)) == {"libs/engine/core.cpython-311.so", "libs/engine/core.py", "x__mypyc.so"}
+
+
+def test_the_compiled_wheel_is_left_out_where_the_c_library_is_not_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "missing", lambda: "")
+    for library, reason in (("glibc", ""), ("musl", "no glibc"), ("", "no glibc")):
+        monkeypatch.setattr(platform, "libc_ver", lambda found=library: (found, "2.36"))
+        assert dist.not_compiled() == reason

@@ -104,6 +104,16 @@ def test_encoding_images_is_a_part_of_prefill_that_adds_up_over_workers_and_pool
     assert (decode.encode, decode.encode_gpu_ns) == (0.0, 0)
 
 
+def test_encoding_that_outlasts_the_batches_which_announce_it_counts_once_it_has_ended():
+    whole = encoding(50, 250)
+    announced = whole._replace(end_unix_ns=0)
+    batches = [step_batch(number, (low, low + 100), steps, worker="w")
+               for number, low, steps in ((1, 0, [announced]), (2, 100, []), (3, 200, [whole]))]  # fmt: skip
+    assert fleet_of(*batches[:2]).encode_ns("w", at(0), at(200)) == 0
+    fleet = fleet_of(*batches)
+    assert fleet.encode_ns("w", at(0), at(300)) == 200 * MS == fleet.phases("w", at(0), at(300)).prefill_ns
+
+
 @given(st.lists(st.tuples(st.sampled_from(["encode", "prefill", "idle"]), st.integers(1, 90)), max_size=20), st.data())
 def test_encoding_adds_up_over_parts_of_a_window(pieces, data):
     steps, now_ms, kinds = [], 0, []
