@@ -45,8 +45,7 @@ def compose(
     *,
     whole: bool = False,
 ) -> Batch:
-    """Return every decode, then prompt chunks in the given order up to the budget. Sequences without room are left
-    out.
+    """Return every decode, then prompt chunks in order up to the budget, without sequences that have no room.
 
     A transferred sequence computes at least one token a step, since with budget 0 it would never start. Tokens that
     preemption lost have a budget of their own, `recompute_tokens`, and take nothing from other prompts. With `whole`,

@@ -293,7 +293,8 @@ def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
 def _encoder_tokens(folder: Path, config: dict[str, Any], positions: int) -> int:
     """Return an encoder's longest prompt: its positions, or the length at which Sentence Transformers would cut."""
     if config["model_type"] in _PADDED_POSITIONS:
-        positions -= config.get("pad_token_id", 1) + 1
+        pad = config.get("pad_token_id")
+        positions -= (pad if isinstance(pad, int) else 1) + 1
     named = _sentence_config(folder).get("max_seq_length")
     return min(positions, named) if isinstance(named, int) else positions
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from libs.contracts.errors import KvMismatch
+from libs.contracts.errors import KvMismatch, StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import Pooling, Progress
 from libs.engine.runner import Batch, Chunk, Sampled
@@ -65,6 +65,8 @@ class Encoder:
 def load_encoder(info: ModelInfo, config: EngineConfig, progress: Progress) -> Encoder:
     """Load the model and compute one prompt. Raise StartupError."""
     assert info.path is not None
+    if config.adapters:
+        raise StartupError(f"{info.name!r} is an encoder, for which no adapters are served: start without them")
     device = pick_device(config.device)
     scores = info.embedding.pooling == "score"
     progress("loading weights", 0.0)

@@ -1,5 +1,4 @@
-"""The way from a request to its prompts' tokens: served models, tokenisation, length, and the workers that hold a
-prefix.
+"""The tokens of a request's prompts: served models, tokenisation, length, and workers that hold a prefix.
 
 Long texts are encoded in a thread pool. Prefixes are looked up in one request to the KV index per turn of the event
 loop.
@@ -346,17 +345,15 @@ def _encode_prompt(prompt: Prompt, parsed: ParsedRequest, model: ServedModel, mo
         return prompt
     for text in (prompt,) if isinstance(prompt, str) else prompt:
         _check_length(text, parsed, model, most_tokens)
-    if isinstance(prompt, str):
-        return model.tokenizer.encode(prompt, add_special_tokens=not parsed.raw)
-    return model.tokenizer.encode_pair(*prompt)
+    own, raw = model.tokenizer, parsed.raw
+    return own.encode(prompt, add_special_tokens=not raw) if isinstance(prompt, str) else own.encode_pair(*prompt)
 
 
 def _check_length(text: str, parsed: ParsedRequest, model: ServedModel, most_tokens: int | None) -> None:
     """Raise ContextTooLong for a text that certainly reaches `most_tokens`."""
     if most_tokens is not None and model.tokenizer.has_more(text, most_tokens - 1):
-        room = most_tokens - model.info.encodes
-        reason = f"the prompt's {len(text)} characters leave no room in a context of {room} tokens"
-        raise ContextTooLong(reason, param=parsed.prompt_field)
+        reason = f"{len(text)} characters leave no room in a context of {most_tokens - model.info.encodes} tokens"
+        raise ContextTooLong(f"the prompt's {reason}", param=parsed.prompt_field)
 
 
 MAX_PROBES = 64
