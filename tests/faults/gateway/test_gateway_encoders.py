@@ -33,7 +33,8 @@ async def serve(stack: AsyncExitStack, open_gateway_over: Any, model: Path, *rol
     own: dict[str, Any] = {"engine": "torch", "model_path": str(model), "device": "cpu", "threads": 1}
     found = []
     for place, role in enumerate(roles):
-        budget = {"budget_tokens": POSITIONS // 2} if role == "mixed" else {}  # less than the longest prompt
+        # Less than the longest prompt, which is computed whole nevertheless.
+        budget: dict[str, Any] = {"budget_tokens": POSITIONS // 2} if role == "mixed" else {}
         found.append(await stack.enter_async_context(local_worker(f"w{place}", role, **own, **budget)))
     gateway = await stack.enter_async_context(
         open_gateway_over(*(each.host.worker() for each in found), models={model.name: str(model)})
@@ -125,12 +126,13 @@ async def test_a_cross_encoder_scores_both_texts_at_once_and_gives_nothing_else(
         assert [item["index"] for item in ranked] == order
         assert [item["relevance_score"] for item in ranked] == pytest.approx([expected[at] for at in order], abs=1e-5)
         half = "fox " * (POSITIONS // 2)
-        for path, body, named in [
+        refusals: list[tuple[str, dict[str, Any], str]] = [
             ("/v1/embeddings", {"input": "fox"}, "/v1/rerank"),
             ("/v1/completions", {"prompt": "fox"}, "/v1/rerank"),
             ("/v1/score", {"text_1": half, "text_2": half}, f"context of {POSITIONS}"),
             ("/v1/score", {"text_1": "fox", "text_2": []}, "text_2 is empty"),
-        ]:
+        ]
+        for path, body, named in refusals:
             refused = await post(path, **body)
             assert refused.status_code == 400 and named in refused.json()["error"]["message"], refused.text
         await until(gateway.idle)

@@ -40,7 +40,8 @@ def test_each_prompt_is_computed_in_one_step_and_in_order(lengths: list[int], ph
     core = Core(config, CAPABILITIES, frozenset(), identity, random_bytes=Random(1).randbytes)
     for place, tokens in enumerate(lengths):
         core.submit(request(place, tokens, phase), now_ns=place)
-    order, now_ns = [], len(lengths)
+    order: list[int] = []
+    now_ns = len(lengths)
     while (batch := core.plan(now_ns)) is not None:
         assert len(order) < len(lengths)
         core.begin(batch, now_ns)
