@@ -70,3 +70,34 @@ def word_piece_tokenizer() -> Tokenizer:
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=8)
     return tokenizer
+
+
+def plain_tokenizer(model: Path) -> Tokenizer:
+    """Return the tokenizer in a folder, which neither cuts nor pads."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def vectors(model: Path, texts: list[str]) -> list[list[float]]:
+    """Return the normalised first token's state of each text, by transformers."""
+    network, tokenizer = AutoModel.from_pretrained(model, dtype=torch.float32).eval(), plain_tokenizer(model)
+    with torch.inference_mode():
+        states = [network(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0, 0] for text in texts]
+    return [(state / state.norm()).tolist() for state in states]
+
+
+def scores(model: Path, pairs: list[tuple[str, str]]) -> list[float]:
+    """Return the sigmoid of the head's output for each pair of texts, by transformers."""
+    network = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
+    found, tokenizer = [], plain_tokenizer(model)
+    for pair in pairs:
+        encoded = tokenizer.encode(*pair)
+        assert 1 in encoded.type_ids
+        with torch.inference_mode():
+            output = network(
+                input_ids=torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.type_ids])
+            ).logits
+        found.append(float(output.sigmoid()[0, 0]))
+    return found

@@ -5,15 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from libs.testing.wait import until
 from libs.testing.workers.hosts import local_worker
 
-torch = pytest.importorskip("torch")
-from transformers import AutoModel, AutoModelForSequenceClassification  # noqa: E402
+pytest.importorskip("torch")
 
-from libs.testing.engines.encoder_model import POSITIONS, write_random_encoder  # noqa: E402
+from libs.testing.engines.encoder_model import (
+    POSITIONS,
+    plain_tokenizer,
+    scores,
+    vectors,
+    write_random_encoder,
+)
 
 pytestmark = [pytest.mark.alone, pytest.mark.torch]
 
@@ -41,34 +45,6 @@ async def serve(stack: AsyncExitStack, open_gateway_over: Any, model: Path, *rol
     )
     gateway.http.timeout = TIMEOUT_S
     return gateway
-
-
-def plain_tokenizer(model: Path) -> Tokenizer:
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def vectors(model: Path, texts: list[str]) -> list[list[float]]:
-    network, tokenizer = AutoModel.from_pretrained(model, dtype=torch.float32).eval(), plain_tokenizer(model)
-    with torch.inference_mode():
-        states = [network(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0, 0] for text in texts]
-    return [(state / state.norm()).tolist() for state in states]
-
-
-def scores(model: Path, pairs: list[tuple[str, str]]) -> list[float]:
-    network = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
-    found, tokenizer = [], plain_tokenizer(model)
-    for pair in pairs:
-        encoded = tokenizer.encode(*pair)
-        assert 1 in encoded.type_ids
-        with torch.inference_mode():
-            output = network(
-                input_ids=torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.type_ids])
-            ).logits
-        found.append(float(output.sigmoid()[0, 0]))
-    return found
 
 
 @pytest.mark.parametrize("roles", [("prefill", "mixed"), ("mixed",)])
