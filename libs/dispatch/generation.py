@@ -139,6 +139,8 @@ class Generation:
     """True if it is a line of a batch job, which yields to all interactive requests."""
     pooling: int = pb.POOLING_UNSPECIFIED
     """The way to make one vector of its prompt, in place of tokens; unspecified if it generates."""
+    second_from: int = 0
+    """Place of a pair's second text in its prompt; 0 for none."""
     vector: bytes = b""
     """The prompt's vector as packed little-endian float32, once a worker has computed it."""
     images: tuple[PromptImage, ...] = ()
@@ -236,6 +238,7 @@ class Generation:
             adapter=self.adapter,
             adapter_source=self.adapter_source,
             pooling=cast(pb.Pooling, self.pooling),
+            second_from=self.second_from,
         )
         for image in self.images:
             first, tokens, digest = image.span

@@ -27,7 +27,7 @@ from libs.engine.reports import (
     SequenceOutput,
     StepReport,
 )
-from libs.engine.roster import QUEUED, Roster
+from libs.engine.roster import QUEUED, Roster, unless_others_wait
 from libs.engine.runner import Batch, Sampled, blocks_for
 from libs.engine.sequence import Sequence, Stage, check_request
 from libs.policy.step_time import StepTimeModel, StepWork
@@ -38,13 +38,18 @@ IMAGES_ELSEWHERE = "its blocks went to older sequences, and its images are not h
 
 
 def compose(
-    decodes: Iterable[Sequence], prompts: Iterable[Sequence], budget_tokens: int, recompute_tokens: int
+    decodes: Iterable[Sequence],
+    prompts: Iterable[Sequence],
+    budget_tokens: int,
+    recompute_tokens: int,
+    *,
+    whole: bool = False,
 ) -> Batch:
-    """Return every decode, then prompt chunks in the given order up to the budget. Sequences without room are left
-    out.
+    """Return every decode, then prompt chunks in order up to the budget, without sequences that have no room.
 
     A transferred sequence computes at least one token a step, since with budget 0 it would never start. Tokens that
-    preemption lost have a budget of their own, `recompute_tokens`, and take nothing from other prompts.
+    preemption lost have a budget of their own, `recompute_tokens`, and take nothing from other prompts. With `whole`,
+    prompts are not cut: one that exceeds what is left of the budget is computed alone in a step of its own.
     """
     chunks = [sequence.chunk(1) for sequence in decodes if sequence.has_room]
     for sequence in prompts:
@@ -57,20 +62,14 @@ def compose(
                 chunks.append(sequence.chunk(tokens))
             continue
         tokens = min(sequence.pending, max(budget_tokens, 1 if sequence.request.kv else 0))
+        if whole and 0 < tokens < sequence.pending:
+            if chunks:
+                break  # it is first in the next step, rather than passed by shorter prompts for ever
+            tokens = sequence.pending
         if tokens:
             chunks.append(sequence.chunk(tokens))
             budget_tokens = max(budget_tokens - tokens, 0)
     return Batch(tuple(chunks))
-
-
-def unless_others_wait(prompts: Iterable[Sequence]) -> list[Sequence]:
-    """Return the prompts without those that yield, if any other can be computed.
-
-    In a shared step, prompts that yield would lengthen the wait of the others.
-    """
-    every = list(prompts)
-    first = [sequence for sequence in every if not sequence.request.yields and sequence.has_room]
-    return [sequence for sequence in every if not sequence.request.yields or sequence.request.kv] if first else every
 
 
 def blocks_to_spare(admitted: Sequence, holding: Iterable[Sequence], enough: int) -> int:
@@ -248,6 +247,7 @@ class Core:
             prompts,
             budget_tokens=self._pace.prompt_tokens(decodes, prompts, now_ns, self._sequences.at(Stage.FETCHING)),
             recompute_tokens=self._pace.chunk_tokens,
+            whole=self._capabilities.whole_prompts,
         )
         return batch if batch.chunks else None
 

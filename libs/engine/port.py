@@ -43,6 +43,10 @@ class Pooling(Enum):
     """The last token's vector."""
     MEAN = "mean"
     """The mean of all tokens' vectors. All tokens are computed, so no prefix is reused."""
+    CLS = "cls"
+    """The vector of an encoder's first token."""
+    SCORE = "score"
+    """The one output of a cross-encoder's head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class Capabilities:
     """The values of `EngineRequest.pooling` that the engine computes; `submit` refuses others."""
     generates: bool = True
     """True if the engine generates tokens; otherwise `submit` refuses sequences without `EngineRequest.pooling`."""
+    whole_prompts: bool = False
+    """True if a prompt is computed in one step, since its tokens attend to those that follow."""
     seeds_by_position: bool = True
     """True if a seeded sequence that moves draws the tokens that it would have drawn here. If not, seeds repeat only
     sequences that run in one place.
@@ -188,8 +194,10 @@ class EngineRequest:
     """True if it is background work, such as a batch line. Its prompt is computed while no other prompt waits."""
     pooling: Pooling | None = None
     """The way to make one vector of the prompt, with which the sequence ends, without a token or a handle. None
-    generates tokens. With `Pooling.MEAN`, `chain_root` must be empty.
+    generates tokens. `chain_root` must be empty unless it is `Pooling.LAST`.
     """
+    second_from: int = 0
+    """Place of a pair's second text in the prompt, for models that tell the two apart; 0 for none."""
     images: tuple[PromptImage, ...] = ()
     """The prompt's images, in order."""
     kind: str = ""

@@ -1,6 +1,6 @@
 """The sequences of one engine by stage: the queues in admission order, and what runs. Pure."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final
 
@@ -12,6 +12,16 @@ from libs.policy.step_time import StepWork
 QUEUED: Final = (Stage.QUEUED_PREEMPTED, Stage.QUEUED_TRANSFER, Stage.QUEUED_PROMPT)
 # Stages in which sequences hold blocks.
 HOLDING: Final = (Stage.FETCHING, Stage.PREFILL, Stage.DECODE)
+
+
+def unless_others_wait(prompts: Iterable[Sequence]) -> list[Sequence]:
+    """Return the prompts without those that yield, if any other can be computed.
+
+    In a shared step, prompts that yield would lengthen the wait of the others.
+    """
+    every = list(prompts)
+    first = [sequence for sequence in every if not sequence.request.yields and sequence.has_room]
+    return [sequence for sequence in every if not sequence.request.yields or sequence.request.kv] if first else every
 
 
 class Roster:

@@ -44,6 +44,8 @@ class Chunk:
     """The way to make one vector of the prompt, computed in place of a token; None if the sequence generates."""
     images: tuple[PromptImage, ...] = ()
     """The images that have tokens in this chunk."""
+    second_from: int = 0
+    """Place of a pair's second text in the prompt; 0 for none."""
 
     @property
     def decodes(self) -> bool:
@@ -106,7 +108,9 @@ class Sampled:
     prompt: tuple[Logprob, ...] = ()
     """Logprobs of the tokens in the chunk's `scored`."""
     pooled: NDArray[np.float32] | None = None
-    """[hidden] 1D float32: the last token's hidden state, or the sum of the chunk's; None unless it is pooled."""
+    """1D float32: one token's [hidden] state, the sum of the chunk's, or the [1] output of a head. None unless it is
+    pooled.
+    """
 
     @property
     def logprobs(self) -> tuple[Logprob, ...]:
@@ -153,8 +157,8 @@ class Runner(Protocol):
         """Compute the batch and return tokens by sequence id. One call at a time.
 
         Each chunk with `sample` gets a token. A chunk that only scores gets an arbitrary one, and so does one that is
-        pooled, with its vector: with `Pooling.LAST` the chunk with `sample`, with `Pooling.MEAN` every chunk. A
-        cancelled call raises only once the device is done with the batch's blocks, so that they can be freed.
+        pooled, with its vector: with `Pooling.MEAN` every chunk, otherwise the chunk with `sample`. A cancelled call
+        raises only once the device is done with the batch's blocks, so that they can be freed.
         """
         ...
 

@@ -242,6 +242,7 @@ class Sequence:
             adapter_source=request.adapter_source,
             pooling=request.pooling,
             images=self._images_in(self.computed, end) if request.images else (),
+            second_from=request.second_from,
         )
 
     def _images_in(self, first: int, end: int) -> tuple[PromptImage, ...]:
@@ -392,7 +393,9 @@ def check_request(sequence: Sequence, capabilities: Capabilities) -> None:
     if request.pooling is not None:
         _check_pooling(request, capabilities)
     elif not capabilities.generates:
-        raise InvalidRequest("this engine only gives embeddings: it was started with runner=pooling")
+        raise InvalidRequest(
+            "this engine only gives vectors: its model is an encoder, or it was started with runner=pooling"
+        )
     if request.images:
         _check_images(request, capabilities)
     _check_kv(sequence)
@@ -414,8 +417,10 @@ def _check_pooling(request: EngineRequest, capabilities: Capabilities) -> None:
         )
     if request.phase is EnginePhase.DECODE or len(request.token_ids) != request.prompt_tokens:
         raise InvalidRequest("only a prompt becomes a vector, where it is computed")
-    if request.pooling is Pooling.MEAN and request.chain_root:
-        raise InvalidRequest("a mean is of all tokens: no prefix of it may be reused")
+    if request.pooling is not Pooling.LAST and request.chain_root:
+        raise InvalidRequest("a vector of all tokens: no prefix of it may be reused")
+    if not 0 <= request.second_from < request.prompt_tokens:
+        raise InvalidRequest(f"second_from is {request.second_from}, beyond {request.prompt_tokens} tokens")
 
 
 def _check_images(request: EngineRequest, capabilities: Capabilities) -> None:

@@ -101,17 +101,39 @@ SIM_VECTOR_SIZE: Final = 64
 _POOLINGS: Final[dict[str, Literal["last", "mean"]]] = {
     "lasttoken": "last", "pooling_mode_lasttoken": "last", "mean": "mean", "pooling_mode_mean_tokens": "mean",
 }  # fmt: skip
+_CLS_POOLINGS: Final = frozenset({"cls", "pooling_mode_cls_token"})
 _SERVED_MODULES: Final = frozenset({"Transformer", "Pooling", "Normalize"})
+ENCODERS: Final = frozenset(
+    {"bert", "camembert", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta"}
+)
+"""Model types in config.json whose tokens attend to those after them."""
+# Encoders that number positions from the padding token's id plus one, so that they have so many positions fewer.
+_PADDED_POSITIONS: Final = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
+_CROSS_ENCODER: Final = "ForSequenceClassification"
+_SIGMOIDS: Final = {"Sigmoid": True, "Identity": False}
+
+
+def is_encoder(config: dict[str, Any]) -> bool:
+    """Return whether a config.json is an encoder's, which gives vectors or scores and generates nothing."""
+    return config.get("model_type") in ENCODERS and not config.get("is_decoder")
+
+
+def is_cross_encoder(config: dict[str, Any]) -> bool:
+    """Return whether a config.json is that of an encoder with a head over pairs of texts."""
+    named = config.get("architectures") or [""]
+    return is_encoder(config) and str(named[0]).endswith(_CROSS_ENCODER)
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
     """The way a model turns a text into a vector, named in the files of Sentence Transformers.
 
-    Without them the last token's state is taken and normalised, which is vLLM's default for models that generate.
+    Without them the last token's state is taken and normalised, which is vLLM's default for models that generate. Of
+    encoders the mean is taken, as Sentence Transformers does.
     """
 
-    pooling: Literal["last", "mean"] = "last"
+    pooling: Literal["last", "mean", "cls", "score"] = "last"
+    """The pooling; "score" of a cross-encoder, whose one output stands for a vector."""
     normalizes: bool = True
     size: int = SIM_VECTOR_SIZE
     """The length of a vector; 0 if unknown."""
@@ -123,6 +145,8 @@ class Embedding:
     """The reason why the model's vectors are not computed; empty if they are."""
     listed: bool = False
     """True if the folder has files of Sentence Transformers."""
+    sigmoid: bool = False
+    """True if a cross-encoder's scores are the sigmoid of its output."""
 
     def fault(self, dimensions: int | None) -> str:
         """Return the reason why vectors cannot have this length; empty if they can, as with None for the model's
@@ -139,9 +163,15 @@ class Embedding:
 
 def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
     """Read a model's folder, whose config.json is `config`. Raise StartupError for files that are not JSON."""
-    size = (config.get("text_config") or config).get("hidden_size")
+    if is_cross_encoder(config):
+        return _load_score(config)
+    encodes = is_encoder(config)
+    text_config = config.get("text_config") or config
+    size = text_config.get("hidden_size", text_config.get("dim"))  # DistilBERT's name for it
     sizes = config.get("matryoshka_dimensions") or []
     own = Embedding(
+        pooling="mean" if encodes else "last",
+        normalizes=not encodes,
         size=size if isinstance(size, int) else 0,
         shortens=bool(config.get("is_matryoshka") or sizes),
         sizes=frozenset(each for each in sizes if isinstance(each, int)),
@@ -159,10 +189,40 @@ def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
     named = pooling.get("pooling_mode")
     modes = [named] if isinstance(named, str) else [key for key, value in pooling.items() if value is True]
     modes = [mode for mode in modes if mode == named or mode.startswith("pooling_mode_")]
-    odd = [name for name in modules if name not in _SERVED_MODULES] + [mode for mode in modes if mode not in _POOLINGS]
+    served = _poolings(encodes=encodes)
+    odd = [name for name in modules if name not in _SERVED_MODULES] + [mode for mode in modes if mode not in served]
     unserved = f"it has {odd[0]}" if odd else "it pools in several ways" if len(modes) > 1 else ""
-    chosen = _POOLINGS[modes[0]] if modes and not unserved else own.pooling
+    if encodes and _sentence_config(folder).get("do_lower_case"):
+        unserved = unserved or "its files have each text put into lower case (do_lower_case)"
+    chosen = served[modes[0]] if modes and not unserved else own.pooling
     return replace(own, pooling=chosen, normalizes="Normalize" in modules, unserved=unserved, listed=True)
+
+
+def _poolings(*, encodes: bool) -> dict[str, Literal["last", "mean", "cls"]]:
+    """Return the served pooling by each of its names in files."""
+    if not encodes:
+        return {**_POOLINGS}
+    means = {name: pooling for name, pooling in _POOLINGS.items() if pooling == "mean"}
+    return {**means, **dict.fromkeys(_CLS_POOLINGS, "cls")}
+
+
+def _load_score(config: dict[str, Any]) -> Embedding:
+    """Return the way a cross-encoder scores. Its config names an activation, in one of two places."""
+    # A config without labels has the two of transformers.
+    labels = len(config.get("id2label") or "..")
+    newer = config.get("sentence_transformers")
+    named = newer.get("activation_fn") if isinstance(newer, dict) else None
+    named = str(named or config.get("sbert_ce_default_activation_function") or "Sigmoid").rsplit(".", 1)[-1]
+    unserved = "" if named in _SIGMOIDS else f"its scores have the activation {named}"
+    unserved = unserved if labels == 1 else f"its head has {labels} labels, and only one is a score"
+    sigmoid = _SIGMOIDS.get(named, True)
+    return Embedding("score", normalizes=False, size=1, unserved=unserved, sigmoid=sigmoid)
+
+
+def _sentence_config(folder: Path) -> dict[str, Any]:
+    """Return the settings of the module `Transformer`, which is the folder itself."""
+    file = folder / "sentence_bert_config.json"
+    return read_json(file) if file.is_file() else {}
 
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
@@ -187,6 +247,13 @@ class ModelInfo:
     embedding: Embedding = field(default_factory=Embedding)
     vision: Vision | None = None
     """The way that prompts take images; None for a model without vision."""
+    encodes: bool = False
+    """True for an encoder, which generates nothing."""
+
+    @property
+    def request_tokens(self) -> int:
+        """The most tokens of a prompt and its output. An encoder's vector counts as one, and takes no position."""
+        return self.max_context_tokens + self.encodes
 
 
 def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
@@ -206,19 +273,30 @@ def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
     vocab_size = text_config.get("vocab_size")
     if context is None or not isinstance(vocab_size, int):
         raise StartupError(f"{folder / 'config.json'} lacks max_position_embeddings or vocab_size")
+    encodes = is_encoder(config)
     advice = folder / "generation_config.json"
     generation = read_json(advice) if advice.exists() else {}
     return ModelInfo(
         name=name or folder.name,
         path=folder,
         revision=_revision(folder, config),
-        max_context_tokens=context,
+        max_context_tokens=_encoder_tokens(folder, config, context) if encodes else context,
         vocab_size=vocab_size,
-        eos_token_ids=_eos_token_ids(folder, generation, text_config),
+        eos_token_ids=frozenset() if encodes else _eos_token_ids(folder, generation, text_config),
         sampling=sampling_defaults(generation, advice),
         embedding=load_embedding(folder, config),
         vision=load_vision(folder, config),
+        encodes=encodes,
     )
+
+
+def _encoder_tokens(folder: Path, config: dict[str, Any], positions: int) -> int:
+    """Return an encoder's longest prompt: its positions, or the length at which Sentence Transformers would cut."""
+    if config["model_type"] in _PADDED_POSITIONS:
+        pad = config.get("pad_token_id")
+        positions -= (pad if isinstance(pad, int) else 1) + 1
+    named = _sentence_config(folder).get("max_seq_length")
+    return min(positions, named) if isinstance(named, int) else positions
 
 
 def _eos_token_ids(folder: Path, generation: dict[str, Any], text_config: dict[str, Any]) -> frozenset[int]:

@@ -19,7 +19,13 @@ from libs.perfmodel.wire import compute_message
 # A sequence id holds the gateway's number in its low bits and the number of the worker's link above them.
 SEQUENCE_BITS = 32
 _PHASES = {pb.PHASE_PREFILL: EnginePhase.PREFILL, pb.PHASE_DECODE: EnginePhase.DECODE, pb.PHASE_BOTH: EnginePhase.BOTH}
-_POOLINGS = {pb.POOLING_UNSPECIFIED: None, pb.POOLING_LAST: Pooling.LAST, pb.POOLING_MEAN: Pooling.MEAN}
+_POOLINGS = {
+    pb.POOLING_UNSPECIFIED: None,
+    pb.POOLING_LAST: Pooling.LAST,
+    pb.POOLING_MEAN: Pooling.MEAN,
+    pb.POOLING_CLS: Pooling.CLS,
+    pb.POOLING_SCORE: Pooling.SCORE,
+}
 _FIRST_TOKEN = {"prefill": common.FIRST_TOKEN_FROM_PREFILL, "decode": common.FIRST_TOKEN_FROM_DECODE}
 _FINISHED = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -117,7 +123,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
     if submit.pooling not in _POOLINGS:
         raise InvalidRequest(f"pooling is {submit.pooling}, which this release does not know")
     pooling = _POOLINGS[submit.pooling]
-    computes_all = submit.sampling.prompt_logprobs or pooling is Pooling.MEAN
+    computes_all = submit.sampling.prompt_logprobs or pooling not in (None, Pooling.LAST)
     return EngineRequest(
         sequence_id=sequence_id,
         request_id=submit.request_id,
@@ -126,7 +132,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
         prompt_tokens=submit.prompt_tokens,
         max_output_tokens=submit.max_output_tokens,
         sampling=_sampling(submit.sampling),
-        # A prefix that is found is not computed, and so neither scored nor part of a mean.
+        # A prefix that is found is not computed, and so neither scored nor part of a mean. Encoders keep none.
         chain_root=b"" if computes_all else chain_root,
         kv=kv_handle(submit.kv) if phase is EnginePhase.DECODE else None,
         tpot_target_ns=submit.context.tpot_target_us * 1000,
@@ -135,6 +141,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
         adapter_source=submit.adapter_source,
         yields=submit.context.service_class == BATCH_CLASS,
         pooling=pooling,
+        second_from=submit.second_from,
         images=tuple(PromptImage(ImageSpan(each.first, each.tokens, each.digest), each.data) for each in submit.images),
         kind=f"{submit.context.tenant}/{submit.context.service_class}",
     )

@@ -88,7 +88,7 @@ async def vectors(engine: Engine, reader: EventReader, pooling: Pooling, first_k
     return found
 
 
-@pytest.mark.parametrize("pooling", Pooling)
+@pytest.mark.parametrize("pooling", [Pooling.LAST, Pooling.MEAN])
 async def test_vectors_are_those_of_the_torch_engine(tmp_path: Path, pooling: Pooling) -> None:
     base = EngineConfig(
         make_model(tmp_path / "model", pooling), "random", device="cpu", dtype="float32", threads=1,

@@ -10,12 +10,26 @@ import torch
 
 from libs.engine.torch.attention import BlockShape
 from libs.perfmodel.utilisation import Compute, gpu_peaks
+from libs.runtime.release import release
 
 # Time limit for measuring each peak of a CPU, after one pass.
 MEASURE_S: Final = 0.1
 SQUARE: Final = 1024
 # Larger than caches, so that the copy measures memory.
 COPIED_BYTES: Final = 64 * 1024 * 1024
+
+
+def device_name(device: torch.device) -> str:
+    """Return "cpu", or "cuda:" followed by the GPU's name."""
+    return f"cuda:{torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device.type)
+
+
+def variant_of(model: Any, device: torch.device) -> str:
+    """Return what affects step times beside model and device, as in the port's Capabilities."""
+    parts = [str(model.dtype).removeprefix("torch."), f"torch {torch.__version__}", f"fulcrum {release()}"]
+    if device.type == "cpu":
+        parts += [f"{torch.get_num_threads()} threads", cpu_name()]
+    return ", ".join(parts)
 
 
 def device_peaks(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:

@@ -214,25 +214,34 @@ def load_model(folder: Path, device: torch.device, wanted_dtype: str = "auto", *
     With `images` its vision tower is loaded too.
     """
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
+    kind = AutoModelForImageTextToText if images else AutoModelForCausalLM
+    attention = dict(ATTENTIONS) if images else ATTENTION_NAME
+    model = read_model(kind, folder, device, wanted_dtype, attn_implementation=attention)
+    _refuse_unsupported(model)
+    quicken_head(model)
+    return model.eval().requires_grad_(False)
+
+
+def read_model(
+    kind: Any, folder: Path, device: torch.device, wanted_dtype: str, *, spare: tuple[str, ...] = (), **options: Any
+) -> Any:
+    """Load a model of one of transformers' auto classes on `device`.
+
+    Raise StartupError if that fails or weights are missing, other than those whose names begin with one of `spare`.
+    """
     logging.disable_progress_bar()
     dtype = pick_dtype(wanted_dtype, device)
     try:
-        model, info = (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_pretrained(
-            folder,
-            dtype=dtype,
-            attn_implementation=dict(ATTENTIONS) if images else ATTENTION_NAME,
-            local_files_only=True,
-            output_loading_info=True,
+        model, info = kind.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, **options
         )
         model = model.to(device)
     except Exception as error:  # transformers raises anything from KeyError to a safetensors error
         raise StartupError(f"cannot load the model in {folder}: {_first_line(error)}") from error
-    absent = sorted(info["missing_keys"])
+    absent = sorted(key for key in info["missing_keys"] if not key.startswith(spare))
     if absent:
         raise StartupError(f"weights in {folder} lack {absent[0]} ({len(absent)} in all): copy the model again")
-    _refuse_unsupported(model)
-    quicken_head(model)
-    return model.eval().requires_grad_(False)
+    return model
 
 
 def block_shape(model: Any, block_size_tokens: int) -> BlockShape:

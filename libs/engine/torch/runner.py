@@ -6,7 +6,7 @@ Importing torch takes seconds, so this module does not. `load` imports it on the
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from libs.engine.port import Capabilities, EngineIdentity, Pooling, Progress, Pr
 from libs.engine.runner import Batch, ImageCounts, Sampled
 
 if TYPE_CHECKING:
+    from libs.engine.torch.encoder import Encoder
     from libs.engine.torch.step import Loaded, Weights
 
 P = ParamSpec("P")
@@ -32,7 +33,7 @@ class TorchRunner:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
-        self._loaded: Loaded | None = None
+        self._loaded: Loaded | Encoder | None = None
         self._weights: Weights | None = None
         """The weights in host memory while the runner sleeps."""
 
@@ -60,8 +61,10 @@ class TorchRunner:
         self._loaded = await self._on_thread(_load, self._config, identity, report)
         return self._capabilities(self._loaded)
 
-    def _capabilities(self, loaded: "Loaded") -> Capabilities:
-        pool = loaded.pool
+    def _capabilities(self, loaded: "Loaded | Encoder") -> Capabilities:
+        if loaded.info.encodes:
+            return self._encoder_capabilities(cast("Encoder", loaded))
+        pool = cast("Loaded", loaded).pool
         return Capabilities(
             block_size_tokens=pool.shape.block_size,
             kv_blocks=pool.blocks,
@@ -72,7 +75,7 @@ class TorchRunner:
             vocab_size=loaded.info.vocab_size,
             streams_kv=True,
             scores_prompts=True,
-            pools=frozenset(Pooling),
+            pools=frozenset({Pooling.LAST, Pooling.MEAN}),
             hands_over_running_kv=True,
             sleeps=True,
             loads_adapters=True,
@@ -83,9 +86,25 @@ class TorchRunner:
             variant=loaded.variant,
         )
 
+    def _encoder_capabilities(self, encoder: "Encoder") -> Capabilities:
+        return Capabilities(
+            block_size_tokens=self._config.block_size_tokens,
+            kv_blocks=encoder.pool.blocks,
+            kv_block_bytes=1,  # none are held or sent, and readers divide by it
+            max_context_tokens=encoder.info.request_tokens,
+            max_sequences=self._config.max_sequences,
+            kv_layout=encoder.pool.layout,
+            vocab_size=encoder.info.vocab_size,
+            pools=encoder.pools,
+            generates=False,
+            whole_prompts=True,
+            chunk_tokens=max(self._config.prefill_chunk_tokens, encoder.info.max_context_tokens),
+            variant=encoder.variant,
+        )
+
     async def sleep(self) -> None:
         """Move weights to host memory and free the pool. On a CPU the weights stay where they are."""
-        self._weights = await self._on_thread(_put_away, self._ready)
+        self._weights = await self._on_thread(_put_away, cast("Loaded", self._ready))
         self._loaded = None
 
     async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
@@ -141,7 +160,7 @@ class TorchRunner:
         self._loaded = self._weights = None
 
     @property
-    def _ready(self) -> "Loaded":
+    def _ready(self) -> "Loaded | Encoder":
         if self._loaded is None:
             raise RuntimeError("the runner is not loaded")
         return self._loaded
@@ -156,7 +175,7 @@ class TorchRunner:
             raise
 
 
-def _load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> "Loaded":
+def _load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> "Loaded | Encoder":
     progress("importing torch", 0.0)
     try:
         from libs.engine.torch.step import load  # noqa: PLC0415
@@ -169,7 +188,7 @@ def _load(config: EngineConfig, identity: EngineIdentity, progress: Progress) ->
     return load(config, identity, progress)
 
 
-def _step(loaded: "Loaded", batch: Batch) -> dict[int, Sampled]:
+def _step(loaded: "Loaded | Encoder", batch: Batch) -> dict[int, Sampled]:
     from libs.engine.torch.step import step  # noqa: PLC0415
 
     return step(loaded, batch)

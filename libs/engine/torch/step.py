@@ -17,14 +17,14 @@ from libs.engine.kv_shared_pool import file_name
 from libs.engine.port import EngineIdentity, Pooling, Progress, SamplingParams
 from libs.engine.runner import Batch, Chunk, Sampled, without_ends
 from libs.engine.torch.attention import GatherMemory, KvPool, plan_step
-from libs.engine.torch.device import compute_of, cpu_name
+from libs.engine.torch.device import compute_of, device_name, variant_of
+from libs.engine.torch.encoder import Encoder, encode_step, load_encoder
 from libs.engine.torch.model import Adapters, block_shape, load_model, pick_device
 from libs.engine.torch.sampling import sample, score
 from libs.engine.torch.vision import ImageEncoder
 from libs.model.info import ModelInfo, load_model_info
 from libs.perfmodel.utilisation import Compute
 from libs.runtime.linux import COMPUTE_SLICE_NS, ask_slice
-from libs.runtime.release import release
 
 # Tokens of the prompt chunks that fill torch's internal caches before the first request.
 WARM_UP_TOKENS = 64
@@ -64,16 +64,17 @@ class Loaded:
     images: ImageEncoder | None
 
 
-def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
-    """Load weights, allocate the pool and warm up. Raise StartupError."""
+def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded | Encoder:
+    """Load weights, allocate the pool of a model that generates, and warm up. Raise StartupError."""
     ask_slice(COMPUTE_SLICE_NS)
     if config.model_path is None:
         raise StartupError("the torch engine needs a model folder: set its model path")
     info = load_model_info(config.model_path, config.model_name)
     if config.threads:
         torch.set_num_threads(config.threads)  # for this thread, which runs the steps too
+    if info.encodes:
+        return load_encoder(info, config, progress)
     device = pick_device(config.device)
-    name = f"cuda:{torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
     progress("loading weights", 0.0)
     guides = _read_guides(info)
     vision = info.vision if info.vision and not info.vision.unserved else None
@@ -81,7 +82,9 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
     progress("loading weights", 1.0)
     images = ImageEncoder(model, config.model_path, vision, config.image_cache_mb * 2**20) if vision else None
     adapters = Adapters(model, config.adapters, config.max_adapters)
-    return _ready(Weights(info, device, name, model, guides, adapters, images), config, identity, progress)
+    return _ready(
+        Weights(info, device, device_name(device), model, guides, adapters, images), config, identity, progress
+    )
 
 
 def put_away(loaded: Loaded) -> Weights:
@@ -117,7 +120,7 @@ def _ready(weights: Weights, config: EngineConfig, identity: EngineIdentity, pro
     file = config.kv_shared_dir / place if config.kv_shared_dir else None
     pool = KvPool(block_shape(model, config.block_size_tokens), config.kv_memory_mb, device, file)
     progress("allocating KV", 1.0)
-    compute, variant = compute_of(model, pool.shape, device), _variant(model, device)
+    compute, variant = compute_of(model, pool.shape, device), variant_of(model, device)
     memory, name = GatherMemory(pool), weights.device_name
     own = (weights.guides, weights.adapters, weights.images)
     loaded = Loaded(weights.info, device, name, model, pool, memory, compute, variant, *own)
@@ -131,8 +134,12 @@ def _ready(weights: Weights, config: EngineConfig, identity: EngineIdentity, pro
     return loaded
 
 
-def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
+def step(loaded: Loaded | Encoder, batch: Batch) -> dict[int, Sampled]:
     """Compute the batch, and return a token by sequence id for each chunk with `sample`."""
+    return encode_step(loaded, batch) if isinstance(loaded, Encoder) else _step(loaded, batch)
+
+
+def _step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
     chunks = batch.chunks
     if not chunks:
         return {}
@@ -245,13 +252,6 @@ def _read_guides(info: ModelInfo) -> Future[Guides]:
         return thread.submit(load_guides, info)
     finally:
         thread.shutdown(wait=False)  # the thread ends after this one task
-
-
-def _variant(model: Any, device: torch.device) -> str:
-    parts = [str(model.dtype).removeprefix("torch."), f"torch {torch.__version__}", f"fulcrum {release()}"]
-    if device.type == "cpu":
-        parts += [f"{torch.get_num_threads()} threads", cpu_name()]
-    return ", ".join(parts)
 
 
 def _warm_up(loaded: Loaded) -> None:

@@ -15,7 +15,7 @@ from libs.engine.port import Pooling
 from libs.engine.vllm.connectors import CONFIG_SETTING, CONNECTOR_SETTING, Connector
 from libs.engine.vllm.plugin import LEASH_VARIABLE, MOONCAKE_PORT, NIXL_PORT, REVISION_VARIABLE, WAIT_VARIABLE
 from libs.model.files import read_json
-from libs.model.info import load_embedding, load_model_info
+from libs.model.info import is_encoder, load_embedding, load_model_info
 
 SET: Final = "set FULCRUM_WORKER_{name} in its place"
 CHUNKS: Final = "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS says how prompts are cut"
@@ -93,7 +93,10 @@ def pooling_of(config: EngineConfig) -> Pooling | None:
     otherwise. Raise StartupError for a model whose vectors are not computed.
     """
     assert config.model_path is not None
-    embedding = load_embedding(config.model_path, read_json(config.model_path / "config.json"))
+    model = read_json(config.model_path / "config.json")
+    if is_encoder(model):
+        raise StartupError("the model is an encoder, which the engine torch serves: start with --engine torch")
+    embedding = load_embedding(config.model_path, model)
     runner = config.vllm_arguments.get("runner", "auto")
     if runner not in {"auto", "pooling"} or (runner == "auto" and not embedding.listed):
         return None

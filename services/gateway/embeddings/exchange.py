@@ -38,18 +38,6 @@ Vectors = NDArray[np.float32]
 """[inputs, size] 2D float32."""
 
 
-class Pooled(NamedTuple):
-    """The parts of an answer that all of these routes share."""
-
-    request_id: str
-    created: int
-    vectors: Vectors
-    usage: PooledUsage
-
-
-Render = Callable[[Pooled], object]
-
-
 def shaped(packed: Sequence[bytes], embedding: Embedding, dimensions: int | None = None) -> Vectors:
     """Return what a model's own files make of its prompts' vectors: shortened, then normalised. Pure."""
     vectors = np.stack([np.frombuffer(each, dtype="<f4") for each in packed])[:, :dimensions]
@@ -66,6 +54,26 @@ def unit(vectors: Vectors) -> Vectors:
 def cosines(first: Vectors, second: Vectors) -> list[float]:
     """Return the cosine of each pair; one vector in `first` pairs with all of `second`."""
     return [float(each) for each in (unit(first) * unit(second)).sum(axis=1)]
+
+
+class Pooled(NamedTuple):
+    """The parts of an answer that all of these routes share."""
+
+    request_id: str
+    created: int
+    vectors: Vectors
+    usage: PooledUsage
+    embedding: Embedding
+
+    def scores(self, first: int) -> list[float]:
+        """Return a cross-encoder's score of each pair, or the cosines of the `first` vectors with the others."""
+        if self.embedding.pooling != "score":
+            return cosines(self.vectors[:first], self.vectors[first:])
+        outputs = self.vectors[:, 0].astype(np.float64)
+        return [float(each) for each in (0.5 + 0.5 * np.tanh(outputs / 2) if self.embedding.sigmoid else outputs)]
+
+
+Render = Callable[[Pooled], object]
 
 
 class PooledExchange:
@@ -107,7 +115,8 @@ class PooledExchange:
         tokens = sum(each.prompt_tokens for each in generations)
         vectors = shaped([each.vector for each in generations], self._embedding, self._dimensions)
         arrival = self._arrival
-        pooled = Pooled(arrival.request_id, arrival.arrival_ns // 10**9, vectors, PooledUsage(tokens, tokens))
+        usage = PooledUsage(tokens, tokens)
+        pooled = Pooled(arrival.request_id, arrival.arrival_ns // 10**9, vectors, usage, self._embedding)
         return self._render(pooled)
 
     async def stream(self, wire: Wire) -> None:
@@ -133,10 +142,13 @@ class ScoreReader:
     async def read(self, body: bytes, _arrival: Arrival) -> tuple[ParsedRequest, AnswerFactory]:
         request = fit(body, ScoreRequest, partial(drop_harmless, served=frozenset(_FIELDS[ScoreRequest])))
         first, second = _texts(request.text_1), _texts(request.text_2)
+        if not second:
+            raise InvalidRequest("text_2 is empty", param="text_2")
         if len(first) != 1 and len(first) != len(second):
             text = f"text_1 has {len(first)} texts and text_2 {len(second)}: send one, or as many"
             raise InvalidRequest(text, param="text_1")
-        parsed = pooled_request(request.model, (*first, *second), "text_1 or text_2")
+        pairs = tuple(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
+        parsed = pooled_request(request.model, (*first, *second), "text_1 or text_2", pairs=pairs)
         return parsed, partial(PooledExchange, partial(_scores, request.model, len(first)), None)
 
 
@@ -146,7 +158,8 @@ class RerankReader:
         documents = [each.text if isinstance(each, Document) else each for each in request.documents]
         if not documents:
             raise InvalidRequest("documents is empty", param="documents")
-        parsed = pooled_request(request.model, (request.query, *documents), "query or documents")
+        pairs = tuple((request.query, document) for document in documents)
+        parsed = pooled_request(request.model, (request.query, *documents), "query or documents", pairs=pairs)
         shown = None if request.return_documents is False else documents
         render = partial(_reranked, request.model, request.top_n or len(documents), shown)
         return parsed, partial(PooledExchange, render, None)
@@ -173,13 +186,13 @@ def _embeddings(model: str, in_base64: bool, pooled: Pooled) -> EmbeddingReply:
 
 
 def _scores(model: str, first: int, pooled: Pooled) -> ScoreReply:
-    scores = cosines(pooled.vectors[:first], pooled.vectors[first:])
+    scores = pooled.scores(first)
     items = [ScoreItem(index, score) for index, score in enumerate(scores)]
     return ScoreReply(f"score-{pooled.request_id}", pooled.created, model, items, pooled.usage)
 
 
 def _reranked(model: str, most: int, documents: list[str] | None, pooled: Pooled) -> RerankReply:
-    scores = cosines(pooled.vectors[:1], pooled.vectors[1:])
+    scores = pooled.scores(1)
     results = [RerankItem(index, score) for index, score in enumerate(scores)]
     results.sort(key=lambda item: -item.relevance_score)
     for item in results[:most] if documents is not None else ():

@@ -18,7 +18,7 @@ from libs.dispatch.generation import Generation, RequestTimes
 from libs.dispatch.ports import Tenancy
 from libs.engine.port import PromptImage
 from libs.model.info import SamplingDefaults
-from libs.model.tokenizer import Decoder
+from libs.model.tokenizer import Decoder, PairTokens
 from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, prompt_end
 from services.gateway.answers.guide import SchemaCheck, SchemaVerdict, ToolSchema, guide_of
 from services.gateway.answers.parts import AnswerReader
@@ -109,7 +109,9 @@ def answer_guide(parsed: ParsedRequest, schemas: RequestSchemas, model: ServedMo
 
 
 _SEEDS = 2**64
-_POOLINGS = {"last": pb.POOLING_LAST, "mean": pb.POOLING_MEAN}
+_POOLINGS = {
+    "last": pb.POOLING_LAST, "mean": pb.POOLING_MEAN, "cls": pb.POOLING_CLS, "score": pb.POOLING_SCORE,
+}  # fmt: skip
 _NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
 TOKENISE_THREADS = 2
 # Bound on long prompts that wait for one of the few tokeniser threads.
@@ -201,8 +203,8 @@ class Intake:
         """Return one choice for each prompt and each of its `n`; raise InvalidRequest if a prompt does not fit the
         model.
         """
-        pooling = _pooling(model) if parsed.pooled else pb.POOLING_UNSPECIFIED
-        context_tokens = self._fleet.max_context_tokens(model.routed, model.info.max_context_tokens)
+        parsed, pooling = _as_served(parsed, model)
+        context_tokens = self._fleet.max_context_tokens(model.routed, model.info.request_tokens)
         tenant = arrival.headers.tenant
         if parsed.images:
             self._check_images(parsed, model)
@@ -254,6 +256,7 @@ class Intake:
                     cached_hints=cached_hints,
                     batch=context.service_class == BATCH_CLASS,
                     pooling=pooling,
+                    second_from=prompt.second_from if isinstance(prompt, PairTokens) else 0,
                     images=images,
                 )
                 choices.append(Choice(len(choices), generation, text, as_text))
@@ -300,7 +303,7 @@ class Intake:
         images: tuple[PromptImage, ...] = (),
     ) -> list[dict[str, int]]:
         """Return the tokens of each prompt that workers hold, if the request can use them."""
-        pools_all = parsed.pooled and _POOLINGS[model.info.embedding.pooling] == pb.POOLING_MEAN
+        pools_all = parsed.pooled and model.info.embedding.pooling != "last"
         if parsed.prompt_logprobs is not None or pools_all:
             return [{} for _ in prompts]
         spans = [image.span for image in images]
@@ -324,12 +327,25 @@ class Intake:
         return await tokenise(parsed, model, self._threads, most_tokens=most_tokens, slot=slot)
 
 
-def _pooling(model: ServedModel) -> pb.Pooling:
-    own = model.info.embedding
+def _as_served(parsed: ParsedRequest, model: ServedModel) -> tuple[ParsedRequest, pb.Pooling]:
+    """Return the request with the prompts that the model's kind reads, and their pooling.
+
+    Raise UnsupportedField if the model gives nothing of the requested kind.
+    """
+    name, own = model.info.name, model.info.embedding
+    scores = own.pooling == "score"
+    if not parsed.pooled:
+        if model.info.encodes:
+            routes = "/v1/score or /v1/rerank" if scores else "/v1/embeddings"
+            raise UnsupportedField(f"model {name!r} is an encoder, which writes no text: use {routes}", param="model")
+        return parsed, pb.POOLING_UNSPECIFIED
     if own.unserved:
-        text = f"embeddings are not served for model {model.info.name!r}: {own.unserved}"
+        kind = "scores" if scores else "embeddings"
+        raise UnsupportedField(f"{kind} are not served for model {name!r}: {own.unserved}", param="model")
+    if scores and not parsed.pairs:
+        text = f"model {name!r} is a cross-encoder, which gives no vectors: use /v1/score or /v1/rerank"
         raise UnsupportedField(text, param="model")
-    return _POOLINGS[own.pooling]
+    return (replace(parsed, prompts=parsed.pairs) if scores else parsed), _POOLINGS[own.pooling]
 
 
 def _parts(parsed: ParsedRequest, model: ServedModel, prompt: list[int], decoder: Decoder) -> PartReaders | None:

@@ -177,7 +177,8 @@ _tidy_tokenize = partial(drop_harmless, served=frozenset(TokenizeRequest.__struc
 _tidy_detokenize = partial(drop_harmless, served=frozenset(DetokenizeRequest.__struct_fields__))
 _ADVISED = tuple(field.name for field in fields(SamplingDefaults))
 
-Prompt = str | list[int]
+TextPair = tuple[str, str]
+Prompt = str | list[int] | TextPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,8 @@ class ParsedRequest:
     """The images of a chat, in order."""
     pooled: bool = False
     """True if each prompt becomes a vector, in place of an answer."""
+    pairs: tuple[TextPair, ...] = ()
+    """The texts that are compared, as the prompts of a cross-encoder; empty if only vectors are requested."""
 
     @property
     def guided(self) -> bool:
@@ -289,13 +292,15 @@ def parse_tokenize(body: bytes) -> tuple[ParsedRequest, bool]:
     return convert_chat(chat), bool(request.return_token_strs)
 
 
-def pooled_request(model: str, prompts: tuple[Prompt, ...], field: str, *, raw: bool = False) -> ParsedRequest:
+def pooled_request(
+    model: str, prompts: tuple[Prompt, ...], field: str, *, raw: bool = False, pairs: tuple[TextPair, ...] = ()
+) -> ParsedRequest:
     """Return the request that has each prompt become a vector. Errors about prompts name `field`."""
     if not prompts or not all(prompts):
         raise InvalidRequest(f"{field} is empty, or has an empty part", param=field)
     # A vector takes the place of the one token.
     parsed = _convert(CompletionRequest(model=model, prompt=""), Sampling(), max_tokens=1)
-    return replace(parsed, prompts=prompts, chat_field=field, raw=raw, pooled=True)
+    return replace(parsed, prompts=prompts, chat_field=field, raw=raw, pooled=True, pairs=pairs)
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:

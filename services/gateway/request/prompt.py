@@ -1,5 +1,4 @@
-"""The way from a request to its prompts' tokens: served models, tokenisation, length, and the workers that hold a
-prefix.
+"""The tokens of a request's prompts: served models, tokenisation, length, and workers that hold a prefix.
 
 Long texts are encoded in a thread pool. Prefixes are looked up in one request to the KV index per turn of the event
 loop.
@@ -38,7 +37,7 @@ from services.gateway.answers.families import NO_NAMES, AnswerFormat, FormatName
 from services.gateway.fleet import WorkerLinks
 from services.gateway.images.files import check_vision, expanded
 from services.gateway.request import tool_text
-from services.gateway.request.parse import ParsedRequest
+from services.gateway.request.parse import ParsedRequest, Prompt
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 # The maximum number of models that an error message lists.
@@ -205,7 +204,7 @@ def check_fit(parsed: ParsedRequest, prompts: list[list[int]], model: ServedMode
             text = f"{parsed.prompt_field} has a token outside the vocabulary's {vocab_size}"
             raise InvalidRequest(text, param=parsed.prompt_field)
     if longest >= max_context_tokens:
-        text = f"the prompt's {longest} tokens leave no room in a context of {max_context_tokens}"
+        text = f"the prompt's {longest} tokens leave no room in a context of {max_context_tokens - model.info.encodes}"
         raise ContextTooLong(text, param=parsed.prompt_field)
     most = 1 + (parsed.prompt_logprobs or 0)
     if parsed.prompt_logprobs is not None and longest * most > MAX_SCORES:
@@ -322,7 +321,8 @@ def _chars(parsed: ParsedRequest) -> int:
             chat += len(message.get("reasoning_content", "")) + len(message.get("reasoning", ""))
             chat += sum(len(str(call["function"]["arguments"])) for call in message.get("tool_calls", ()))
     tools = parsed.tools.chars if parsed.tools else 0
-    return chat + tools + sum(len(prompt) for prompt in parsed.prompts if isinstance(prompt, str))
+    texts = (each for each in parsed.prompts if not isinstance(each, list))
+    return chat + tools + sum(len(each) if isinstance(each, str) else sum(map(len, each)) for each in texts)
 
 
 def _content_chars(message: ChatMessage) -> int:
@@ -331,25 +331,29 @@ def _content_chars(message: ChatMessage) -> int:
 
 
 def _encode(parsed: ParsedRequest, model: ServedModel, most_tokens: int | None) -> list[list[int]]:
-    if parsed.messages:
-        # The template has put the special tokens where they belong.
-        prompt = _encode_text(_render(parsed, model), parsed, model, most_tokens, add_special_tokens=False)
-        own = model.tokenizer.added_tokens
-        return [expanded(prompt, len(parsed.images), model.info.vision, own) if parsed.images else prompt]
-    add = not parsed.raw
-    return [
-        _encode_text(each, parsed, model, most_tokens, add_special_tokens=add) if isinstance(each, str) else each
-        for each in parsed.prompts
-    ]
+    if not parsed.messages:
+        return [_encode_prompt(each, parsed, model, most_tokens) for each in parsed.prompts]
+    text = _render(parsed, model)
+    _check_length(text, parsed, model, most_tokens)
+    # The template has put the special tokens where they belong.
+    prompt, own = model.tokenizer.encode(text, add_special_tokens=False), model.tokenizer.added_tokens
+    return [expanded(prompt, len(parsed.images), model.info.vision, own) if parsed.images else prompt]
 
 
-def _encode_text(
-    text: str, parsed: ParsedRequest, model: ServedModel, most_tokens: int | None, *, add_special_tokens: bool
-) -> list[int]:
+def _encode_prompt(prompt: Prompt, parsed: ParsedRequest, model: ServedModel, most_tokens: int | None) -> list[int]:
+    if isinstance(prompt, list):
+        return prompt
+    for text in (prompt,) if isinstance(prompt, str) else prompt:
+        _check_length(text, parsed, model, most_tokens)
+    own, raw = model.tokenizer, parsed.raw
+    return own.encode(prompt, add_special_tokens=not raw) if isinstance(prompt, str) else own.encode_pair(*prompt)
+
+
+def _check_length(text: str, parsed: ParsedRequest, model: ServedModel, most_tokens: int | None) -> None:
+    """Raise ContextTooLong for a text that certainly reaches `most_tokens`."""
     if most_tokens is not None and model.tokenizer.has_more(text, most_tokens - 1):
-        reason = f"the prompt's {len(text)} characters leave no room in a context of {most_tokens} tokens"
-        raise ContextTooLong(reason, param=parsed.prompt_field)
-    return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        reason = f"{len(text)} characters leave no room in a context of {most_tokens - model.info.encodes} tokens"
+        raise ContextTooLong(f"the prompt's {reason}", param=parsed.prompt_field)
 
 
 MAX_PROBES = 64

@@ -127,3 +127,65 @@ def test_vectors_are_shortened_only_as_the_model_was_trained(tmp_path: Path) -> 
     any_size, some_sizes = replace(plain, shortens=True), replace(plain, shortens=True, sizes=frozenset({4}))
     assert not any_size.fault(3) and any_size.fault(9)
     assert not some_sizes.fault(4) and some_sizes.fault(3) and not some_sizes.fault(8)
+
+
+ENCODER = {
+    "model_type": "bert", "architectures": ["BertModel"], "max_position_embeddings": 514, "vocab_size": 9,
+    "hidden_size": 8,
+}  # fmt: skip
+CROSS_ENCODER = {**ENCODER, "architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+
+
+def encoder_folder(folder: Path, config: dict[str, Any], pooling: dict[str, Any], *modules: str) -> Path:
+    st_folder(folder, pooling, *modules)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_an_encoder_generates_nothing_and_all_its_positions_are_a_prompts(tmp_path: Path) -> None:
+    info = load_model_info(make_folder(tmp_path / "a", ENCODER))
+    assert (info.encodes, info.eos_token_ids) == (True, frozenset())
+    assert (info.max_context_tokens, info.request_tokens) == (514, 515)
+    assert info.embedding == Embedding("mean", normalizes=False, size=8)
+    padded = load_model_info(make_folder(tmp_path / "b", {**ENCODER, "model_type": "roberta", "pad_token_id": 1}))
+    assert padded.max_context_tokens == 512
+    small = make_folder(tmp_path / "c", ENCODER)
+    (small / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 256}))
+    assert load_model_info(small).max_context_tokens == 256
+    decoder = load_model_info(make_folder(tmp_path / "d", {**ENCODER, "is_decoder": True, "eos_token_id": 1}))
+    assert not decoder.encodes and decoder.request_tokens == decoder.max_context_tokens == 514
+
+
+@pytest.mark.parametrize(
+    "pooling", [{"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, {"pooling_mode": "cls"}]
+)
+def test_an_encoder_pools_its_first_token_if_its_files_say_so(tmp_path: Path, pooling: dict[str, Any]) -> None:
+    found = load_model_info(encoder_folder(tmp_path, ENCODER, pooling, "Normalize")).embedding
+    assert (found.pooling, found.normalizes, found.unserved) == ("cls", True, "")
+
+
+def test_what_is_not_computed_of_an_encoder_is_named(tmp_path: Path) -> None:
+    last = encoder_folder(tmp_path / "a", ENCODER, {"pooling_mode": "lasttoken"})
+    assert "lasttoken" in load_model_info(last).embedding.unserved
+    lower = encoder_folder(tmp_path / "b", ENCODER, {"pooling_mode": "mean"})
+    (lower / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    assert "do_lower_case" in load_model_info(lower).embedding.unserved
+
+
+@pytest.mark.parametrize(
+    ("named", "sigmoid", "unserved"),
+    [
+        ({}, True, ""),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, False, ""),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, True, ""),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, True, "activation Tanh"),
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, True, "3 labels"),
+        ({"id2label": None}, True, "2 labels"),
+    ],
+)
+def test_a_cross_encoders_config_names_its_head(
+    tmp_path: Path, named: dict[str, Any], sigmoid: bool, unserved: str
+) -> None:
+    found = load_model_info(make_folder(tmp_path, {**CROSS_ENCODER, **named})).embedding
+    assert (found.pooling, found.size, found.normalizes, found.sigmoid) == ("score", 1, False, sigmoid)
+    assert unserved in found.unserved and bool(unserved) is bool(found.unserved)

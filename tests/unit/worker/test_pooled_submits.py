@@ -33,6 +33,8 @@ def test_a_submit_asks_for_a_pooling_and_a_mean_reuses_no_prefix() -> None:
         (pb.POOLING_UNSPECIFIED, None, ROOT),
         (pb.POOLING_LAST, Pooling.LAST, ROOT),
         (pb.POOLING_MEAN, Pooling.MEAN, b""),
+        (pb.POOLING_CLS, Pooling.CLS, b""),
+        (pb.POOLING_SCORE, Pooling.SCORE, b""),
     ):
         request = engine_request(submit(pooling), 1, ROOT)
         assert (request.pooling, request.chain_root) == (found, root)
@@ -51,6 +53,25 @@ def test_an_engine_that_does_not_pool_refuses_by_name() -> None:
     decodes = replace(request, phase=EnginePhase.DECODE)
     with pytest.raises(InvalidRequest, match="vector"):
         check_request(Sequence(decodes, block_size_tokens=16, max_context_tokens=64), POOLS)
+
+
+def test_an_encoder_refuses_to_generate_and_a_second_text_that_begins_beyond_the_prompt() -> None:
+    capabilities = replace(POOLS, generates=False)
+    plain = engine_request(submit(pb.POOLING_UNSPECIFIED), 1, b"")
+    with pytest.raises(InvalidRequest, match="only gives vectors"):
+        check_request(Sequence(plain, block_size_tokens=16, max_context_tokens=64), capabilities)
+    message = submit(pb.POOLING_SCORE)
+    for place in (2, 3):
+        message.second_from = place
+        request = engine_request(message, 1, b"")
+        assert request.second_from == place
+        pair = Sequence(request, block_size_tokens=16, max_context_tokens=64)
+        assert pair.chunk(3).second_from == place
+        if place < 3:
+            check_request(pair, capabilities)
+        else:
+            with pytest.raises(InvalidRequest, match="second_from is 3"):
+                check_request(pair, capabilities)
 
 
 def test_a_vector_arrives_as_it_was_sent() -> None:

@@ -20,6 +20,8 @@ class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POOLING_UNSPECIFIED: _ClassVar[Pooling]
     POOLING_LAST: _ClassVar[Pooling]
     POOLING_MEAN: _ClassVar[Pooling]
+    POOLING_CLS: _ClassVar[Pooling]
+    POOLING_SCORE: _ClassVar[Pooling]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -55,6 +57,8 @@ PHASE_BOTH: Phase
 POOLING_UNSPECIFIED: Pooling
 POOLING_LAST: Pooling
 POOLING_MEAN: Pooling
+POOLING_CLS: Pooling
+POOLING_SCORE: Pooling
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -129,7 +133,7 @@ class Demand(_message.Message):
     def __init__(self, waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., head_deadline_unix_ns: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("sequence", "request_id", "epoch", "phase", "token_ids", "prompt_tokens", "max_output_tokens", "sampling", "context", "kv", "model", "adapter", "adapter_source", "pooling", "images")
+    __slots__ = ("sequence", "request_id", "epoch", "phase", "token_ids", "prompt_tokens", "max_output_tokens", "sampling", "context", "kv", "model", "adapter", "adapter_source", "pooling", "images", "second_from")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +149,7 @@ class Submit(_message.Message):
     ADAPTER_SOURCE_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    SECOND_FROM_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     request_id: str
     epoch: int
@@ -160,7 +165,8 @@ class Submit(_message.Message):
     adapter_source: str
     pooling: Pooling
     images: _containers.RepeatedCompositeFieldContainer[Image]
-    def __init__(self, sequence: _Optional[int] = ..., request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., token_ids: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., context: _Optional[_Union[RequestContext, _Mapping]] = ..., kv: _Optional[_Union[KvSource, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., adapter_source: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ...) -> None: ...
+    second_from: int
+    def __init__(self, sequence: _Optional[int] = ..., request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., token_ids: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., context: _Optional[_Union[RequestContext, _Mapping]] = ..., kv: _Optional[_Union[KvSource, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., adapter_source: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., second_from: _Optional[int] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("first", "tokens", "digest", "data")

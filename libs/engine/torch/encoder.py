@@ -1,0 +1,155 @@
+"""Encoders and cross-encoders in transformers: models whose tokens attend to those after them.
+
+A prompt is computed whole, and nothing of it is kept: blocks are counted, as the bound of what is in a step, and
+hold no bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+from libs.contracts.errors import KvMismatch, StartupError
+from libs.engine.config import EngineConfig
+from libs.engine.port import Pooling, Progress
+from libs.engine.runner import Batch, Chunk, Sampled
+from libs.engine.torch.device import device_name, variant_of
+from libs.engine.torch.model import pick_device, read_model
+from libs.model.info import ModelInfo
+
+# Rows of a forward pass are padded to the longest, which at most doubles its tokens.
+MAX_PADDING: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class NoKv:
+    """A pool of blocks without bytes."""
+
+    blocks: int
+    layout: ClassVar = "none"
+    nonce: ClassVar = b""
+
+    def read(self, _blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
+        return ()
+
+    def write(self, blocks: NDArray[np.int32], data: Sequence[memoryview], _checksums: Sequence[int]) -> None:
+        """Raise KvMismatch if there is data after all."""
+        if data:
+            raise KvMismatch(f"an encoder got bytes for {len(blocks)} KV blocks, it keeps none")
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """A loaded encoder, ready to compute."""
+
+    info: ModelInfo
+    device: torch.device
+    device_name: str
+    model: Any
+    pool: NoKv
+    pad_token_id: int
+    tells_texts_apart: bool
+    """True if the model has an embedding for each text of a pair."""
+    pools: frozenset[Pooling]
+    variant: str
+    images: ClassVar[None] = None
+    compute: ClassVar[None] = None
+
+
+def load_encoder(info: ModelInfo, config: EngineConfig, progress: Progress) -> Encoder:
+    """Load the model and compute one prompt. Raise StartupError."""
+    assert info.path is not None
+    if config.adapters:
+        raise StartupError(f"{info.name!r} is an encoder, for which no adapters are served: start without them")
+    device = pick_device(config.device)
+    scores = info.embedding.pooling == "score"
+    progress("loading weights", 0.0)
+    kind = AutoModelForSequenceClassification if scores else AutoModel
+    # The layer behind `pooler_output`, which no pooling here reads, is often not in the files of a sentence encoder.
+    spare = () if scores else ("pooler.",)
+    model = read_model(kind, info.path, device, config.dtype, spare=spare).eval().requires_grad_(False)
+    progress("loading weights", 1.0)
+    own = model.config
+    blocks = -(-info.request_tokens // config.block_size_tokens) * config.max_sequences
+    pools = frozenset({Pooling.SCORE} if scores else {Pooling.MEAN, Pooling.CLS})
+    encoder = Encoder(
+        info=info,
+        device=device,
+        device_name=device_name(device),
+        model=model,
+        pool=NoKv(blocks),
+        pad_token_id=getattr(own, "pad_token_id", None) or 0,
+        tells_texts_apart=(getattr(own, "type_vocab_size", None) or 1) > 1,
+        pools=pools,
+        variant=variant_of(model, device),
+    )
+    progress("warming up", 0.0)
+    _compute(encoder, [np.zeros(min(info.max_context_tokens, 64), np.int32)], [0])
+    progress("warming up", 1.0)
+    return encoder
+
+
+def encode_step(encoder: Encoder, batch: Batch) -> dict[int, Sampled]:
+    """Compute whole prompts, and return the vector or score of each by sequence id."""
+    most = encoder.info.max_context_tokens  # only prompts of measured steps are longer, and nobody reads their vectors
+    prompts = [chunk.token_ids[:most] for chunk in batch.chunks]
+    results: dict[int, Sampled] = {}
+    for group in groups_of([len(each) for each in prompts]):
+        chunks = [batch.chunks[place] for place in group]
+        tokens = [prompts[place] for place in group]
+        output = _compute(encoder, tokens, [chunk.second_from for chunk in chunks])
+        results |= {
+            chunk.sequence_id: Sampled(0, pooled=_pooled(rows, chunk, len(own)))
+            for chunk, rows, own in zip(chunks, output, tokens, strict=True)
+        }
+    return results
+
+
+def groups_of(lengths: Sequence[int]) -> list[list[int]]:
+    """Return the places of `lengths` in groups, each padded to its longest by at most `MAX_PADDING` times. Pure."""
+    groups: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        if not groups or lengths[groups[-1][0]] > MAX_PADDING * lengths[place]:
+            groups.append([])
+        groups[-1].append(place)
+    return groups
+
+
+def _compute(encoder: Encoder, prompts: Sequence[NDArray[np.int32]], second_from: Sequence[int]) -> torch.Tensor:
+    """Return [prompts, longest, hidden] float32 last states, or [prompts, labels] of a head."""
+    longest = max(map(len, prompts))
+    shape = (len(prompts), longest)
+    # [prompts, longest] 2D int64, padded on the right
+    ids, mask, types = np.full(shape, encoder.pad_token_id), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    for row, (tokens, second) in enumerate(zip(prompts, second_from, strict=True)):
+        ids[row, : len(tokens)] = tokens
+        mask[row, : len(tokens)] = 1
+        types[row, second : len(tokens)] = 1 if second else 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if encoder.tells_texts_apart:
+        inputs["token_type_ids"] = types
+    with torch.inference_mode():
+        output = encoder.model(**{name: torch.from_numpy(each).to(encoder.device) for name, each in inputs.items()})
+        found = output.logits if Pooling.SCORE in encoder.pools else output.last_hidden_state
+        return found.float()
+
+
+def _pooled(rows: torch.Tensor, chunk: Chunk, tokens: int) -> NDArray[np.float32] | None:
+    """Return the vector of one prompt, whose last states are [longest, hidden], or whose scores are [labels]."""
+    match chunk.pooling:
+        case Pooling.SCORE:
+            pooled = rows
+        case Pooling.CLS:
+            pooled = rows[0]
+        case Pooling.MEAN:
+            pooled = rows[:tokens].sum(dim=0)  # the core divides
+        case _:
+            return None
+    found: NDArray[np.float32] = pooled.cpu().numpy()
+    return found
