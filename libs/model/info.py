@@ -231,6 +231,15 @@ _NOT_IDENTITY = ("_name_or_path", "transformers_version")
 _SAMPLE_BYTES = 64 * 1024
 
 
+class PairTokens(list[int]):
+    """The tokens of two texts, in the order in which a cross-encoder reads them."""
+
+    def __init__(self, tokens: list[int], second_from: int) -> None:
+        """`second_from` is the index of the second text's first token; 0 if the tokenizer does not separate them."""
+        super().__init__(tokens)
+        self.second_from = second_from
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The properties of one model that gateways and workers use."""

@@ -32,13 +32,6 @@ _CONTINUATION_BYTES: Final = range(0x80, 0xC0)
 _MAX_LEADS_TRIED = 1024
 
 
-class PairTokens(list[int]):
-    """The tokens of two texts, in the order in which a cross-encoder reads them."""
-
-    second_from = 0
-    """Place of the second text's first token, if the tokenizer tells the two apart; 0 if not."""
-
-
 class Tokenizer:
     """A tokenizer that encodes prompts, renders chats and decodes streams. Thread-safe."""
 
@@ -66,12 +59,12 @@ class Tokenizer:
         ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
-    def encode_pair(self, first: str, second: str) -> PairTokens:
-        """Return the tokens of two texts with the special tokens around them."""
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Return the tokens of two texts with the special tokens around them, and the index of the second text's first
+        token; 0 if the tokenizer does not tell the two apart.
+        """
         encoded = self._inner.encode_batch_fast([(first, second)])[0]
-        tokens, types = PairTokens(encoded.ids), encoded.type_ids
-        tokens.second_from = types.index(1) if 1 in types else 0
-        return tokens
+        return encoded.ids, encoded.type_ids.index(1) if 1 in encoded.type_ids else 0
 
     def has_more(self, text: str, most_tokens: int) -> bool:
         """Return whether a text, without added special tokens, certainly has more than `most_tokens`.

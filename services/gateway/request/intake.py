@@ -17,8 +17,8 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import Generation, RequestTimes
 from libs.dispatch.ports import Tenancy
 from libs.engine.port import PromptImage
-from libs.model.info import SamplingDefaults
-from libs.model.tokenizer import Decoder, PairTokens
+from libs.model.info import PairTokens, SamplingDefaults
+from libs.model.tokenizer import Decoder
 from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, prompt_end
 from services.gateway.answers.guide import SchemaCheck, SchemaVerdict, ToolSchema, guide_of
 from services.gateway.answers.parts import AnswerReader

@@ -28,7 +28,7 @@ from libs.contracts.hashing import ImageSpan, block_hashes, chain_root
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import PHASE_BOTH, PHASE_DECODE, PHASE_PREFILL
 from libs.model.chat import ChatMessage
-from libs.model.info import ModelInfo, load_model_info
+from libs.model.info import ModelInfo, PairTokens, load_model_info
 from libs.model.tokenizer import Tokenizer, load_tokenizer, read_template
 from libs.policy.roles import serves
 from libs.runtime.tasks import TaskOwner
@@ -345,8 +345,9 @@ def _encode_prompt(prompt: Prompt, parsed: ParsedRequest, model: ServedModel, mo
         return prompt
     for text in (prompt,) if isinstance(prompt, str) else prompt:
         _check_length(text, parsed, model, most_tokens)
-    own, raw = model.tokenizer, parsed.raw
-    return own.encode(prompt, add_special_tokens=not raw) if isinstance(prompt, str) else own.encode_pair(*prompt)
+    if isinstance(prompt, str):
+        return model.tokenizer.encode(prompt, add_special_tokens=not parsed.raw)
+    return PairTokens(*model.tokenizer.encode_pair(*prompt))
 
 
 def _check_length(text: str, parsed: ParsedRequest, model: ServedModel, most_tokens: int | None) -> None:
