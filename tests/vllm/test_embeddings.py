@@ -131,7 +131,7 @@ def test_a_suite_of_one_worker_embeds_and_refuses_chats(tmp_path: Path) -> None:
         question, recipe, market = np.array([item.embedding for item in found.data])
         assert np.linalg.norm(question) == pytest.approx(1, abs=1e-5)
         assert question @ recipe > question @ market
-        with pytest.raises(openai.BadRequestError, match="only gives embeddings"):
+        with pytest.raises(openai.BadRequestError, match="only gives vectors"):
             client.chat.completions.create(
                 model=REAL_MODEL_NAME, messages=[{"role": "user", "content": "Hello"}], max_tokens=2
             )

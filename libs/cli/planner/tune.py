@@ -105,7 +105,7 @@ def _workers(suite: Ready, worker: str | None, roles: Collection[str]) -> list[d
     if not chosen:
         there = ", ".join(w["id"] for w in workers) or "none"
         raise StartupError(
-            f"there is no worker {worker!r} here, but: {there}"
+            f"there is no worker {worker!r} here; there are: {there}"
             if worker
             else f"there is no worker in role {' or '.join(roles)}"
         )

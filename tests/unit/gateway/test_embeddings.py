@@ -47,7 +47,7 @@ def test_each_text_or_list_of_tokens_is_a_prompt() -> None:
         (EMBEDDINGS_PATH, {"input": {"text": "a"}}, "input"),
         (EMBEDDINGS_PATH, {"input": ["a", ""]}, "input"),
         (SCORE_PATH, {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
-        (SCORE_PATH, {"text_1": [], "text_2": []}, "text_1 or text_2"),
+        (SCORE_PATH, {"text_1": [], "text_2": []}, "text_2"),
         (SCORE_PATH, {"text_1": "a"}, "text_2"),
         (RERANK_PATH, {"query": "q", "documents": []}, "documents"),
         (RERANK_PATH, {"query": "", "documents": ["a"]}, "query or documents"),
