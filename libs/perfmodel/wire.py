@@ -97,6 +97,11 @@ def compute_of(message: common.Compute) -> Compute | None:
     return Compute(**values) if _are_amounts(values.values()) else None
 
 
+def link_token_ns(message: common.StepTime) -> float:
+    """Return the time in which a worker's link receives the KV of one token; 0 if unknown or not valid."""
+    return message.kv_token_ns if 0.0 < message.kv_token_ns < MAX_COEFFICIENT_NS else 0.0
+
+
 def step_work(step: StepRow) -> StepWork:
     return StepWork(
         prefill_tokens=step.prefill_tokens,

@@ -5,8 +5,10 @@ far as TPOT leaves time. The gain depends on how much of a prompt chunk hides be
 weights, which the step-time model predicts. So the best split follows from that model and is no setting.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import floor, inf
+from statistics import median_low
 from typing import Any, Final, TypeVar, cast
 
 import numpy as np
@@ -293,6 +295,13 @@ def pressed(
 def prompt_pressure(engine: WorkerProfile, work: Workload, decodes: N, kv_tokens: N, *, prefill: N, mixed: N) -> N:
     """Return the prompt pressure alone of a split in which all mixed workers have budgets."""
     return _prompt_pressure(work, _speed(engine, work, decodes, kv_tokens, prefill=prefill, mixed=mixed, lent=mixed))
+
+
+def usual_link_ns(token_ns: Iterable[float]) -> float:
+    """Return the usual time of workers' links for one token; 0 if unknown, as it is for each link of 0."""
+    # A slow link is a fault to mend, and workers that never decoded have measured none.
+    known = [each for each in token_ns if each > 0]
+    return median_low(known) if known else 0.0
 
 
 def most_prefill_by_link(engine: WorkerProfile, prompts: float, workers: float) -> float:

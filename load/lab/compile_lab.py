@@ -259,10 +259,9 @@ def run_compiled(module: str) -> None:
     in_use = sys.modules[LabWorker.__module__].__file__ or ""
     if not in_use.endswith(".py") or missing():
         return
-    folder = LAB_BUILD
-    print(f"compiling into {folder}, about a minute where anything has changed", file=sys.stderr)
-    build(folder)
-    paths = dict.fromkeys([str(folder), str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    print(f"compiling into {LAB_BUILD}, about a minute where anything has changed", file=sys.stderr)
+    build(LAB_BUILD)
+    paths = dict.fromkeys([str(LAB_BUILD), str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     os.execve(sys.executable, [sys.executable, "-P", "-m", module, *sys.argv[1:]], environment)
 

@@ -22,7 +22,7 @@ from libs.contracts.protocol import Unpaired, unpaired
 from libs.contracts.roles import PLANNERS
 from libs.demand.wire import plan_of
 from libs.perfmodel.learner import FittedModel, StepKind
-from libs.perfmodel.wire import MAX_COEFFICIENT_NS, fitted_model
+from libs.perfmodel.wire import fitted_model, link_token_ns
 from libs.policy.capacity import CapacityPlan
 from libs.policy.newest import put_newest
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
@@ -326,8 +326,7 @@ class FleetView:
         if raw != self._step_bytes[index]:
             fitted = fitted_model(message)
             self._step_bytes[index], self.step_times[index] = raw, fitted
-            known = 0.0 < message.kv_token_ns < MAX_COEFFICIENT_NS
-            self.kv_token_ns[index] = message.kv_token_ns if known else 0.0
+            self.kv_token_ns[index] = link_token_ns(message)
             for number, kind in enumerate(StepKind):
                 steps = getattr(fitted, kind.value).steps if fitted is not None else -1
                 self.seen_steps[number, index] = min(steps, MOST_COUNTED) + 1

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median_low
 from typing import Final
 
 import numpy as np
@@ -15,7 +14,7 @@ from libs.policy.planner.due import due_within_ns
 from libs.policy.planner.groups import gather, share
 from libs.policy.planner.role_planning import PlannedWorker, RoleOrder
 from libs.policy.planner.snapshot import ClusterSnapshot, RolePool
-from libs.policy.pressure import WorkerProfile, Workload
+from libs.policy.pressure import WorkerProfile, Workload, usual_link_ns
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 from libs.policy.step_time import StepTimeModel
 from libs.telemetry.gateways import ModelBacklog
@@ -214,9 +213,7 @@ def _engine(view: FleetView, heard: Ints) -> WorkerProfile | str:
         return "no worker has said how many tokens and sequences a step takes"
     kv_tokens = int((roster.kv_blocks[heard] * roster.block_tokens[heard]).min())
     chunk_tokens = min(int(chunks[chunks > 0].min()), MAX_BUDGET_TOKENS)
-    # The usual link: a slow one is a fault to mend, and workers that never decoded have measured none.
-    links = view.kv_token_ns[heard].tolist()
-    kv_token_ns = median_low(known) if (known := [each for each in links if each > 0]) else 0.0
+    kv_token_ns = usual_link_ns(view.kv_token_ns[heard].tolist())
     return WorkerProfile(model, chunk_tokens, int(sequences[sequences > 0].min()), kv_tokens, kv_token_ns)
 
 

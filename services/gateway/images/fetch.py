@@ -14,7 +14,7 @@ import httpx
 from libs.contracts.errors import InvalidRequest, QueueFull, UnsupportedField, one_line
 from libs.dispatch.ports import Tenancy
 from libs.runtime.release import release
-from services.gateway.images.files import MAX_TOTAL_BYTES, SentImage
+from services.gateway.images.files import MAX_REASON_CHARS, MAX_TOTAL_BYTES, SentImage
 from services.gateway.images.hosts import SETTING, ImageHosts, RefusedUrl, host_of, port_of, read_url
 from services.gateway.metrics import ImageFetchMetrics
 from services.gateway.turns import FairSlots
@@ -24,7 +24,6 @@ MAX_WAITING: Final = 256
 MAX_ADDRESSES: Final = 4
 """The maximum number of a host's addresses that are tried."""
 SCHEMES: Final = ("http://", "https://")
-_MAX_REASON_CHARS: Final = 200
 _OK, _REDIRECTS = 200, frozenset({301, 302, 303, 307, 308})
 _INSTEAD: Final = "send the file itself as data:image/png;base64,"
 
@@ -182,21 +181,21 @@ class ImageFetcher:
                 error = failed
                 continue
             except (httpx.HTTPError, httpx.InvalidURL) as failed:
-                raise _Failed("unreachable", f"cannot be fetched: {one_line(failed, _MAX_REASON_CHARS)}") from None
+                raise _Failed("unreachable", f"cannot be fetched: {one_line(failed, MAX_REASON_CHARS)}") from None
             try:
                 yield response
             finally:
                 await response.aclose()
             return
         assert error is not None, "a host without addresses was refused"
-        raise _Failed("unreachable", f"cannot be fetched: {one_line(error, _MAX_REASON_CHARS)}")
+        raise _Failed("unreachable", f"cannot be fetched: {one_line(error, MAX_REASON_CHARS)}")
 
     async def _targets(self, url: httpx.URL) -> list[str]:
         host = host_of(url)
         try:
             found = await self._resolve(host, port_of(url))
         except (OSError, UnicodeError) as error:
-            reason = f"{host} cannot be looked up: {one_line(error, _MAX_REASON_CHARS)}"
+            reason = f"{host} cannot be looked up: {one_line(error, MAX_REASON_CHARS)}"
             raise _Failed("unreachable", reason) from None
         allowed = [address for address in found if self._hosts.allows_target(address)]
         if not allowed:
@@ -220,7 +219,7 @@ class ImageFetcher:
                 hold(len(part))
                 parts += part
         except httpx.HTTPError as error:
-            raise _Failed("unreachable", f"broke off: {one_line(error, _MAX_REASON_CHARS)}") from None
+            raise _Failed("unreachable", f"broke off: {one_line(error, MAX_REASON_CHARS)}") from None
         if not parts:
             raise _Failed("status", "came without a byte")
         return bytes(parts)

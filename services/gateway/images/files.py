@@ -19,7 +19,7 @@ from libs.model.vision import FORMATS, Vision, expand, spans
 # The bound on all images of a request, so that a frame with them fits gRPC's limit for a message.
 MAX_TOTAL_BYTES: Final = 8 * 1024 * 1024
 _DATA_URL: Final = re.compile(r"data:image/[A-Za-z0-9.+-]{1,64};base64,")
-_MAX_REASON_CHARS: Final = 200
+MAX_REASON_CHARS: Final = 200
 
 
 class SentImage(NamedTuple):
@@ -112,7 +112,7 @@ def _check(data: bytes, field: str, limits: ImageLimits) -> None:
         text = f"{field}: the file is not an image in a known format: send {', '.join(FORMATS)}"
         raise InvalidRequest(text, param=field) from None
     except Exception as error:  # Pillow raises SyntaxError, struct.error and others beside OSError
-        reason = one_line(error, _MAX_REASON_CHARS)
+        reason = one_line(error, MAX_REASON_CHARS)
         raise InvalidRequest(f"{field}: the image is broken: {reason}", param=field) from None
 
 

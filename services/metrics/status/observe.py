@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median_low
 from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.perfmodel.learner import usual_model
-from libs.perfmodel.wire import MAX_COEFFICIENT_NS, fitted_model
-from libs.policy.pressure import WorkerProfile, Workload
+from libs.perfmodel.wire import fitted_model, link_token_ns
+from libs.policy.pressure import WorkerProfile, Workload, usual_link_ns
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 from libs.policy.verdict.state import (
     ModelState,
@@ -85,8 +84,8 @@ def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
     if model is None:
         return "no worker has said how long its steps take"
     kv_tokens = min((each.kv_blocks * each.block_size_tokens for each in batches), default=0)
-    links = [each.step_time.kv_token_ns for each in batches if 0 < each.step_time.kv_token_ns < MAX_COEFFICIENT_NS]
-    return WorkerProfile(model, chunk, min(places), kv_tokens, median_low(links) if links else 0.0)
+    kv_token_ns = usual_link_ns(link_token_ns(each.step_time) for each in batches)
+    return WorkerProfile(model, chunk, min(places), kv_tokens, kv_token_ns)
 
 
 def observe(

@@ -209,6 +209,7 @@ def test_a_worker_that_moves_takes_the_budget_that_suits_its_new_role_at_once() 
     """Budgets that are settled a moment after a move turn the worker halfway back."""
     work = Workload(6.6, 93, 10_602, 310 * MS, waiting_ns=2.3e9)
     apart = Apart(on=True, since_ns=START_NS - 2 * TURN_NS)
+    # With SLOW's own interference budgets gain less than chance gives 93 sequences, and decodes stay apart.
     hides = replace(SLOW, step_time=replace(SLOW.step_time, interference=0.1))
     plan = assign(hides, work, pool(5, 3, budget_tokens=0), Memory(apart=apart), START_NS)
     assert [(each.role, each.budget_tokens) for each in plan.moves] == [(Role.MIXED, SLOW.chunk_tokens)]
