@@ -157,9 +157,16 @@ class Transactions:
         if isinstance(item, Raw):
             sending = self._producer.send(item.topic, item.value, key=item.key)
         else:
-            record = encode(item[0], self._cluster, item[1])
+            topic, value = item
+            record = encode(topic, self._cluster, value)
+            partition = None
+            if topic.spread_by:
+                partitions = sorted(await self._producer.partitions_for(record.topic))
+                partition = partitions[topic.turn(value) % len(partitions)]
             headers = [(SCHEMA_HEADER, record.schema)]
-            sending = self._producer.send(record.topic, record.value, key=record.key, headers=headers)
+            sending = self._producer.send(
+                record.topic, record.value, key=record.key, partition=partition, headers=headers
+            )
         sent: asyncio.Future[object] = await sending
         sent.add_done_callback(_look_at)  # sends after a failed one are never awaited
         return sent
@@ -180,8 +187,10 @@ log = structlog.get_logger()
 
 LANE_ERRORS = (*CONNECTION_ERRORS, ConsumerStoppedError, ProducerClosed)
 POLL_MS = 250
-STALL_POLLS = 24
-"""The number of consecutive empty polls after which a lane checks for records that fail to arrive."""
+STALL_POLLS = 12
+"""The number of consecutive empty polls after which a lane asks for the partition's end. If records before that end
+have not arrived by as many polls later, they never will.
+"""
 MAX_POLL_RECORDS = 100
 COMMIT_TIMEOUT_S = 10.0
 
@@ -215,7 +224,7 @@ class KafkaLane:
         return number
 
     async def batches(self) -> AsyncIterator[list[Record]]:
-        empty_polls = 0
+        empty_polls, expected_end = 0, 0
         while True:
             at_once = not self.replayed and not empty_polls
             found = await self._consumer.getmany(
@@ -229,8 +238,10 @@ class KafkaLane:
             if not self.replayed or stalled:
                 position = await self._consumer.position(self._partition)
                 self.replayed = self.replayed or position >= self.end
-                if stalled and position < (await self._consumer.end_offsets([self._partition]))[self._partition]:
+                if stalled and position < expected_end:
                     raise BrokerAway(f"{self._partition} has records that do not arrive")
+                if stalled:
+                    expected_end = (await self._consumer.end_offsets([self._partition]))[self._partition]
             yield batch
 
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:

@@ -378,3 +378,29 @@ async def test_records_that_are_trimmed_are_nowhere_and_later_ones_stay(kafka: K
     await work.trim(BATCH_RESULTS, before)
     assert await results(kafka, cluster) == Counter({99: 1})
     assert sum(await work.ends(BATCH_RESULTS)) == 13
+
+
+@pytest.mark.usefixtures("topics")
+async def test_the_shares_of_each_job_go_to_the_partitions_in_turn(kafka: KafkaServer, cluster: str) -> None:
+    work = KafkaWork(kafka.servers, cluster, "a")
+    jobs = ("one", "two")
+    await work.send(BATCH_SHARES, Share(share_id="first"))
+
+    async def deals(lane: Lane) -> None:
+        async for batch in lane.batches():
+            for record in batch:
+                if record.key == "first":
+                    shares = [
+                        Share(share_id=f"{job}/{turn}", job_id=job, number=turn) for job in jobs for turn in range(16)
+                    ]
+                    await lane.commit([(BATCH_SHARES, share) for share in shares], next_offset=record.offset + 1)
+
+    found: Counter[tuple[str, int]] = Counter()
+    async with member(work, deals), asyncio.timeout(SETTLE_S):
+        async for record in work.follow(BATCH_SHARES):
+            assert isinstance(record.value, Share)
+            found[record.value.job_id, record.partition] += 1
+            if found.total() == 33:
+                break
+    del found["", next(partition for job, partition in found if not job)]
+    assert found == {(job, partition): 2 for job in jobs for partition in range(BATCH_SHARES.partitions)}

@@ -1,8 +1,9 @@
 """Runs a line through the intake, queue and workers of any request, in the last class, once it has a slot."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull, SequenceFailed, UnsupportedField, quoted
@@ -38,22 +39,33 @@ class Slots:
         self._share = share
         self._max_in_flight = max_in_flight
         self.in_flight = 0
+        # One for each share that waits, in order: a share that takes its next slot at once would starve the others.
+        self._waiting: deque[asyncio.Event] = deque()
 
     async def take(self, give_up: Callable[[], object]) -> bool:
         """Wait for a slot, which `give` returns. Return False if `give_up()` becomes true first."""
-        while not give_up():
-            if self.in_flight < allowed(self._load(), self._share, self._max_in_flight):
-                self.in_flight += 1
-                return True
-            await asyncio.sleep(POLL_S)
-        return False
+        turn = asyncio.Event()
+        self._waiting.append(turn)
+        try:
+            while not give_up():
+                if self._waiting[0] is turn and self._is_free():
+                    self.in_flight += 1
+                    return True
+                turn.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await turn.wait()
+            return False
+        finally:
+            self._waiting.remove(turn)
+            self._wake_first()
 
     async def without(self, until: Callable[[], bool]) -> None:
         """Release the caller's slot until `until()` is true and a slot is free again."""
         self.give()
         try:
             while True:
-                if until() and self.in_flight < allowed(self._load(), self._share, self._max_in_flight):
+                if until() and self._is_free():
                     return
                 await asyncio.sleep(WITHOUT_POLL_S)
         finally:
@@ -61,6 +73,14 @@ class Slots:
 
     def give(self) -> None:
         self.in_flight -= 1
+        self._wake_first()
+
+    def _is_free(self) -> bool:
+        return self.in_flight < allowed(self._load(), self._share, self._max_in_flight)
+
+    def _wake_first(self) -> None:
+        if self._waiting:
+            self._waiting[0].set()
 
 
 # Age at which the list of served models is refreshed.

@@ -124,6 +124,23 @@ async def test_a_line_whose_model_has_no_workers_lets_others_have_its_slot_and_i
     assert slots.in_flight == 1, "its holder gives it"
 
 
+async def test_shares_that_want_slots_have_them_in_turn() -> None:
+    load = GatewayLoad(free=100, bound=0, people_waiting=0, lines_waiting=0)
+    slots = Slots(lambda: load, share=1, max_in_flight=2)
+    taken: list[str] = []
+
+    async def run_lines(share: str) -> None:
+        for _ in range(20):
+            assert await slots.take(lambda: False)
+            taken.append(share)
+            asyncio.get_running_loop().call_soon(slots.give)
+
+    await asyncio.gather(*(run_lines(share) for share in "abc"))
+    for end in range(len(taken)):
+        counts = [taken[:end].count(share) for share in "abc"]
+        assert max(counts) - min(counts) <= 3, "the first share took its slots before the others came"
+
+
 @pytest.mark.parametrize(("others", "expected_s"), [(True, AWAY_S), (False, 0.0)])
 def test_a_model_counts_as_away_only_while_others_have_workers(others: bool, expected_s: float) -> None:
     clock = ManualClock()
