@@ -118,7 +118,8 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
             engine = VllmEngine(config, SystemClock(), core)
             await engine.start(EngineIdentity(name, 1, "127.0.0.1:1"), NoFetcher(), lambda _stage, _fraction: None)
             sides.append(Side(engine, EventReader(engine), core))
-    yield Pair(*sides, fault, itertools.count(1))
+    source, target = sides
+    yield Pair(source, target, fault, itertools.count(1))
     await asyncio.gather(*(side.engine.close() for side in sides))
     for side in sides:
         await side.reader.close()
@@ -151,16 +152,15 @@ async def test_a_failed_transfer_ends_its_sequence_without_a_token(pair: Pair) -
     assert await pair.moved(prompt) == expected
 
 
-@pytest.mark.parametrize("wrong", [{"remote_block_ids": [[1, 2]]}, {"remote_block_ids": []}, {"remote_host": ""}])
-async def test_a_handle_that_lacks_blocks_or_an_address_is_refused(pair: Pair, wrong: dict[str, object]) -> None:
+async def test_a_handle_that_covers_other_tokens_than_the_prompt_is_refused(pair: Pair) -> None:
     from libs.engine.vllm import wire
 
     prompt = prompts(1, seed=30)[0]
     handle = await pair.prefill(prompt)
     handover = wire.unpack_handover(handle.opaque)
-    assert handover is not None
-    short = wire.pack_handover(wire.Handover(handover.parameters | wrong, handover.expires_unix_ns))
-    end, tokens = await pair.end(pair.decode(prompt, replace(handle, opaque=short)))
+    assert handover is not None and handover.parameters["remote_num_tokens"] == PROMPT_TOKENS
+    other = wire.Handover(handover.parameters | {"remote_num_tokens": PROMPT_TOKENS - 1}, handover.expires_unix_ns)
+    end, tokens = await pair.end(pair.decode(prompt, replace(handle, opaque=wire.pack_handover(other))))
     assert (end.finish, tokens) == (FinishReason.KV_LOST, []) and "lacks" in end.detail
     pair.source.engine.release(handle.opaque)
     await pair.until_idle()

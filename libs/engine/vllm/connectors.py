@@ -153,8 +153,7 @@ def _names(*ways: KvRoute) -> str:
 def missing(parameters: Mapping[str, Any], tokens: int, block_size_tokens: int) -> str:
     """Return what NIXL would lack to pull a prompt of `tokens` by these parameters; empty if nothing.
 
-    vLLM pulls the blocks that are named, and takes the rest of the prompt for computed. Without an address it waits for
-    ever.
+    vLLM 0.32 takes them as they are, and its EngineCore may end where something is missing.
     """
     if absent := [name for name in PULL_PARAMETERS if not parameters.get(name)]:
         return ", ".join(absent)
