@@ -139,6 +139,9 @@ bench-vllm: setup-vllm ## vllm beside torch and beside vLLM's own server, its st
 bench-phase: setup-dev ## phase time as reported against a clock around the model call, torch and sim
 	@$(BIN)/python -m load.engine.bench_phase $(ARGS)
 
+bench-recorded-steps: setup-dev ## phases and step times of recorded steps of vLLM on a GPU against CUDA events (FULCRUM_DATA)
+	@$(BIN)/python -m load.engine.bench_recorded_steps $(ARGS)
+
 bench-role: setup-dev ## role moves on whole suites, idle and loaded, every token checked (minutes)
 	@$(BIN)/python -m load.planner.bench_role $(ARGS)
 

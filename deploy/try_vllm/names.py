@@ -20,6 +20,7 @@ OURS: Final = "libs/engine/vllm"
 ARGUMENTS, CONNECTORS, CORE = f"{OURS}/arguments.py", f"{OURS}/connectors.py", f"{OURS}/core.py"
 KV, LAUNCH, PACING = f"{OURS}/kv_groups.py", f"{OURS}/launch.py", f"{OURS}/pacing.py"
 PLUGIN, SCHEDULER, SEQUENCES = f"{OURS}/plugin.py", f"{OURS}/scheduler.py", f"{OURS}/sequences.py"
+GUIDES = f"{OURS}/guides.py"
 REPORTS, WIRE, CPU_WORKER = f"{OURS}/step_reports.py", f"{OURS}/wire.py", f"{OURS}/cpu_worker.py"
 OBSERVER: Final = "deploy/vllm-plugin/fulcrum_observe/engine.py"
 PARSER: Final = "libs/observe/vllm.py"
@@ -174,6 +175,12 @@ BY_HAND: Final[tuple[Touched, ...]] = (
     *_call(f"{QUEUE}.remove_requests", SCHEDULER, 1),
     *_call(f"{QUEUE}.add_request", SCHEDULER, 1),
     *_name("vllm.v1.outputs.KVConnectorOutput.finished_sending", SCHEDULER),
+    *_name("vllm.v1.outputs.KVConnectorOutput.finished_recving", SCHEDULER),
+    *_name("vllm.v1.outputs.KVConnectorOutput.failed_recving", SCHEDULER),
+    *_name("vllm.v1.outputs.ModelRunnerOutput.kv_connector_output", SCHEDULER),
+    *_call("vllm.config.KVTransferConfig.get_from_extra_config", SCHEDULER, 2),
+    *_text(NIXL_CODE, "kv_lease_duration", SCHEDULER),
+    *_text(NIXL_CODE, "remote_num_tokens", CONNECTORS),
     *_call(LOOP + ".execute_dummy_batch", REPORTS),
     # Requests
     *_name(f"{REQUEST}.lora_request", SCHEDULER),
@@ -189,14 +196,14 @@ BY_HAND: Final[tuple[Touched, ...]] = (
     *_name(f"{REQUEST}.status", OBSERVER),
     # Guides
     *_override("vllm.v1.structured_output.backend_types.StructuredOutputBackend.compile_grammar",
-               SCHEDULER, "GuideBackend"),
+               GUIDES, "GuideBackend"),
     *_override("vllm.v1.structured_output.backend_types.StructuredOutputBackend.allocate_token_bitmask",
-               SCHEDULER, "GuideBackend"),
-    *_override("vllm.v1.structured_output.backend_types.StructuredOutputBackend.destroy", SCHEDULER, "GuideBackend"),
+               GUIDES, "GuideBackend"),
+    *_override("vllm.v1.structured_output.backend_types.StructuredOutputBackend.destroy", GUIDES, "GuideBackend"),
     *_call("vllm.v1.structured_output.backend_types.StructuredOutputBackend",
-           SCHEDULER, 1, "tokenizer", "vocab_size"),
-    *_call("vllm.v1.structured_output.backend_guidance.GuidanceGrammar.accept_tokens", SCHEDULER, 2),
-    *_name("vllm.v1.structured_output.StructuredOutputManager.executor", SCHEDULER),
+           GUIDES, 1, "tokenizer", "vocab_size"),
+    *_call("vllm.v1.structured_output.backend_guidance.GuidanceGrammar.accept_tokens", GUIDES, 2),
+    *_name("vllm.v1.structured_output.StructuredOutputManager.executor", GUIDES),
     # Outputs
     *_name("vllm.v1.engine.EngineCoreOutputs.outputs", SEQUENCES),
     *_name("vllm.v1.engine.EngineCoreOutputs.scheduler_stats", WIRE),

@@ -26,6 +26,7 @@ from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
 from libs.stores.registry import Registry, RegistryDown
 from libs.worker.host import WorkerHost, drain
+from libs.worker.known_answer import KnownAnswer
 from libs.worker.registration import RENEWALS_PER_LEASE
 from libs.worker.roles import refuse_stale_lead
 from libs.worker.run import ModelStay, WorkerPorts, open_worker
@@ -58,6 +59,7 @@ class _Asleep:
     engine: Engine
     host_bytes: int
     """The bytes of weights in host memory; 0 if they were dropped."""
+    answer: KnownAnswer
 
 
 class PoolMember:
@@ -94,7 +96,7 @@ class PoolMember:
         self._host: WorkerHost | None = None
         """The host of the model that it serves, if any."""
         self._stack: AsyncExitStack | None = None
-        self._serving: tuple[Engine, Goal] | None = None
+        self._serving: tuple[Engine, Goal, KnownAnswer] | None = None
         self._leaving = Leaving.CLOSED
         self._device_bytes = 0
         """Memory of each of its GPUs, as reported by an engine that slept; 0 if unknown."""
@@ -206,18 +208,28 @@ class PoolMember:
         slept = self._asleep.pop(goal.model, None)
         if slept is not None:
             try:
-                await self._open(settings, info, goal, slept.engine, began_ns, woken=True)
+                await self._open(settings, info, goal, slept.engine, began_ns, answer=slept.answer)
             except StartupError as error:  # its processes may have died meanwhile
                 log.warning("a model cannot be woken, and is loaded", model=goal.model, error=error.message)
             else:
                 return
         # In a thread: an engine's first imports take long, and the registration has to be renewed meanwhile.
         engine = await asyncio.to_thread(self._make_engine, settings, goal.model, goal.size_bytes)
-        await self._open(settings, info, goal, engine, began_ns, woken=False)
+        await self._open(settings, info, goal, engine, began_ns)
 
     async def _open(
-        self, settings: WorkerSettings, info: ModelInfo, goal: Goal, engine: Engine, began_ns: int, *, woken: bool
+        self,
+        settings: WorkerSettings,
+        info: ModelInfo,
+        goal: Goal,
+        engine: Engine,
+        began_ns: int,
+        *,
+        answer: KnownAnswer | None = None,
     ) -> None:
+        """Serve the model. `answer` is what an engine that sleeps answered before; None for one that is loaded."""
+        woken, answer = answer is not None, answer or KnownAnswer()
+
         def pool() -> common.PoolWorker:
             # Called once the model is loaded.
             self._since_ns, self._expected_ns = self._clock.now_ns(), 0
@@ -225,8 +237,8 @@ class PoolMember:
             self._last = common.ModelMove(model=goal.model, from_host=woken, took_ns=took_ns, unix_ns=self._since_ns)
             return self._pool()
 
-        tenancy = ModelStay(self._epoch, woken, self._left, pool)
-        self._serving, self._leaving = (engine, goal), Leaving.CLOSED
+        tenancy = ModelStay(self._epoch, woken, self._left, pool, answer)
+        self._serving, self._leaving = (engine, goal, answer), Leaving.CLOSED
         stack = AsyncExitStack()
         try:
             ports = self._make_ports(settings, info, engine, tenancy)
@@ -242,7 +254,7 @@ class PoolMember:
         """Drain the model that it serves, then put it to sleep if there is room."""
         if self._stack is None or self._host is None or self._serving is None:
             return
-        engine, goal = self._serving
+        engine, goal, answer = self._serving
         await drain(self._host, self._settings.pool_drain_s)
         self._leaving = leave(
             goal.size_bytes,
@@ -259,7 +271,7 @@ class PoolMember:
         await stack.aclose()
         self._serving = None
         if self._leaving is not Leaving.CLOSED:
-            self._asleep[goal.model] = _Asleep(engine, host_bytes)
+            self._asleep[goal.model] = _Asleep(engine, host_bytes, answer)
             self._spare_next()
             await self._clear_device(engine)
 
@@ -267,7 +279,7 @@ class PoolMember:
         """Put the engine to sleep in place of closing it, if that was decided."""
         if self._serving is None:
             return
-        engine, goal = self._serving
+        engine, goal, _ = self._serving
         if self._leaving is not Leaving.CLOSED:
             try:
                 await engine.sleep(keep_weights=self._leaving is Leaving.WITH_WEIGHTS)

@@ -40,6 +40,7 @@ from libs.stores.steps import StepTimeStore
 from libs.worker.admin import AdminServicer, audit_changes
 from libs.worker.gateways import WorkerServicer
 from libs.worker.host import WorkerHost, drain, pump
+from libs.worker.known_answer import KnownAnswer
 from libs.worker.kv_client import GrpcKvFetcher, SharedMemory
 from libs.worker.kv_server import KvServicer
 from libs.worker.registration import BlockPublisher, Registration, kept_role
@@ -70,6 +71,8 @@ class ModelStay:
     leave: Callable[[], Awaitable[None]]
     """Called in place of closing the engine."""
     pool: Callable[[], common.PoolWorker]
+    answer: KnownAnswer
+    """Checked before the model serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +92,15 @@ class WorkerPorts:
 
 
 def _engine_life(ports: WorkerPorts) -> tuple[StartEngine, Callable[[], Awaitable[None]]]:
-    if ports.tenancy is None:
-        return ports.engine.start, ports.engine.close
-    return (ports.engine.wake if ports.tenancy.asleep else ports.engine.start), ports.tenancy.leave
+    engine, tenancy = ports.engine, ports.tenancy
+    if tenancy is None:
+        return engine.start, engine.close
+
+    async def start(identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
+        await (engine.wake if tenancy.asleep else engine.start)(identity, fetcher, progress)
+        await tenancy.answer.check(engine)
+
+    return start, tenancy.leave
 
 
 async def run_worker(

@@ -1,7 +1,6 @@
 """LoRA adapters on the vllm engine, over a hand-off: tokens of a model with the adapter in its weights."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libs.contracts.errors import KvLost
 from libs.engine.config import EngineConfig
-from libs.engine.kv_port import KvChunk, KvHandle
+from libs.engine.kv_port import KvHandle
 from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
@@ -20,6 +18,7 @@ from libs.runtime.clock import SystemClock
 from libs.testing.engines.adapters import merged_tokens, write_adapter
 from libs.testing.engines.engine import EventReader
 from libs.testing.engines.real_model import write_random_llama
+from libs.testing.engines.vllm_core import NoFetcher
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -27,14 +26,6 @@ PROMPT = np.random.default_rng(4).integers(3, 250, 70, dtype=np.int32)
 TOKENS = 8
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 SHAPE = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
-
-
-class NoFetcher:
-    """vLLM engines move blocks themselves."""
-
-    async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
-        raise KvLost("nobody asks for this")
-        yield KvChunk(0, 0)
 
 
 async def test_sequences_of_several_adapters_are_computed_beside_each_other_and_moved(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Embeddings on the vllm engine: the vectors that the torch engine gives."""
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,15 @@ import openai
 import pytest
 from numpy.typing import NDArray
 
-from libs.contracts.errors import InvalidRequest, KvLost
+from libs.contracts.errors import InvalidRequest
 from libs.engine.config import EngineConfig
-from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.local import make_engine
 from libs.engine.port import Engine, EngineIdentity, EnginePhase, EngineRequest, Pooling, SamplingParams
 from libs.engine.reports import FinishReason
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import EventReader
 from libs.testing.engines.real_model import REAL_MODEL_NAME, write_random_llama
+from libs.testing.engines.vllm_core import NoFetcher
 from libs.testing.suites.suite import running_suite
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -39,14 +38,6 @@ MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
     {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
 ]
-
-
-class NoFetcher:
-    """A fetcher that nothing calls, since a vector needs no KV of other engines."""
-
-    async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
-        raise KvLost("nothing is fetched here")
-        yield KvChunk(0, 0)
 
 
 def make_model(folder: Path, pooling: Pooling) -> Path:

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
 
-from libs.contracts.errors import KvLost
 from libs.engine.config import EngineConfig
-from libs.engine.kv_port import KvChunk, KvHandle
+from libs.engine.kv_port import KvHandle
 from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import EngineIntegrity, FinishReason
 from libs.engine.vllm.core import VllmCore
@@ -27,6 +25,7 @@ from libs.model.tokenizer import load_tokenizer
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import EventReader
 from libs.testing.engines.real_model import real_model_folder
+from libs.testing.engines.vllm_core import NoFetcher, processes_of
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -51,14 +50,6 @@ SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=7, presence_penalty=0.
 ARGUMENTS: Mapping[str, Any] = {"max_model_len": CONTEXT_TOKENS}
 
 Pair = tuple[tuple[VllmEngine, EventReader], tuple[VllmEngine, EventReader]]
-
-
-class NoFetcher:
-    """vLLM engines move blocks themselves."""
-
-    async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
-        raise KvLost("nobody asks for this")
-        yield KvChunk(0, 0)
 
 
 def prompts() -> list[NDArray[np.int32]]:
@@ -251,9 +242,3 @@ async def test_a_source_that_dies_while_its_blocks_are_pulled_costs_the_target_t
     with pytest.raises(Exception, match=r"(?i)engine ?core"):
         await source_reader.finished()
     await until(lambda: target.integrity() == IDLE)
-
-
-def processes_of(core: VllmCore) -> list[psutil.Process]:
-    """EngineCore, and the one that computes."""
-    cores = [psutil.Process(pid) for pid in core.pids]
-    return [*cores, *(child for each in cores for child in each.children(recursive=True))]

@@ -17,8 +17,8 @@ def test_vllm_compiles_a_guide_that_no_server_of_its_own_has_checked() -> None:
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
     from vllm.v1.structured_output import StructuredOutputManager
 
+    from libs.engine.vllm.guides import serve_guides
     from libs.engine.vllm.launch import configured
-    from libs.engine.vllm.scheduler import serve_guides
     from libs.engine.vllm.wire import core_request
 
     config = EngineConfig(real_model_folder(), "m", block_size_tokens=32, kv_memory_mb=64)

@@ -9,9 +9,8 @@ import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
 
-from libs.contracts.errors import KvLost
 from libs.engine.config import EngineConfig
-from libs.engine.kv_port import KvChunk, KvHandle
+from libs.engine.kv_port import KvHandle
 from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import EngineIntegrity, FinishReason
 from libs.engine.vllm.core import VllmCore
@@ -19,6 +18,7 @@ from libs.engine.vllm.engine import VllmEngine
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import EventReader
 from libs.testing.engines.real_model import write_random_llama
+from libs.testing.engines.vllm_core import NoFetcher
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -31,14 +31,6 @@ SHAPE = {
 }  # fmt: skip
 
 Engines = dict[int, tuple[VllmEngine, EventReader]]
-
-
-class NoFetcher:
-    """vLLM engines move blocks themselves."""
-
-    async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
-        raise KvLost("nobody asks for this")
-        yield KvChunk(0, 0)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

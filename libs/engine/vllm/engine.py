@@ -20,6 +20,7 @@ from libs.engine.kv_port import KvExport, KvFetcher
 from libs.engine.port import Capabilities, DeviceMemory, EngineIdentity, EnginePhase, EngineRequest, Progress
 from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, EventQueue, FinishReason, SequenceOutput
 from libs.engine.sequence import Sequence, check_request
+from libs.engine.vllm.connectors import KvRoute, missing
 from libs.engine.vllm.core import MAX_REASON_CHARS, CoreProcess
 from libs.engine.vllm.pacing import trial_tokens
 from libs.engine.vllm.sequences import OutputReader, Sequences, announcement
@@ -53,12 +54,14 @@ def refusal(
     capabilities: Capabilities,
     *,
     engine_id: str,
+    pulls: bool,
     margin_ns: int,
     now_ns: int,
 ) -> HandoverRefusal | None:
     """Return why the engine cannot continue from the request's handle, unpacked as `handover`; None if it can.
 
-    A lease with less than `margin_ns` left is refused. Raise InvalidRequest if the tokens do not match the handle.
+    `pulls` is true if the connector reads the blocks that the handle names. A lease with less than `margin_ns` left is
+    refused. Raise InvalidRequest if the tokens do not match the handle.
     """
     assert request.kv is not None
     layout, tokens = capabilities.kv_layout, len(request.token_ids)
@@ -74,6 +77,8 @@ def refusal(
         return HandoverRefusal(FinishReason.FAILED, "kv_mismatch: the handle is no vllm engine's")
     if handover.engine_id == engine_id:
         return HandoverRefusal(FinishReason.KV_LOST, "kv_lost: vLLM does not pull blocks from itself")
+    if pulls and (lacks := missing(handover.parameters, tokens, capabilities.block_size_tokens)):
+        return HandoverRefusal(FinishReason.KV_LOST, f"kv_lost: the handle lacks {lacks}")
     if now_ns > handover.expires_unix_ns - margin_ns:
         return HandoverRefusal(FinishReason.KV_LOST, "kv_lost: the lease of the blocks is over")
     return None
@@ -248,12 +253,13 @@ class VllmEngine:
             raise QueueFull("the engine's queue is full", retry_after_s=RETRY_AFTER_S)
         handover = None
         if request.kv is not None:
-            handover, engine_id = wire.unpack_handover(request.kv.opaque), self._parts.ready.handing.engine_id
+            handover, handing = wire.unpack_handover(request.kv.opaque), self._parts.ready.handing
             refused = refusal(
                 request,
                 handover,
                 capabilities,
-                engine_id=engine_id,
+                engine_id=handing.engine_id,
+                pulls=handing.connector.way is KvRoute.REPLY,
                 margin_ns=lease_margin_ns(self._config.kv_lease_ms),
                 now_ns=self._clock.now_ns(),
             )

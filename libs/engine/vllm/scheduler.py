@@ -11,29 +11,22 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import llguidance.torch
-from llguidance import LLMatcher, LLTokenizer
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import KV_FETCH_COMPLETED_WAITING, KV_FETCH_IN_PROGRESS, SchedulerStats
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
-from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
-from vllm.v1.structured_output.backend_types import StructuredOutputBackend
 
-from libs.engine.guides import GuideFailed, load_vocabulary
 from libs.engine.kv_blocks import KvWait
+from libs.engine.vllm.guides import follow_generated, serve_guides
 from libs.engine.vllm.kv_groups import Rehasher, whole_context_group, write_kv_facts
 from libs.engine.vllm.pacing import PacedRequest, Queues, TrialStep, begins_ns, beyond_slots, plan_step
 from libs.engine.vllm.plugin import BOARD_FILE, DUMMIES_FILE, FOLDER_VARIABLE, KV_FILE
 from libs.engine.vllm.step_reports import (
     COMMAND_KEY,
-    GENERATED_KEY,
+    LEASE_KEY,
     PACE_KEY,
     REPORT_KEY,
     TRIAL_KEY,
@@ -44,6 +37,7 @@ from libs.engine.vllm.step_reports import (
     PendingBlocks,
     PendingNews,
     Pulled,
+    PullLeases,
     Rehash,
     Steps,
     count_in,
@@ -51,67 +45,8 @@ from libs.engine.vllm.step_reports import (
     encode,
     scheduled_work,
 )
-from libs.model.info import load_model_info
 from libs.policy.step_time import StepWork
 from libs.policy.worker.pace import Pace
-
-
-class GuideBackend(StructuredOutputBackend):  # type: ignore[misc]  # vLLM is untyped here
-    """A backend for grammars in llguidance's Lark dialect, as in `SamplingParams.guide`.
-
-    vLLM builds its backends from a tokenizer, which EngineCore does not have here. Guides use the vocabulary that the
-    other engines read.
-    """
-
-    @cached_property
-    def vocabulary(self) -> LLTokenizer:
-        """The model's vocabulary, read for the first guide in tenths of a second. Raises GuideFailed."""
-        return load_vocabulary(load_model_info(self.vllm_config.model_config.model))
-
-    def compile_grammar(
-        self, _request_type: Any, grammar_spec: str, stop_token_ids: set[int] | None = None
-    ) -> GuidanceGrammar:
-        """Compile a guide. Raise GuideFailed if it is not a valid grammar."""
-        matcher = LLMatcher(self.vocabulary, grammar_spec, log_level=0)
-        if matcher.is_error():
-            raise GuideFailed(matcher.get_error())
-        return GuidanceGrammar(matcher, self.vocabulary, self.vocabulary.vocab_size)
-
-    def allocate_token_bitmask(self, max_num_seqs: int) -> Any:
-        """Return [sequences, vocab / 32] 2D int32."""
-        return llguidance.torch.allocate_token_bitmask(max_num_seqs, self.vocabulary.vocab_size)
-
-    def destroy(self) -> None:
-        # There is nothing to free.
-        ...
-
-
-def serve_guides(manager: StructuredOutputManager) -> None:
-    """Make vLLM compile guides although EngineCore has no tokenizer."""
-    config = manager.vllm_config
-    manager.backend = GuideBackend(config, tokenizer=None, vocab_size=config.model_config.get_vocab_size())
-    # With one thread, the task that consumes tokens runs after the one that compiles their grammar.
-    manager.executor = ThreadPoolExecutor(1, thread_name_prefix="guides")
-
-
-def follow_generated(request: Request, manager: StructuredOutputManager) -> None:
-    """Make a request's grammar consume the tokens that were generated elsewhere before it constrains the next one.
-
-    vLLM starts a grammar at the prompt's end, and takes tokens of another worker for a part of the prompt.
-    """
-    generated = (request.sampling_params.extra_args or {}).get(GENERATED_KEY, 0)
-    if generated:
-        asked = request.structured_output_request
-        tokens = request.prompt_token_ids[-generated:]
-        asked.grammar = manager.executor.submit(_after, asked._grammar, request.request_id, tokens)
-
-
-def _after(compiled: "Future[GuidanceGrammar]", request_id: str, tokens: list[int]) -> GuidanceGrammar:
-    grammar = compiled.result()
-    if not grammar.accept_tokens(request_id, tokens):
-        raise GuideFailed("the tokens so far do not fit the guide")
-    return grammar
-
 
 SUPPORTED = ("0.32.", "0.33.")
 # Interval between reports while nothing happens except that the engine polls for KV.
@@ -151,6 +86,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         self._fetching: dict[str, tuple[int, int]] = {}
         """(tokens, start) of requests whose KV is on its way; (0, 0) until it is requested."""
         self._held = PendingBlocks()
+        self._leases = PullLeases(_lease_s(self.vllm_config))
         self._stalled = False
         """True if the last step computed nothing although requests were held aside."""
         self._long_prefill_tokens = self.scheduler_config.long_prefill_token_threshold
@@ -186,11 +122,14 @@ class _Reporting(Scheduler):  # type: ignore[misc]
             self._pace.note_prompt(paced, time.time_ns())
             if transferred:
                 self._fetching[request.request_id] = (0, 0)
+                if (held_until_ns := extra.get(LEASE_KEY)) is not None:
+                    self._leases.begin(request.request_id, held_until_ns, time.time_ns())
                 self._note_awaiting(time.time_ns())
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """Compose the next step: every decode, then prompts within the budget and running TPOT targets."""
         now_ns = time.time_ns()
+        self._leases.turn(now_ns)
         measures = self._trial.due
         aside = self._measure(now_ns) if measures else self._limit(now_ns)
         with self._aside(aside | self._without_slot(aside)):
@@ -204,6 +143,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """End the oldest step in flight, and note its times and those of its requests."""
+        self._fail_late_pulls(model_runner_output.kv_connector_output)
         if not scheduler_output.total_num_scheduled_tokens:
             return super().update_from_output(scheduler_output, model_runner_output)
         now_ns = time.time_ns()
@@ -413,7 +353,14 @@ class _Reporting(Scheduler):  # type: ignore[misc]
             for request, tokens in requests
         )
 
+    def _fail_late_pulls(self, kv_connector_output: Any) -> None:
+        """Turn pulls into failed ones if they ended when the source may have filled the blocks with something else."""
+        for request_id in (kv_connector_output and kv_connector_output.finished_recving) or ():
+            if not self._leases.ended(request_id, time.time_ns()):
+                kv_connector_output.failed_recving.add(request_id)
+
     def _fetched(self, request_id: str) -> None:
+        self._leases.ended(request_id, 0)
         if self._fetching.pop(request_id, None) is not None:
             self._note_awaiting(time.time_ns())
 
@@ -484,6 +431,12 @@ def _is_for_others(request: Request) -> bool:
     """Return whether the request's blocks wait for another engine."""
     params = request.kv_transfer_params
     return bool(params and params.get("do_remote_decode"))
+
+
+def _lease_s(config: Any) -> int:
+    """Return NIXL's lease; 0 for other connectors, whose requests carry none."""
+    transfer = config.kv_transfer_config
+    return int(transfer.get_from_extra_config("kv_lease_duration", 0)) if transfer is not None else 0
 
 
 def external_tokens(request: Request) -> int:

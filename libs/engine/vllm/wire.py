@@ -19,10 +19,11 @@ from libs.contracts.errors import InvalidRequest
 from libs.engine.port import EnginePhase, EngineRequest
 from libs.engine.port import SamplingParams as Sampling
 from libs.engine.reports import FinishReason, Logprob
-from libs.engine.vllm.connectors import ConnectorSession
+from libs.engine.vllm.connectors import ConnectorSession, KvRoute
 from libs.engine.vllm.step_reports import (
     COMMAND_KEY,
     GENERATED_KEY,
+    LEASE_KEY,
     PACE_KEY,
     REPORT_KEY,
     TRIAL_KEY,
@@ -111,7 +112,9 @@ def core_request(
     if kv is not None and kv.stored:
         pace["stored"] = True
     generated = len(request.token_ids) - request.prompt_tokens
-    carried = {PACE_KEY: pace, GENERATED_KEY: generated}
+    carried: dict[str, Any] = {PACE_KEY: pace, GENERATED_KEY: generated}
+    if kv is not None and handing.connector.way is KvRoute.REPLY:
+        carried[LEASE_KEY] = kv.expires_unix_ns
     if parameters is not None:
         parameters.extra_args = (parameters.extra_args or {}) | carried
     return EngineCoreRequest(

@@ -1,10 +1,18 @@
-"""EngineCore processes that tests share, since they take long to start. Each test finds one as if it were new."""
+"""EngineCore processes for tests: ones that tests share, since they take long to start, and what engines in pairs need.
+
+Each test finds a shared process as if it were new.
+"""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import psutil
+
+from libs.contracts.errors import KvLost
 from libs.engine.config import EngineConfig
+from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.port import DeviceMemory, EngineIdentity, Progress
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.starting import StartedCore
@@ -15,6 +23,20 @@ ALL_TOKENS = 1 << 30
 DRAIN_S = 60.0
 FREE = StepTimeModel(0, 0, 0, 0, 0, 0, 1)
 """Step times of zero, which break no target."""
+
+
+class NoFetcher:
+    """A fetcher that nothing calls, since vLLM's engines move blocks themselves."""
+
+    async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
+        raise KvLost("nothing is fetched here")
+        yield KvChunk(0, 0)  # type: ignore[unreachable]  # it makes this an iterator
+
+
+def processes_of(core: VllmCore) -> list[psutil.Process]:
+    """Return EngineCore's process and those that compute for it."""
+    cores = [psutil.Process(pid) for pid in core.pids]
+    return [*cores, *(child for each in cores for child in each.children(recursive=True))]
 
 
 class SharedCore:

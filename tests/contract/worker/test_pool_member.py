@@ -119,11 +119,12 @@ async def test_a_model_that_cannot_be_put_to_sleep_is_given_up_and_the_next_one_
         assert local.engine(0).asked == ["start", "sleep", "close"]
 
 
-async def test_a_model_that_cannot_be_woken_is_loaded_anew() -> None:
+@pytest.mark.parametrize("failure", ["wake", "weights"])
+async def test_a_model_that_cannot_be_woken_or_answers_otherwise_is_loaded_anew(failure: str) -> None:
     async with local_pool_member("w", MemoryStore(), gpu=FakeGpu()) as local:
         await hold(local, "a")
         await hold(local, "b")
-        local.engine(0).fails = "wake"
+        local.engine(0).fails = failure
         again = await hold(local, "a")
         assert (again.pool.last.from_host, again.pool.last.error) == (False, "")
         assert local.engine(0).asked == ["start", "sleep", "wake", "close"]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from libs.contracts.hashing import block_hashes
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import FinishReason
-from libs.engine.vllm import plugin
+from libs.engine.vllm import connectors, plugin
 from libs.engine.vllm.engine import HandoverRefusal, lease_margin_ns, refusal
 from libs.engine.vllm.sequences import Sequences
 from libs.engine.vllm.step_reports import (
@@ -24,6 +25,7 @@ from libs.engine.vllm.step_reports import (
     EngineReport,
     PendingBlocks,
     PendingNews,
+    PullLeases,
     Rehash,
     Step,
     decode_command,
@@ -128,11 +130,70 @@ def test_a_handle_is_refused_while_its_lease_still_lasts_until_a_heartbeat(lease
     def refused(now_ns: int) -> HandoverRefusal | None:
         capabilities = Capabilities(BLOCK, 8, 1, 64, 1, "vllm/test")
         margin_ns = lease_margin_ns(lease_ms)
-        return refusal(request, handover, capabilities, engine_id="one", margin_ns=margin_ns, now_ns=now_ns)
+        return refusal(
+            request, handover, capabilities, engine_id="one", pulls=False, margin_ns=margin_ns, now_ns=now_ns
+        )
 
     assert refused(latest_ns) is None
     late = refused(latest_ns + 1)
     assert late is not None and late.finish is FinishReason.KV_LOST
+
+
+PULL = {
+    "remote_engine_id": "other",
+    "remote_request_id": "r",
+    "remote_host": "127.0.0.1",
+    "remote_port": 5600,
+    "remote_block_ids": [[3, 4, 5]],
+    "remote_num_tokens": len(TOKENS),
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "missing"),
+    [
+        ({}, ""),
+        ({"remote_block_ids": [[9], [3, 4, 5]]}, ""),  # a group of layers that attend to a window
+        ({"remote_block_ids": [[3, 4]], "dcp_size": 2}, ""),
+        ({"remote_block_ids": [[3, 4]]}, "blocks: 2 of 4 tokens for a prompt of 12"),
+        ({"remote_block_ids": []}, "remote_block_ids"),
+        ({"remote_host": None}, "remote_host"),
+        ({"remote_num_tokens": 11}, "KV of 12 tokens: 11 were computed"),
+    ],
+)
+def test_a_handle_must_name_all_that_its_receiver_needs(wrong: dict[str, Any], missing: str) -> None:
+    assert connectors.missing(PULL | wrong, len(TOKENS), BLOCK) == missing
+
+
+@given(st.integers(1, 60), st.lists(st.floats(0.01, 40), min_size=1, max_size=40), st.floats(0.5, 60))
+def test_a_pull_is_trusted_only_while_its_source_still_holds_the_blocks(
+    lease_s: int, pauses_s: list[float], left_s: float
+) -> None:
+    receiver, now_ns = PullLeases(lease_s), 0
+    receiver.begin("r", int(left_s * 1e9), now_ns)
+    # The source: each heartbeat, sent in the first turn after it is due, makes the lease last from then on.
+    held_until_ns, heartbeat_ns = int(left_s * 1e9), 0
+    for pause_s in pauses_s:
+        now_ns += int(pause_s * 1e9)
+        held = now_ns <= held_until_ns
+        receiver.turn(now_ns)
+        if held and now_ns - heartbeat_ns >= lease_s // 6 * 1_000_000_000:
+            heartbeat_ns = now_ns
+            held_until_ns = max(held_until_ns, now_ns + lease_s * 2 // 3 * 1_000_000_000)
+        if not held:
+            assert not receiver.ended("r", now_ns)
+            return
+    if receiver.ended("r", now_ns):
+        assert now_ns <= held_until_ns
+    assert receiver.ended("of another connector", now_ns)
+
+
+def test_heartbeats_keep_a_waiting_pull_trusted() -> None:
+    receiver = PullLeases(30)
+    receiver.begin("r", 30_000_000_000, 0)
+    for second in range(600):
+        receiver.turn(second * 1_000_000_000)
+    assert receiver.ended("r", 600_000_000_000)
 
 
 def test_a_hold_ends_once_whoever_ends_it() -> None:

@@ -1,0 +1,130 @@
+"""Step times and phases of vLLM's own steps on a GPU, as workers learn and report them, against CUDA events.
+
+Reads the recordings in FULCRUM_DATA/vllm_h200. Each step is given to the learner that workers run, which starts from
+the shipped profile. Prints a table for each recording, then one JSON line.
+
+Two approximations: the recordings lack the lengths of contexts, so every decode reads CONTEXT_TOKENS and prompts of a
+step are equally long; a worker sees a step's end when its output arrives, here it is the event's time.
+"""
+
+import argparse
+import gzip
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from libs.perfmodel.learner import StepTimeLearner
+from libs.perfmodel.profiles import profile
+from libs.policy.step_time import StepWork, split_step_ns
+from load.measure import show, titled_table
+
+RECORDINGS: Final = ("default", "eager", "prefill_role")
+CONTEXT_TOKENS: Final = 600
+REFIT_S: Final = 2.0
+GRAPH_BATCH: Final = 256
+"""Decodes beyond this batch are in no CUDA graph of vLLM's defaults."""
+SMALL_CHUNK: Final = 256
+WARM_UP_S: Final = 5.0
+"""Longer steps compile kernels, and teach nothing."""
+
+
+def steps_of(folder: Path, name: str) -> Iterator[tuple[float, float, StepWork]]:
+    """Yield (start, end, work) of each step; times in Unix seconds."""
+    with gzip.open(folder / f"{name}.steps.gz", "rt") as lines:
+        base_s, ended_s = json.loads(next(lines))["base_wall_s"], 0.0
+        for line in lines:
+            step = json.loads(line)
+            start_s, end_s = max(step["w"], ended_s), base_s + step["t1_ms"] / 1e3
+            ended_s = max(end_s, ended_s)
+            tokens, prompts, decodes = step["pt"], step["pr"], step["dr"]
+            squared = prompts * (tokens // max(prompts, 1)) ** 2
+            if end_s > start_s:
+                yield start_s, end_s, StepWork(tokens, prompts, tokens, decodes, decodes * CONTEXT_TOKENS, squared)
+
+
+def kind_of(work: StepWork) -> str:
+    if not work.decode_sequences:
+        return "prefill"
+    batch = f", batch over {GRAPH_BATCH}" if work.decode_sequences > GRAPH_BATCH else ""
+    if not work.prefill_tokens:
+        return f"decode{batch}"
+    return f"mixed, chunk {'up to' if work.prefill_tokens <= SMALL_CHUNK else 'over'} {SMALL_CHUNK}{batch}"
+
+
+def measure(folder: Path, name: str, device: str) -> dict[str, Any]:
+    phases = json.loads((folder / f"{name}.truth.json").read_text())["phases"]
+    learner, refit_s = StepTimeLearner(profile(device).step_time), 0.0
+    shipped = learner.model
+    busy_ns: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    ratios: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for start_s, end_s, work in steps_of(folder, name):
+        duration_ns = round((end_s - start_s) * 1e9)
+        if duration_ns > WARM_UP_S * 1e9:
+            continue
+        phase = next((each["phase"] for each in phases if each["from_s"] <= start_s < each["to_s"]), None)
+        if phase is not None:
+            for index, part_ns in enumerate(split_step_ns(learner.model, work, duration_ns)):
+                busy_ns[phase][index] += part_ns
+            ratios[kind_of(work)].append(
+                (learner.model.step_ns(work) / duration_ns, shipped.step_ns(work) / duration_ns)
+            )
+        learner.add(work, duration_ns)
+        if end_s >= refit_s:
+            learner.refit()
+            refit_s = end_s + REFIT_S
+    return {
+        "phases": {each["phase"]: _phase(each, *busy_ns[each["phase"]]) for each in phases},
+        "predicted_over_measured": {kind: _ratios(found) for kind, found in sorted(ratios.items())},
+    }
+
+
+def _phase(truth: Mapping[str, Any], prefill_ns: int, decode_ns: int) -> dict[str, float | None]:
+    busy_ns = prefill_ns + decode_ns
+    return {
+        "busy": round(busy_ns / 1e9 / (truth["to_s"] - truth["from_s"]), 4),
+        "busy_truth": truth["busy_share"],
+        "prefill": round(prefill_ns / busy_ns, 4) if busy_ns else None,
+        "prefill_truth": truth["prefill_share_of_busy"],
+    }
+
+
+def _ratios(found: list[tuple[float, float]]) -> dict[str, float | list[float]]:
+    learned, shipped = np.quantile(np.array(found), [0.1, 0.5, 0.9], axis=0).T.round(3).tolist()
+    return {"steps": len(found), "learned_p10_p50_p90": learned, "shipped_p10_p50_p90": shipped}
+
+
+def print_tables(name: str, found: Mapping[str, Any]) -> None:
+    phases = titled_table(
+        f"{name}: shares by phase of load", "phase", "busy", "by events", "prefill of it", "by events"
+    )
+    for phase, row in found["phases"].items():
+        phases.add_row(phase, *("" if value is None else f"{value:.3f}" for value in row.values()))
+    times = titled_table(
+        f"{name}: predicted over measured step time", "step", "steps", "learned p10, p50, p90", "shipped profile"
+    )
+    for kind, row in found["predicted_over_measured"].items():
+        learned, shipped = (", ".join(f"{each:.2f}" for each in row[key]) for key in list(row)[1:])
+        times.add_row(kind, str(row["steps"]), learned, shipped)
+    show(phases, times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--profile", default="llama3.1-8b-h200-aic", help="the shipped profile to start from")
+    device = parser.parse_args().profile
+    folder = Path(os.environ.get("FULCRUM_DATA", "")) / "vllm_h200"
+    if not folder.is_dir():
+        raise SystemExit("FULCRUM_DATA has to name the folder with the recordings, see docs/data.md")
+    found = {name: measure(folder, name, device) for name in RECORDINGS}
+    for name, each in found.items():
+        print_tables(name, each)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
