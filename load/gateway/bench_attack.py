@@ -4,7 +4,6 @@ The suite is simulated and whole, with keys and limits (`--open`: without keys).
 evenly, and one attack at a time runs from an address of its own. Prints a table, then one JSON line.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -28,6 +27,7 @@ from libs.filestore.port import FileInfo
 from libs.testing.suites.suite import RunningSuite
 from libs.testing.workers.mortal import PROMPT_MARK, mortal_env
 from load.gateway.inside_attacks import CountAnswer, Inside, forged_frames, redis_values, topic_extremes, topic_values
+from load.measure import bench_parser
 from load.setup import bench_suite
 
 ATTACKER_ADDRESS: Final = "127.0.0.2"
@@ -440,13 +440,12 @@ async def attacked(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--open", action="store_true", help="without keys and limits")
-    parser.add_argument("--no-limits", action="store_true", help="with keys, and no limits of the attacker's")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each attack")
-    parser.add_argument("--prefill", type=int, default=3, help="workers; a prompt that kills takes two of them")
-    parser.add_argument("--only", default="", help="attacks with this in their name")
-    arguments = parser.parse_args()
+    arguments = bench_parser(
+        __doc__, open=(False, "without keys and limits"),
+        no_limits=(False, "with keys, and no limits of the attacker's"),
+        seconds=(6.0, "of each attack"), prefill=(3, "workers; a prompt that kills takes two of them"),
+        only=("", "attacks with this in their name"),
+    ).parse_args()  # fmt: skip
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as folder:
