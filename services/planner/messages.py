@@ -41,7 +41,8 @@ from libs.policy.pressure import MAX_PRESSURE, Split, WorkerProfile, Workload, f
 from libs.policy.roles import Role
 from libs.policy.verdict.assessment import Assessment
 from libs.policy.verdict.causes import workers
-from services.planner.role_planner import ModelPlan, Order
+from services.planner.orders import Order
+from services.planner.role_planner import ModelPlan
 
 # A predicted TTFT is mentioned from this length on.
 LONG_MS: Final = 1_000

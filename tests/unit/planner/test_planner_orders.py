@@ -12,8 +12,8 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, Assignmen
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.runtime.net.access import bearer
 from libs.runtime.tasks import TaskOwner
-from services.planner import role_planner as orders
-from services.planner.role_planner import CallOutcome, Order, OrderExecutor
+from services.planner import orders
+from services.planner.orders import CallOutcome, Order, OrderExecutor
 
 
 class Channel:
