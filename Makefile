@@ -175,7 +175,7 @@ bench-first-hour: setup-dev ## whether CPU, coverage and freshness wear out, idl
 	@$(BIN)/python -m load.metrics.bench_first_hour $(ARGS)
 
 compile: setup-dev ## services compiled with mypyc, from the same sources, into build/services: PYTHONPATH=build/services fulcrum up
-	@$(BIN)/python -m load.lab.compile_lab --services
+	@$(BIN)/python -m deploy.compile --services
 
 bench-gateway: setup-dev ## cost of a request: requests/s, latency, CPU by process; ARGS="--peer dynamo" beside it
 	@$(BIN)/python -m load.gateway.bench_gateway $(ARGS)

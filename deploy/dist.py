@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from deploy.compile import SERVICES, SERVICES_BUILD, build, compiled_files, missing
 from libs.runtime.release import commit
-from load.lab.compile_lab import SERVICES, SERVICES_BUILD, build, compiled_files, missing
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 STAGE: Final = ROOT / "build" / "dist"

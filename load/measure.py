@@ -1,5 +1,6 @@
-"""Helpers that benches share: processes with their CPU time, core waits and memory, percentiles, tables."""
+"""Helpers that benches share: options, processes with their CPU time, core waits and memory, percentiles, tables."""
 
+import argparse
 import os
 import statistics
 import time
@@ -19,6 +20,25 @@ from libs.cli.console import plain_table
 
 # Wide enough that no table breaks its rows, whatever the terminal.
 WIDTH: Final = 160
+
+
+def bench_parser(doc: str | None, **options: Any) -> argparse.ArgumentParser:
+    """Return a parser that is described by the first paragraph of a module's docstring.
+
+    Each option has a default, alone or in a pair with its help, and takes values of the default's type. False makes a
+    flag, and a list takes one or more values.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n\n")[0])
+    for name, option in options.items():
+        default, text = option if isinstance(option, tuple) else (option, None)
+        flag = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(flag, action="store_true", help=text)
+        elif isinstance(default, list):
+            parser.add_argument(flag, nargs="+", type=type(default[0]), default=default, help=text)
+        else:
+            parser.add_argument(flag, type=type(default), default=default, help=text)
+    return parser
 
 
 def titled_table(title: str, *columns: str, left: Collection[str] = ()) -> Table:

@@ -4,7 +4,6 @@ Afterwards each line's answers are counted, over the results topic by a client o
 Prints a table and, as its last line, one JSON object. Exits with 1 if a line was not answered exactly once.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -26,7 +25,7 @@ from libs.testing.batch.jobs import ENDED, answered, committed, done, retrieve, 
 from libs.testing.servers.stores import KafkaServer, real_kafka
 from libs.testing.suites.processes import kill, pid_of
 from libs.testing.suites.suite import RunningSuite, running_suite
-from load.measure import resident_mib, show
+from load.measure import bench_parser, resident_mib, show
 
 GATEWAYS = ("gateway-1", "gateway-2")
 VICTIMS = (*GATEWAYS, "decode-1", "redis", "kafka")
@@ -62,11 +61,8 @@ class JobResult:
 
 def main(argv: list[str] | None = None) -> int:
     """Soak; return 1 if a line was not answered exactly once."""
-    parser = argparse.ArgumentParser(prog="make soak-batch", description=__doc__)
-    parser.add_argument("--lines", type=int, nargs="+", default=[100_000], help="one job each (default 100000)")
-    parser.add_argument("--kill-every-s", type=float, default=20.0, help="0 kills nothing (default 20)")
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args(argv)
+    lines, every_s = ([100_000], "one job each (default 100000)"), (20.0, "0 kills nothing (default 20)")
+    arguments = bench_parser(__doc__, lines=lines, kill_every_s=every_s, seed=1).parse_args(argv)
     soaked = [
         asyncio.run(_soak(lines, arguments.kill_every_s, random.Random(arguments.seed))) for lines in arguments.lines
     ]

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from libs.lab.experiment import Experiment, LabReport
 from libs.lab.policies import Design, design_of, has_hindsight
-from libs.lab.search import WANTED, Measure, fewest_workers, first_guess, fluid_rate, passes
+from libs.lab.search import WANTED, Measure, fewest_workers, first_guess, fluid_rate, passes, prompts_share
 from libs.lab.study import Note, run_named, side_by_side, without_split
 
 MARGIN: Final = 1.25
@@ -151,10 +151,8 @@ def _gpus(need: Need, gpus: int) -> str:
 
 def reasons(experiment: Experiment, answer: DesignAnswer, versus: LabReport | None) -> list[str]:
     """Return sentences that explain the answer. `versus` is the loser's run with the winner's number of workers."""
-    work = experiment.work
-    prompts = sum(work.prompt_ns(each.input_tokens) for each in experiment.trace.requests)
-    whole = sum(work.ns(each.input_tokens, each.output_tokens) for each in experiment.trace.requests)
-    found = [f"Prompts are {prompts / max(whole, 1.0):.0%} of the GPU time that the trace asks for, answers the rest."]
+    share = prompts_share(experiment)
+    found = [f"Prompts are {share:.0%} of the GPU time that the trace asks for, answers the rest."]
     if short := _short(experiment):
         found.append(short)
     if answer.winner and answer.loser and answer.winner.workers == 1:

@@ -73,11 +73,6 @@ def names() -> str:
     return ", ".join(kind.usage(name) for name, kind in RIVALS.items())
 
 
-def every_split(workers: int) -> list[Rival]:
-    """Return every static split of `workers`; the best in hindsight is the one to beat."""
-    return [static_split(prefill, workers - prefill) for prefill in range(1, workers)]
-
-
 GUARD, MOVES, ORDER, OURS = "+guard", "+moves", "+order", "+ours"
 """Suffixes of a rival's name, each of which adds one of our parts.
 

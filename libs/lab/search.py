@@ -129,12 +129,16 @@ def merit(report: LabReport) -> tuple[float, float, float]:
     return min(score.slo_attainment, score.work_attainment), score.slo_attainment, -score.ttft_s.get("p90", 0.0)
 
 
+def prompts_share(experiment: Experiment) -> float:
+    """Return the share of prompts in the GPU time that the trace asks for."""
+    work, requests = experiment.work, experiment.trace.requests
+    whole = sum(work.ns(each.input_tokens, each.output_tokens) for each in requests)
+    return sum(work.prompt_ns(each.input_tokens) for each in requests) / max(whole, 1.0)
+
+
 def first_guess(experiment: Experiment) -> int:
     """Return the number of prefill workers by their share of the work, leaving at least one worker on each side."""
-    work, workers = experiment.work, experiment.workers
-    prefill = sum(work.prompt_ns(each.input_tokens) for each in experiment.trace.requests)
-    whole = sum(work.ns(each.input_tokens, each.output_tokens) for each in experiment.trace.requests)
-    return min(max(round(workers * prefill / max(whole, 1.0)), 1), workers - 1)
+    return min(max(round(experiment.workers * prompts_share(experiment)), 1), experiment.workers - 1)
 
 
 def best_split(

@@ -150,11 +150,6 @@ def without_split(name: str) -> str:
     return kind + extras if len(numbers) > 1 else name
 
 
-def run_all(experiment: Experiment, names: Sequence[str], jobs: int) -> Iterator[tuple[str, LabReport]]:
-    """Yield (policy, report) as results arrive. A caller that stops iterating ends the remaining runs."""
-    return side_by_side(run_named, experiment, names, jobs)
-
-
 def side_by_side(
     call: Callable[[Experiment, str, Note], Result],
     experiment: Experiment,
@@ -162,7 +157,10 @@ def side_by_side(
     jobs: int,
     note: Note = lambda line: None,
 ) -> Iterator[tuple[str, Result]]:
-    """Yield (policy, result of the call) as results arrive. The calls' notes arrive late by up to `LOOK_S`."""
+    """Yield (policy, result of the call) as results arrive. A caller that stops iterating ends the remaining calls.
+
+    The calls' notes arrive late by up to `LOOK_S`.
+    """
     # Do not fork, since reading traces may have started threads.
     context = get_context("spawn")
     notes: SimpleQueue[str] = context.SimpleQueue()

@@ -328,12 +328,7 @@ class _Document:
         if unique and own.get("maxItems", 2) > 1:
             raise self._cannot("uniqueItems", ": true")
         self._contains(own, resource)
-        if "unevaluatedItems" in own:
-            rest = own.pop("unevaluatedItems")
-            if "items" not in own:
-                if any(key in own for key in IN_PLACE) and self._probe(rest, resource, "unevaluatedItems") != {}:
-                    raise self._cannot("unevaluatedItems")
-                own["items"] = rest
+        self._unevaluated(own, resource, "unevaluatedItems", "items")
 
     def _contains(self, own: dict[str, Any], resource: Any) -> None:
         least, most = own.pop("minContains", 1), own.pop("maxContains", None)
@@ -355,12 +350,17 @@ class _Document:
         elif own["minProperties"] > len(required) + 1:
             # The library allows an unlisted name twice, so it cannot count distinct ones.
             raise self._cannot("minProperties", " of more than one beyond those required")
-        if "unevaluatedProperties" in own:
-            rest = own.pop("unevaluatedProperties")
-            if "additionalProperties" not in own:
-                if any(key in own for key in IN_PLACE) and self._probe(rest, resource, "unevaluatedProperties") != {}:
-                    raise self._cannot("unevaluatedProperties")
-                own["additionalProperties"] = rest
+        self._unevaluated(own, resource, "unevaluatedProperties", "additionalProperties")
+
+    def _unevaluated(self, own: dict[str, Any], resource: Any, keyword: str, others: str) -> None:
+        """Replace `keyword` by `others`, which means the same if no subschema applies in place."""
+        if keyword not in own:
+            return
+        rest = own.pop(keyword)
+        if others not in own:
+            if any(key in own for key in IN_PLACE) and self._probe(rest, resource, keyword) != {}:
+                raise self._cannot(keyword)
+            own[others] = rest
 
     def _required(self, own: dict[str, Any], resource: Any) -> set[str]:
         """Return the names that an object must have, including those that depend on one of them."""

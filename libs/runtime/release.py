@@ -34,6 +34,6 @@ def commit() -> str:
 
 
 def is_compiled() -> bool:
-    """Return whether the modules on the path of a request are compiled (load/lab/compile_lab.py)."""
+    """Return whether the modules on the path of a request are compiled (deploy/compile.py)."""
     found = find_spec("libs.engine.core")
     return found is not None and not (found.origin or "").endswith(".py")

@@ -28,6 +28,7 @@ from libs.engine.torch.model import pick_dtype
 from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import EventReader
 from libs.testing.engines.real_model import real_model_folder
+from load.measure import bench_parser
 from load.setup import start_engine
 
 LONG_TOKENS = 1500
@@ -256,13 +257,10 @@ async def started(name: str, config: EngineConfig) -> Engine:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=0, help="of both sides; 0: torch's default")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--output-tokens", type=int, default=32)
-    parser.add_argument("--continuous", action="store_true", help="also against transformers' continuous batching")
-    parser.add_argument("--vllm", action="store_true", help="instead, vLLM's engine against torch's (its environment)")
-    parser.add_argument("--long", action="store_true", help="also prompts of 1,500 tokens, and chunks after a prefix")
+    parser = bench_parser(
+        __doc__, rounds=5, threads=(0, "of both sides; 0: torch's default"), device="auto", prompt_tokens=64,
+        output_tokens=32, continuous=(False, "also against transformers' continuous batching"),
+        vllm=(False, "instead, vLLM's engine against torch's (its environment)"),
+        long=(False, "also prompts of 1,500 tokens, and chunks after a prefix"),
+    )  # fmt: skip
     asyncio.run(main(parser.parse_args()))

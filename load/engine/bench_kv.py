@@ -7,7 +7,6 @@ are small, so that warm-up touches all their memory and no page is new when time
 JSON line.
 """
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -30,7 +29,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.runtime.paths import cache_dir
 from libs.runtime.settings import CommonSettings
 from libs.testing.workers.hosts import GatewayProbe, LocalWorker, gateway_probe, local_worker, submit
-from load.measure import spawned
+from load.measure import bench_parser, spawned
 
 MODEL = "SmolLM2-135M-Instruct"
 OUTPUT_TOKENS = 6
@@ -279,12 +278,8 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model-path", type=Path, default=cache_dir() / "models" / MODEL)
-    parser.add_argument("--tokens", type=int, default=1500)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args()
+    model = cache_dir() / "models" / MODEL
+    options = bench_parser(__doc__, model_path=model, tokens=1500, rounds=3, device="cpu").parse_args()
     figures = asyncio.run(bench(options.model_path, options.tokens, options.rounds, options.device))
     print(table(figures))
     print(json.dumps(figures))

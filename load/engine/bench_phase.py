@@ -35,6 +35,7 @@ from libs.runtime.clock import Clock, SystemClock
 from libs.telemetry.steps import PhaseTime
 from libs.testing.engines.engine import EventReader, PhaseAccount
 from libs.testing.engines.real_model import real_model_folder
+from load.measure import bench_parser
 from load.setup import start_engine
 
 MAX_KEPT_BATCHES: Final = 64
@@ -311,10 +312,8 @@ async def main(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    made = bench_parser(__doc__, seconds=(60.0, "of load on each engine"), device=("auto", "of the torch engine"))
     made.add_argument("--engines", nargs="+", choices=list(SHAPES), default=list(SHAPES))
-    made.add_argument("--seconds", type=float, default=60.0, help="of load on each engine")
-    made.add_argument("--device", default="auto", help="of the torch engine")
     return made
 
 

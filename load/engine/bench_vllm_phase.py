@@ -32,6 +32,7 @@ from libs.testing.engines.engine import EventReader
 from libs.testing.engines.real_model import real_model_folder
 from libs.worker.telemetry import work_of
 from load.engine.bench_phase import SHAPES, WINDOW_NS, accounted, serve, submit
+from load.measure import bench_parser
 
 # Prompt lengths of the sequences that decode.
 DECODING_TOKENS: Final = (24, 40, 56)
@@ -180,10 +181,8 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of load")
-    parser.add_argument("--rounds", type=int, default=12, help="of steps that are done over and over")
-    parser.add_argument("--threads", type=int, default=1)
+    rounds = 12, "of steps that are done over and over"
+    parser = bench_parser(__doc__, seconds=(60.0, "of load"), rounds=rounds, threads=1)
     with tempfile.TemporaryDirectory(prefix="bench-vllm-phase-") as folder:
         found = asyncio.run(measure(Path(folder), parser.parse_args()))
     for name, value in found.items():

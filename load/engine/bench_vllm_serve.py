@@ -25,6 +25,7 @@ import httpx
 
 from libs.runtime.net.ports import held_port
 from libs.testing.engines.real_model import real_model_folder
+from load.measure import bench_parser
 from load.setup import answers_within, bench_suite
 
 START_S: Final = 400.0
@@ -45,7 +46,7 @@ ENVIRONMENT: Final = {
 }
 TARGET_HEADER: Final = "x-fulcrum-tpot-target-ms"
 # Longer than any step.
-NO_TARGET_MS: Final = 60_000
+NO_TARGET_MS: Final = 60_000.0
 
 
 def vllm_command() -> str:
@@ -145,15 +146,11 @@ def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=1, help="of the first round's prompts; each round has its own")
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--output-tokens", type=int, default=32)
-    parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--tpot-target-ms", type=float, default=NO_TARGET_MS, help="vLLM's own server has none")
-    options = parser.parse_args()
+    options = bench_parser(
+        __doc__, rounds=3, seed=(1, "of the first round's prompts; each round has its own"), prompts=64,
+        prompt_tokens=64, output_tokens=32, concurrency=8,
+        tpot_target_ms=(NO_TARGET_MS, "vLLM's own server has none"),
+    ).parse_args()  # fmt: skip
     rounds = measure(options)
     medians = {side: {name: statistics.median(r[name] for r in rs) for name in FIGURES} for side, rs in rounds.items()}
     ratios = {name: medians["fulcrum"][name] / medians["vllm"][name] for name in FIGURES}

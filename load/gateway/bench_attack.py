@@ -4,11 +4,9 @@ The suite is simulated and whole, with keys and limits (`--open`: without keys).
 evenly, and one attack at a time runs from an address of its own. Prints a table, then one JSON line.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
-import multiprocessing
 import resource
 import signal
 import tempfile
@@ -28,6 +26,7 @@ from libs.filestore.port import FileInfo
 from libs.testing.suites.suite import RunningSuite
 from libs.testing.workers.mortal import PROMPT_MARK, mortal_env
 from load.gateway.inside_attacks import CountAnswer, Inside, forged_frames, redis_values, topic_extremes, topic_values
+from load.measure import bench_parser, spawned
 from load.setup import bench_suite
 
 ATTACKER_ADDRESS: Final = "127.0.0.2"
@@ -308,36 +307,17 @@ async def resident_mib(suite: RunningSuite) -> int:
     return round(float(size.split()[1]) / 2**20)
 
 
-class Attacker:
-    """One attack in a process of its own, until the context ends: the attacker's clients do not share an event loop
-    with another tenant's.
+def attack_until_told(name: str, target: Target, news: Connection) -> None:
+    """Report when an attack begins, attack until a message comes, then report the counts of answers by status.
+
+    For a process of its own: the attacker's clients do not share an event loop with another tenant's.
     """
-
-    def __init__(self, name: str, target: Target) -> None:
-        made = multiprocessing.get_context("spawn")
-        self._news, theirs = made.Pipe(duplex=False)
-        self._process = made.Process(target=_attack, args=(name, target, theirs), daemon=True)
-        self.statuses: dict[str, int] = {}
-        """Counts of answers by status, once the attack has ended."""
-
-    def __enter__(self) -> "Attacker":
-        self._process.start()
-        self._news.recv()  # it begins
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self.statuses = self._news.recv()
-        self._process.join()
-
-
-def _attack(name: str, target: Target, news: Connection) -> None:
-    """Attack until a signal ends the process; report when the attack begins, and its counts at the end."""
 
     async def until_ended() -> None:
         attacking = asyncio.ensure_future(ATTACKS[name](target))
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, attacking.cancel)
         news.send("begins")
+        await asyncio.to_thread(news.recv)
+        attacking.cancel()
         await asyncio.gather(attacking, return_exceptions=True)
 
     asyncio.run(until_ended())
@@ -423,30 +403,32 @@ async def attacked(
         if name.startswith("lists"):
             await asyncio.to_thread(fill, log.parent / "files")
         before, mib = killed(log), [await resident_mib(suite)]
-        with Attacker(name, target) as attacker:
+        with spawned(attack_until_told, name, target) as news:
+            news.recv()  # it begins
             served = await serve(suite, headers["modest"], seconds, files=name in OF_FILES)
+            news.send("end")
+            answers: dict[str, int] = news.recv()
         mib.append(await resident_mib(suite))
         if name == "tools of 443 KiB":
             await asyncio.sleep(SETTLE_S)
             mib.append(await resident_mib(suite))
             print(f"{'':28} the gateway has {mib[0]} MiB before, {mib[1]} at the end, {mib[2]} a moment later")
         dead = killed(log) - before
-        found[name] = {**asdict(served), "killed": dead, "answers": attacker.statuses, "gateway_mib": mib}
+        found[name] = {**asdict(served), "killed": dead, "answers": answers, "gateway_mib": mib}
         late = f", late until {served.late_until_s} s, {served.unanswered} unanswered" if served.goodput < 1 else ""
         dead_too = f", {dead} killed" if dead else ""
-        print(f"{name:28} goodput {served.goodput:.3f}{late}{dead_too}   {attacker.statuses}", flush=True)
+        print(f"{name:28} goodput {served.goodput:.3f}{late}{dead_too}   {answers}", flush=True)
         await asyncio.sleep(2.0)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--open", action="store_true", help="without keys and limits")
-    parser.add_argument("--no-limits", action="store_true", help="with keys, and no limits of the attacker's")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each attack")
-    parser.add_argument("--prefill", type=int, default=3, help="workers; a prompt that kills takes two of them")
-    parser.add_argument("--only", default="", help="attacks with this in their name")
-    arguments = parser.parse_args()
+    arguments = bench_parser(
+        __doc__, open=(False, "without keys and limits"),
+        no_limits=(False, "with keys, and no limits of the attacker's"),
+        seconds=(6.0, "of each attack"), prefill=(3, "workers; a prompt that kills takes two of them"),
+        only=("", "attacks with this in their name"),
+    ).parse_args()  # fmt: skip
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as folder:

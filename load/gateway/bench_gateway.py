@@ -27,9 +27,9 @@ import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 
+from deploy.compile import SERVICES, SERVICES_BUILD, build
 from libs.testing.engines.real_model import real_model_folder
 from load.gateway.http_load import PATH, Requests, Shape, Tally, run_load
-from load.lab.compile_lab import SERVICES, SERVICES_BUILD, build
 from load.measure import LOAD, OTHERS, Kinds, percentiles, processes_below, usage
 from load.peers.dynamo_suite import LOOPBACK, running_dynamo
 from load.setup import bench_suite, stop

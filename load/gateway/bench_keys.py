@@ -2,7 +2,6 @@
 once.
 """
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -16,6 +15,7 @@ from libs.keys.gate import HostCheck, KeyGate
 from libs.keys.table import KeyTable
 from libs.runtime.clock import SystemClock
 from libs.testing.memory.limits import MemoryLedger
+from load.measure import bench_parser
 from services.gateway.request.limits import TenantLimiter
 from services.gateway.routes import need
 
@@ -94,7 +94,7 @@ async def run() -> dict[str, float]:
 
 
 def main() -> None:
-    argparse.ArgumentParser(prog="make bench-keys", description=__doc__).parse_args()
+    bench_parser(__doc__).parse_args()
     found = asyncio.run(run())
     print(f"{KEYS} keys, µs a request, median of {ROUNDS} times {REQUESTS}")
     print(f"  no keys, names of loopback  {found['names_of_loopback_us']:.2f}")

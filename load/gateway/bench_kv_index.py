@@ -20,7 +20,7 @@ from libs.contracts import keys
 from libs.contracts.hashing import HASH_BYTES
 from libs.stores.kvindex import LOOKUP_TIMEOUT_S, PrefixQuery, RedisKvIndex
 from libs.testing.servers.stores import real_redis
-from load.measure import show
+from load.measure import bench_parser, show
 
 PREFIX_BLOCKS: Final = 100
 CHANGED_BLOCKS: Final = 16
@@ -124,13 +124,10 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("--filled", type=int, default=10, help="workers whose sets are filled")
-    parser.add_argument("--blocks", type=int, default=WHOLE_BLOCKS, help="blocks of each of them")
-    parser.add_argument("--updates", type=int, default=2_000)
-    parser.add_argument("--lookups", type=int, default=200)
-    parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1_000], help="two or more numbers")
-    options = parser.parse_args()
+    options = bench_parser(
+        __doc__, filled=(10, "workers whose sets are filled"), blocks=(WHOLE_BLOCKS, "blocks of each of them"),
+        updates=2_000, lookups=200, workers=([10, 100, 1_000], "two or more numbers"),
+    ).parse_args()  # fmt: skip
     found = await measure(options)
     table = plain_table("workers", "look-up p50", "p99", "CPU here", "CPU of Redis")
     for workers, took in found["look_up_ms"].items():

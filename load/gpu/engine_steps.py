@@ -32,6 +32,7 @@ from libs.testing.engines.engine import EventReader
 from libs.worker.telemetry import work_of
 from load.engine.bench_phase import submit
 from load.gpu.shapes import add_model_options, vllm_arguments, write_model
+from load.measure import bench_parser
 from load.setup import start_engine
 
 PROMPTS: Final = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -157,11 +158,9 @@ def main(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    further = "{}", "further ones of vLLM's engine, as JSON"
+    made = bench_parser(__doc__, device="cuda:0", vllm_arguments=further, limit_s=120.0)
     add_model_options(made)
-    made.add_argument("--device", default="cuda:0")
-    made.add_argument("--vllm-arguments", default="{}", help="further ones of vLLM's engine, as JSON")
-    made.add_argument("--limit-s", type=float, default=120.0)
     return made
 
 

@@ -21,6 +21,8 @@ from typing import Any, Final
 import torch
 import torch.multiprocessing
 
+from load.measure import bench_parser
+
 # (UCX_TLS, UCX_CUDA_IPC_ENABLE_GET_ZCOPY, threads of NIXL). Empty leaves the choice to UCX; vLLM's connector takes
 # 4 threads.
 SETTINGS: Final = (("", "on", 4), ("", "on", 0), ("", "", 4), ("tcp,cuda_copy", "", 4))
@@ -161,10 +163,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    made.add_argument("--device", default="cuda:0")
-    made.add_argument("--mb", type=int, default=192, help="KV of a prompt: 1,500 tokens of Llama-8B")
-    return made
+    return bench_parser(__doc__, device="cuda:0", mb=(192, "KV of a prompt: 1,500 tokens of Llama-8B"))
 
 
 if __name__ == "__main__":

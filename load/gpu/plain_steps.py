@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from load.gpu.shapes import LLAMA_8B, SHAPES
+from load.measure import bench_parser
 
 PROMPTS: Final = (128, 256, 512, 1024, 2048, 4096, 8192)
 BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -185,9 +186,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    made.add_argument("--device", default="cuda:0")
-    made.add_argument("--limit-s", type=float, default=240.0)
+    made = bench_parser(__doc__, device="cuda:0", limit_s=240.0)
     made.add_argument("--out", type=Path, help="saved after each cell")
     return made
 

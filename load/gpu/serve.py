@@ -24,7 +24,7 @@ from libs.testing.suites.suite import RunningSuite
 from load.gpu.shapes import add_model_options, vllm_arguments, write_model
 from load.lab.fidelity import prompt_ids
 from load.lab.fidelity_live import play
-from load.measure import percentiles
+from load.measure import bench_parser, percentiles
 from load.planner.bench_role import spread_ms
 from load.setup import bench_suite
 
@@ -145,21 +145,14 @@ def main(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    made = bench_parser(
+        __doc__, dummy=(False, "vLLM draws the weights: of --model only the config counts"), prefill=1, decode=1,
+        mixed=0, moves=(0, "role moves under as much load again"), rate=2.0, isl=1500, osl=100, seconds=20,
+        sequences=(64, "that a worker runs at once, at most"), kv_mb=(10 << 10, "KV memory of a worker"),
+        gpu_share=(0.4, "of the GPU's memory that a vLLM worker may take"),
+    )  # fmt: skip
     add_model_options(made)
     made.add_argument("--tokenizer", type=Path, help="a folder whose tokenizer random weights take")
-    made.add_argument("--dummy", action="store_true", help="vLLM draws the weights: of --model only the config counts")
-    made.add_argument("--prefill", type=int, default=1)
-    made.add_argument("--decode", type=int, default=1)
-    made.add_argument("--mixed", type=int, default=0)
-    made.add_argument("--moves", type=int, default=0, help="role moves under as much load again")
-    made.add_argument("--sequences", type=int, default=64, help="that a worker runs at once, at most")
-    made.add_argument("--gpu-share", type=float, default=0.4, help="of the GPU's memory that a vLLM worker may take")
-    made.add_argument("--kv-mb", type=int, default=10 << 10, help="KV memory of a worker")
-    made.add_argument("--rate", type=float, default=2.0)
-    made.add_argument("--isl", type=int, default=1500)
-    made.add_argument("--osl", type=int, default=100)
-    made.add_argument("--seconds", type=int, default=20)
     return made
 
 

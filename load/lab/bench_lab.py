@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 
 from rich.table import Table
 
+from deploy.compile import run_compiled
 from libs.cli.lab.runs import parse_wrong
 from libs.lab.experiment import Experiment
 from libs.lab.hardware import resolve
@@ -37,7 +38,6 @@ from libs.lab.policies import OFFLINE, has_hindsight
 from libs.lab.search import Measure, SearchResult, fluid_rate
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet, run_named, scaled, search_measures
-from load.lab.compile_lab import run_compiled
 from load.lab.fidelity import is_there, trace_of
 from load.measure import show, titled_table
 

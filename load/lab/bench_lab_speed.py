@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 from rich.table import Table
 
+from deploy.compile import ROOT, build, missing
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import Hardware, resolve
 from libs.lab.policies import policy_named
@@ -28,7 +29,6 @@ from libs.lab.slo import parse_slo
 from libs.lab.study import quiet
 from libs.lab.traces.read import read_trace
 from libs.policy.step_time import StepTimeModel
-from load.lab.compile_lab import ROOT, build, missing
 from load.measure import show, titled_table
 from load.peers.dynamo_suite import python as peer_python
 

@@ -7,7 +7,6 @@ time until its first token, less the time of the model's answers that had no wai
 second try.
 """
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -24,6 +23,7 @@ from libs.lab.models.generate import generate_usage
 from libs.lab.models.usage import UsageLog, use_by_window
 from libs.perfmodel.profiles import profile
 from libs.testing.suites.suite import RunningSuite
+from load.measure import bench_parser
 from load.setup import bench_suite
 
 # Steps of some 50 ms, so that two cores carry all processes.
@@ -213,10 +213,7 @@ async def run(suite: RunningSuite, log: UsageLog) -> dict[str, Any]:
 
 def main() -> int:
     """Print figures; return 1 if a request was lost or a model not found."""
-    parser = argparse.ArgumentParser(prog="bench-models-live")
-    parser.add_argument("--minutes", type=float, default=30.0, help="that are generated")
-    parser.add_argument("--seed", type=int, default=7)
-    options = parser.parse_args()
+    options = bench_parser(__doc__, minutes=(30.0, "that are generated"), seed=7).parse_args()
     spec = f"gamma:models={MODELS},rate={RATE_RPS},exec={EXEC_S},seconds={options.minutes * MINUTE_S:g}"
     log = generate_usage(spec, seed=options.seed)
     use = use_by_window(log, MINUTE_S)

@@ -6,7 +6,6 @@ something to decide; decisions are carried out at once. Parsing, entering, decid
 broker's client does not.
 """
 
-import argparse
 import json
 import random
 import time
@@ -36,7 +35,7 @@ from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.wire import step_time_message
 from libs.runtime.service import collect_seldom
 from libs.telemetry.fleet_loads import COLUMNS, STEP_TIMES, WINDOW_NS
-from load.measure import percentiles
+from load.measure import bench_parser, percentiles
 from services.planner.state import Identity, PlannerState
 
 START_NS: Final = 1_700_000_000_000_000_000
@@ -178,10 +177,7 @@ def run(workers: int, seconds: int, seed: int = 1) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, nargs="+", default=[100, 1000])
-    parser.add_argument("--seconds", type=int, default=60, help="of the planner's time")
-    asked = parser.parse_args()
+    asked = bench_parser(__doc__, workers=[100, 1000], seconds=(60, "of the planner's time")).parse_args()
     found = []
     print(f"{'workers':>8} {'CPU':>7} {'tick p50':>9} {'p99':>7} {'most':>7}  ms   by part")
     for workers in asked.workers:

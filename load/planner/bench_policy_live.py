@@ -10,7 +10,6 @@ edge. The lab is calibrated on one live run, of the policy of before at the lowe
 takes as much longer as TPOT did at p50. The last line is JSON.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -25,6 +24,7 @@ from libs.lab.policies import Policy as LabPolicy
 from libs.lab.policies import policy_named
 from libs.lab.study import quiet
 from libs.policy.roles import Role
+from load.measure import bench_parser
 from load.planner.bench_spike import SIM, TTFT_MS, LiveKind, Policy, run
 from load.planner.stories import Story, flipflop, flood, made
 
@@ -187,13 +187,10 @@ def compare(name: str, ladder: Ladder, rates: Sequence[float], bench: PolicyComp
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    near_edge = False, "live only at the two rates about the lab's edge"
+    parser = bench_parser(__doc__, workers=WORKERS, seconds=60, seed=1, near=near_edge)
     parser.add_argument("--loads", nargs="+", choices=LOADS, help="all by default")
     parser.add_argument("--rates", nargs="+", type=float, help="requests a second; a ladder of its own for each load")
-    parser.add_argument("--workers", type=int, default=WORKERS)
-    parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--near", action="store_true", help="live only at the two rates about the lab's edge")
     asked = parser.parse_args()
     quiet()
     names = [each for each in LOADS if each in (asked.loads or LOADS)]

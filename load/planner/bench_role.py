@@ -8,7 +8,6 @@ request a share of the moves at once, and one of them must win. Prints a table, 
 answers, moves or the load were not as they must be, and says why.
 """
 
-import argparse
 import asyncio
 import gc
 import json
@@ -32,7 +31,7 @@ from libs.testing.engines.real_model import real_model_folder, write_random_llam
 from libs.testing.suites.role_moves import HeldMove, RoleChanger, SteadyTraffic, request_bodies, suite_admins
 from libs.testing.suites.suite import RunningSuite
 from libs.testing.wait import until
-from load.measure import processes_below, waited_s
+from load.measure import bench_parser, processes_below, waited_s
 from load.setup import bench_suite
 
 # Aim for a move's effect at p99: shown as met or missed, and never a fault, since a busy machine can miss it.
@@ -272,12 +271,13 @@ def run(case: Case, folder: Path, *, guided: bool = False) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(
+        __doc__, moves=(0, "under load; 0: each engine's own number"),
+        guided=(False, "answers keep to patterns, schemas and grammars"),
+    )  # fmt: skip
     parser.add_argument(
         "--only", choices=[case.name for case in CASES], nargs="*", help="engines; by default all but vllm's"
     )
-    parser.add_argument("--moves", type=int, help="under load; each engine's own number by default")
-    parser.add_argument("--guided", action="store_true", help="answers keep to patterns, schemas and grammars")
     options = parser.parse_args()
     results = []
     for case in CASES:

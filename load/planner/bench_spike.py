@@ -7,7 +7,6 @@ is the first decision after it that changes workers towards the phase that the n
 time from a decision until the worker's own time of its change.
 """
 
-import argparse
 import asyncio
 import json
 import sys
@@ -36,7 +35,7 @@ from libs.policy.step_time import StepTimeModel
 from libs.testing.suites.suite import RunningSuite
 from load.lab.fidelity import ClusterShape, prompt_ids
 from load.lab.fidelity_live import Answer, play, settings, sim_settings
-from load.measure import percentiles
+from load.measure import bench_parser, percentiles
 from load.planner.dynamo_live import DynamoLive
 from load.planner.stories import SIZED_FOR, STORIES, Story, made
 from load.setup import bench_suite
@@ -347,16 +346,14 @@ HEAD: Final = "\n".join(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = bench_parser(
+        __doc__, workers=SIZED_FOR, size=(0.0, "of the stories; 0: as many as the workers are to 16"), seconds=60,
+        seed=1, judged=(MOST_JUDGED, "decisions that the lab judges, two runs each"),
+    )  # fmt: skip
     parser.add_argument("--stories", nargs="+", choices=STORIES, default=["flipflop", "flood", "bursts"])
     parser.add_argument(
         "--policies", nargs="+", help="of auto, static, aggregated, dynamo-load, dynamo-load+moves; all by default"
     )
-    parser.add_argument("--workers", type=int, default=SIZED_FOR)
-    parser.add_argument("--size", type=float, help="of the stories; as many as the workers are to 16 by default")
-    parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--judged", type=int, default=MOST_JUDGED, help="decisions that the lab judges, two runs each")
     asked = parser.parse_args()
     quiet()
     found: dict[str, list[dict[str, Any]]] = {}

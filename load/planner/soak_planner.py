@@ -6,7 +6,6 @@ table and, as its last line, one JSON object. Exits with 1 if anything was lost,
 more often than its rest allows, or if memory grew.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -25,7 +24,7 @@ from libs.policy.planner.role_planning import LEAST_PAY_BACK_NS
 from libs.runtime.tasks import TaskOwner
 from libs.testing.suites.processes import kill, pid_of
 from libs.testing.suites.suite import RunningSuite
-from load.measure import resident_mib
+from load.measure import bench_parser, resident_mib
 from load.setup import bench_suite
 
 PREFILL, DECODE, SPARE, GATEWAYS = 2, 2, 1, 2
@@ -228,10 +227,8 @@ def growth(found: SoakResult) -> dict[str, float]:
 
 def main() -> None:
     """Run, print, and exit 1 if an invariant was broken."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=int, default=CI_S)
+    parser = bench_parser(__doc__, seconds=CI_S, seed=1)
     parser.add_argument("--hour", action="store_const", dest="seconds", const=HOUR_S)
-    parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     arguments = ("--engine", "sim", "--prefill", str(PREFILL), "--decode", str(DECODE), "--spare", str(SPARE))
     with bench_suite(*arguments, "--gateways", str(GATEWAYS), env=ENV) as suite:

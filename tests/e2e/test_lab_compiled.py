@@ -1,4 +1,4 @@
-"""The lab compiled by `load/lab/compile_lab.py` says what the lab in plain Python says.
+"""The lab compiled by `deploy/compile.py` says what the lab in plain Python says.
 
 By default only what decides is compiled, which takes a minute; with FULCRUM_TEST_COMPILED all that a run uses.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from load.lab.compile_lab import DECISIONS, MODULES, ROOT, build, missing
+from deploy.compile import DECISIONS, MODULES, ROOT, build, missing
 
 WHOLE = bool(os.environ.get("FULCRUM_TEST_COMPILED"))
 GLOBS = MODULES if WHOLE else DECISIONS

@@ -1,4 +1,4 @@
-"""Services compiled by `load/lab/compile_lab.py --services` answer as services in plain Python do."""
+"""Services compiled by `deploy/compile.py --services` answer as services in plain Python do."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from deploy.compile import ROOT, SERVICES, SERVICES_BUILD, build, missing
 from libs.testing.suites.suite import RunningSuite, running_suite
-from load.lab.compile_lab import ROOT, SERVICES, SERVICES_BUILD, build, missing
 
 pytestmark = pytest.mark.timeout(1200)
 

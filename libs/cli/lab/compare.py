@@ -17,7 +17,7 @@ from libs.lab.experiment import Experiment, LabReport
 from libs.lab.needs import find_needs
 from libs.lab.policies import ALL, has_hindsight, policy_named
 from libs.lab.search import Measure, merit
-from libs.lab.study import quiet, run_all
+from libs.lab.study import quiet, run_named, side_by_side
 from libs.lab.traces.describe import describe
 
 COLORS: Final = {"prefill": "#2a9fbc", "decode": "#4c9f50", "kv_wait": "#d9a514", "idle": "#c9d0d8"}
@@ -154,7 +154,7 @@ def compare_all(
                 policy_named(name, experiment.workers)
         try:
             cores = jobs or os.cpu_count() or 1
-            for name, found in unless_interrupted(run_all(experiment, names, cores)):
+            for name, found in unless_interrupted(side_by_side(run_named, experiment, names, cores)):
                 reports[name] = found
                 notes.done(f"{len(reports)} of {len(names)}: {found.policy}, {found.score.slo_attainment:.1%} good")
             sized = find_needs(experiment, names, cores, notes.doing, most=most, measure=measure) if count else ()

@@ -3,12 +3,13 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
@@ -24,7 +25,7 @@ from libs.lab.search import SearchResult
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet, run_named, scaled, search_named
 from libs.lab.traces.describe import describe
-from libs.lab.traces.generate import KINDS, generate
+from libs.lab.traces.generate import KINDS, Parameter, generate
 from libs.lab.traces.read import KNOWN_FORMATS, read_trace
 from libs.lab.traces.recording import write_trace
 from libs.lab.traces.request import Trace
@@ -377,17 +378,26 @@ def _words(value: object) -> str:
 
 def _list(*, as_json: bool) -> None:
     if as_json:
-        kinds = {
-            name: {each.name: {"default": each.default, "meaning": each.says} for each in parameters}
-            for name, parameters in KINDS.items()
-        }
-        print(json.dumps({"formats": {name: list(each) for name, each in KNOWN_FORMATS.items()}, "kinds": kinds}))
+        formats = {name: list(each) for name, each in KNOWN_FORMATS.items()}
+        print(json.dumps({"formats": formats, "kinds": kinds_json(KINDS)}))
         return
     console = make_console()
     console.print(Text.assemble(("Files", "bold"), ", known by their columns or keys:"))
     for name, columns in KNOWN_FORMATS.items():
         console.print(Text.assemble(f"  {name}: ", (", ".join(columns), "dim")))
     console.print(Text.assemble("\n", ("Made", "bold"), ", e.g. poisson:rate=5,isl=1000,osl=200,seconds=600:"))
-    for name, parameters in KINDS.items():
+    print_kinds(console, KINDS)
+
+
+def kinds_json(kinds: Mapping[str, Sequence[Parameter]]) -> dict[str, Any]:
+    """Return the kinds of generated traces with their parameters, as `--json` prints them."""
+    return {
+        name: {each.name: {"default": each.default, "meaning": each.says} for each in parameters}
+        for name, parameters in kinds.items()
+    }
+
+
+def print_kinds(console: Console, kinds: Mapping[str, Sequence[Parameter]]) -> None:
+    for name, parameters in kinds.items():
         named = ", ".join(f"{each.name}={each.default:g}" for each in parameters)
         console.print(Text.assemble(f"  {name}: ", (named, "dim")))

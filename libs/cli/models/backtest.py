@@ -12,7 +12,7 @@ import numpy as np
 from rich.text import Text
 
 from libs.cli.console import make_console, plain_table
-from libs.cli.lab.runs import noting, rounded
+from libs.cli.lab.runs import kinds_json, noting, print_kinds, rounded
 from libs.cli.page import html_page, make_folder
 from libs.contracts.errors import InvalidRequest, quoted
 from libs.lab.models.backtest import Backtest, BacktestSettings, backtest
@@ -246,14 +246,8 @@ def pairwise_correlation(log: UsageLog) -> float | None:
 
 def _list(*, as_json: bool) -> None:
     if as_json:
-        kinds = {
-            name: {each.name: {"default": each.default, "meaning": each.says} for each in parameters}
-            for name, parameters in KINDS.items()
-        }
-        print(json.dumps({"kinds": kinds}))
+        print(json.dumps({"kinds": kinds_json(KINDS)}))
         return
     console = make_console()
     console.print(Text.assemble(("Kinds", "bold"), ", e.g. gamma:models=100,cv=4,seconds=86400:"))
-    for name, parameters in KINDS.items():
-        named = ", ".join(f"{each.name}={each.default:g}" for each in parameters)
-        console.print(Text.assemble(f"  {name}: ", (named, "dim")))
+    print_kinds(console, KINDS)

@@ -11,13 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from libs.lab.rivals.pools import decode_pool, halves, prefill_pool, sequences, split_roles
+from libs.lab.rivals.pools import decode_pool, from_split, prefill_pool, sequences
 from libs.lab.rivals.port import (
     Move,
     Rival,
-    RivalMover,
-    RivalRouter,
-    RivalSetting,
     SeenCluster,
     SeenRequest,
     SeenWorker,
@@ -115,17 +112,6 @@ class ArrowMover:
 
 def arrow(prefill: int = 0, decode: int = 0) -> Rival:
     """Return Arrow starting from this split, or from an even one if no numbers are given."""
-
-    def router(cluster: RivalSetting) -> RivalRouter:
-        return ArrowRouter(cluster.slo)
-
-    def mover(cluster: RivalSetting) -> RivalMover:
-        return ArrowMover(cluster.slo, cluster.speed.chunk_tokens)
-
-    def first_roles(cluster: RivalSetting) -> list[Move]:
-        counts = (prefill, decode) if prefill or decode else halves(cluster)
-        return split_roles(cluster, *counts, budget_tokens=cluster.speed.chunk_tokens)
-
     return Rival(
         name=f"arrow:{prefill}:{decode}" if prefill or decode else "arrow",
         source="jd-opensource/xllm-service, commit c8033e0: instance_mgr.cpp, time_predictor.cpp, global_gflags.cpp",
@@ -137,8 +123,8 @@ def arrow(prefill: int = 0, decode: int = 0) -> Rival:
             "prefill to decode, not at each request.",
             "The first instance that meets TPOT is the first by index, not by when it joined the pool.",
         ),
-        first_roles=first_roles,
-        router=router,
-        mover=mover,
+        first_roles=from_split(prefill, decode, None),
+        router=lambda cluster: ArrowRouter(cluster.slo),
+        mover=lambda cluster: ArrowMover(cluster.slo, cluster.speed.chunk_tokens),
         binds_at_arrival=True,
     )

@@ -15,14 +15,12 @@ from typing import Final, Literal
 from libs.lab.rivals.dynamo_performance import EngineLimits, EngineState, Pass
 from libs.lab.rivals.dynamo_planner import DynamoPlanner, ReplicaCounts, ServiceTargets
 from libs.lab.rivals.dynamo_predictors import PredictorName
-from libs.lab.rivals.pools import decode_pool, halves, paired_moves, prefill_pool, sequences, split_roles
+from libs.lab.rivals.pools import decode_pool, from_split, paired_moves, prefill_pool, sequences
 from libs.lab.rivals.port import (
     Move,
     MoveCost,
     RecentRequests,
     Rival,
-    RivalMover,
-    RivalRouter,
     RivalSetting,
     SeenCluster,
     SeenRequest,
@@ -192,23 +190,14 @@ def dynamo(
     `start_s` is the time until a new replica serves.
     """
 
-    def router(cluster: RivalSetting) -> RivalRouter:
-        return KvRouter()
-
-    def mover(cluster: RivalSetting) -> RivalMover:
-        return DynamoMover(cluster, loops, predictor)
-
-    def first_roles(cluster: RivalSetting) -> list[Move]:
-        return split_roles(cluster, *((prefill, decode) if prefill or decode else halves(cluster)))
-
     split = f":{prefill}:{decode}" if prefill or decode else ""
     start = "" if start_s == START_S else f":{start_s}"
     return Rival(
         name=f"dynamo-{loops}{split}{start}",
         source="ai-dynamo 1.6.1 (wheel): dynamo/planner/core; ai-dynamo/dynamo: lib/kv-router selector/default.rs",
         simplified=SIMPLIFIED,
-        first_roles=first_roles,
-        router=router,
-        mover=mover,
+        first_roles=from_split(prefill, decode),
+        router=lambda _: KvRouter(),
+        mover=lambda cluster: DynamoMover(cluster, loops, predictor),
         move_cost=MoveCost(restarts=True, start_ns=start_s * 1_000_000_000),
     )

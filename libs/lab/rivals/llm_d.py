@@ -15,15 +15,12 @@ from math import ceil, floor
 from statistics import mean
 from typing import Final
 
-from libs.lab.rivals.pools import decode_pool, halves, paired_moves, prefill_pool, sequences, split_roles
+from libs.lab.rivals.pools import decode_pool, from_split, paired_moves, prefill_pool, sequences
 from libs.lab.rivals.port import (
     Move,
     MoveCost,
     RecentRequests,
     Rival,
-    RivalMover,
-    RivalRouter,
-    RivalSetting,
     SeenCluster,
     SeenRequest,
     SeenWorker,
@@ -306,15 +303,6 @@ def llm_d(prefill: int = 0, decode: int = 0, start_s: int = START_S, *, throughp
     unless a deployment enables it.
     """
 
-    def router(cluster: RivalSetting) -> RivalRouter:
-        return PickerRouter()
-
-    def mover(cluster: RivalSetting) -> RivalMover:
-        return AutoscalerMover(throughput)
-
-    def first_roles(cluster: RivalSetting) -> list[Move]:
-        return split_roles(cluster, *((prefill, decode) if prefill or decode else halves(cluster)))
-
     split = f":{prefill}:{decode}" if prefill or decode else ""
     start = "" if start_s == START_S else f":{start_s}"
     return Rival(
@@ -331,8 +319,8 @@ def llm_d(prefill: int = 0, decode: int = 0, start_s: int = START_S, *, throughp
             "Every request is disaggregated, and its decode worker is picked at the first token, not before prefill.",
             "Of a role the highest indices are deleted first.",
         ),
-        first_roles=first_roles,
-        router=router,
-        mover=mover,
+        first_roles=from_split(prefill, decode),
+        router=lambda _: PickerRouter(),
+        mover=lambda _: AutoscalerMover(throughput),
         move_cost=MoveCost(restarts=True, start_ns=start_s * 1_000_000_000),
     )

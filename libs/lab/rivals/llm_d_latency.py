@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from libs.lab.rivals.llm_d import kv_use
 from libs.lab.rivals.pools import sequences
-from libs.lab.rivals.port import Rival, RivalRouter, RivalSetting, SeenRequest, SeenWorker
+from libs.lab.rivals.port import Rival, SeenRequest, SeenWorker
 from libs.lab.rivals.splits import DEFAULT_BUDGET_TOKENS, all_mixed, check_budget
 from libs.policy.roles import Role
 
@@ -248,9 +248,6 @@ def llm_d_latency(budget_tokens: int = DEFAULT_BUDGET_TOKENS, *, most: bool = Fa
     """Return llm-d's predicted-latency routing over workers that are all mixed with this budget."""
     check_budget(budget_tokens)
 
-    def router(cluster: RivalSetting) -> RivalRouter:
-        return LatencyRouter(most)
-
     return Rival(
         name=f"llm-d-latency{'-most' if most else ''}:{budget_tokens}",
         source="llm-d/llm-d-router ebab687 (plugins and chart); gateway-api-inference-extension 0074568 (regression)",
@@ -262,5 +259,5 @@ def llm_d_latency(budget_tokens: int = DEFAULT_BUDGET_TOKENS, *, most: bool = Fa
             "Queues are seen as they are at that moment, not as the last scrape of metrics had them.",
         ),
         first_roles=lambda cluster: all_mixed(cluster, budget_tokens),
-        router=router,
+        router=lambda _: LatencyRouter(most),
     )

@@ -1,6 +1,6 @@
 """Pools of workers as rivals see them, and the moves between the prefill and the decode pool. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from libs.contracts.errors import InvalidRequest
 from libs.lab.rivals.port import Move, RivalSetting, SeenRequest, SeenWorker
@@ -30,6 +30,19 @@ def split_roles(cluster: RivalSetting, prefill: int, decode: int, budget_tokens:
         )
     roles = [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, budget_tokens)] * decode
     return [Move(index, role, budget) for index, (role, budget) in enumerate(roles)]
+
+
+def from_split(prefill: int, decode: int, budget_tokens: int | None = 0) -> Callable[[RivalSetting], list[Move]]:
+    """Return a rival's first roles: those of a split, or of an even one if both numbers are 0.
+
+    `budget_tokens` is that of decode workers; None gives them whole chunks.
+    """
+
+    def first_roles(cluster: RivalSetting) -> list[Move]:
+        budget = cluster.speed.chunk_tokens if budget_tokens is None else budget_tokens
+        return split_roles(cluster, *((prefill, decode) if prefill or decode else halves(cluster)), budget)
+
+    return first_roles
 
 
 def sequences(worker: SeenWorker) -> int:

@@ -6,13 +6,12 @@ the operator. The thresholds here are this project's: one flip at a time towards
 if the other one has room.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from libs.lab.rivals.llm_d import kv_use
-from libs.lab.rivals.pools import decode_pool, emptiest, halves, prefill_pool, sequences, split_roles
-from libs.lab.rivals.port import Move, MoveCost, Rival, RivalMover, RivalRouter, RivalSetting, SeenCluster, SeenWorker
+from libs.lab.rivals.pools import decode_pool, emptiest, from_split, prefill_pool, sequences
+from libs.lab.rivals.port import Move, MoveCost, Rival, SeenCluster, SeenWorker
 from libs.lab.rivals.splits import SplitRouter
 from libs.policy.roles import Role
 
@@ -55,16 +54,6 @@ def decode_load(worker: SeenWorker, tpot_ns: int) -> float:
 
 def sglang_flip(prefill: int = 0, decode: int = 0) -> Rival:
     """Return SGLang with flips by threshold, starting from this split or an even one."""
-
-    def router(cluster: RivalSetting) -> RivalRouter:
-        return SplitRouter()
-
-    def mover(cluster: RivalSetting) -> RivalMover:
-        return ThresholdMover()
-
-    def first_roles(cluster: RivalSetting) -> Sequence[Move]:
-        return split_roles(cluster, *((prefill, decode) if prefill or decode else halves(cluster)))
-
     return Rival(
         name=f"sglang-flip:{prefill}:{decode}" if prefill or decode else "sglang-flip",
         source="sgl-project/sglang pull request 28403: its description; the thresholds are this project's",
@@ -73,8 +62,8 @@ def sglang_flip(prefill: int = 0, decode: int = 0) -> Rival:
             f"Rebuilding a role takes {REBUILD_NS / 1e9:g} s once the instance is idle, an assumption.",
             "Its router predicts with the step-time model, which is more than such systems know.",
         ),
-        first_roles=first_roles,
-        router=router,
-        mover=mover,
+        first_roles=from_split(prefill, decode),
+        router=lambda _: SplitRouter(),
+        mover=lambda _: ThresholdMover(),
         move_cost=MoveCost(drains=True, start_ns=REBUILD_NS),
     )

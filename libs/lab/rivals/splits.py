@@ -31,7 +31,6 @@ from libs.lab.rivals.port import (
     PromptTurn,
     QueuedPrompt,
     Rival,
-    RivalRouter,
     RivalSetting,
     SeenRequest,
     SeenWorker,
@@ -75,9 +74,6 @@ def aggregated(budget_tokens: int = DEFAULT_BUDGET_TOKENS) -> Rival:
     """Return the rival whose workers are all mixed with a fixed budget."""
     check_budget(budget_tokens)
 
-    def router(cluster: RivalSetting) -> RivalRouter:
-        return AggregatedRouter()
-
     return Rival(
         name=f"aggregated:{budget_tokens}",
         source="Sarathi-Serve (arXiv 2403.02310) and vLLM's chunked prefill, one budget for all steps",
@@ -86,7 +82,7 @@ def aggregated(budget_tokens: int = DEFAULT_BUDGET_TOKENS) -> Rival:
             "Its router predicts with the step-time model, which is more than such systems know.",
         ),
         first_roles=lambda cluster: all_mixed(cluster, budget_tokens),
-        router=router,
+        router=lambda _: AggregatedRouter(),
     )
 
 
@@ -104,16 +100,12 @@ class SplitRouter:
 
 def static_split(prefill: int, decode: int) -> Rival:
     """Return the rival with `prefill` workers in role prefill and `decode` workers that only decode."""
-
-    def router(cluster: RivalSetting) -> RivalRouter:
-        return SplitRouter()
-
     return Rival(
         name=f"static:{prefill}:{decode}",
         source="disaggregated serving without a planner; the routing is least predicted backlog, least sequences",
         simplified=("Its router predicts with the step-time model, which is more than such systems know.",),
         first_roles=lambda cluster: split_roles(cluster, prefill, decode),
-        router=router,
+        router=lambda _: SplitRouter(),
     )
 
 
@@ -122,10 +114,6 @@ MOST_CHUNK_TOKENS: Final = 8192
 
 def niyama() -> Rival:
     """Return the rival whose workers are all mixed, with chunks as large as the tightest decode allows."""
-
-    def router(cluster: RivalSetting) -> RivalRouter:
-        return AggregatedRouter()
-
     return Rival(
         name="niyama",
         source="arXiv 2503.22562v1 (Goel et al., 2025): abstract and introduction; no code of theirs was read",
@@ -137,7 +125,7 @@ def niyama() -> Rival:
             "Requests reach workers by least predicted load, which the paper leaves open.",
         ),
         first_roles=lambda cluster: all_mixed(cluster, min(MOST_CHUNK_TOKENS, cluster.speed.chunk_tokens)),
-        router=router,
+        router=lambda _: AggregatedRouter(),
         prompt_order=by_deadline_and_work,
         guard=True,
     )

@@ -19,16 +19,14 @@ from libs.lab.rivals.pools import (
     emptiest,
     first_token_ns,
     fits,
-    halves,
+    from_split,
     prefill_pool,
     soonest,
-    split_roles,
 )
 from libs.lab.rivals.pools import sequences as placed
 from libs.lab.rivals.port import (
     Move,
     Rival,
-    RivalRouter,
     RivalSetting,
     SeenRequest,
     SeenSequence,
@@ -130,17 +128,13 @@ def taichi(
     router = TaiChiRouter(budget_tokens)
 
     def first_roles(cluster: RivalSetting) -> list[Move]:
-        counts = (prefill, decode) if prefill or decode else halves(cluster)
-        moves = split_roles(cluster, *counts, budget_tokens=budget_tokens)
+        moves = from_split(prefill, decode, budget_tokens)(cluster)
         if not flow:
             return moves
         return [
             Move(each.index, Role.MIXED, PREFILL_HEAVY_BUDGET_TOKENS) if each.role == Role.PREFILL else each
             for each in moves
         ]
-
-    def make_router(cluster: RivalSetting) -> RivalRouter:
-        return router
 
     split = f":{prefill}:{decode}:{budget_tokens}" if prefill or decode else ""
     still = (
@@ -161,7 +155,7 @@ def taichi(
             "Chunk sizes stay as set; the paper tunes its three sliders to the service level beforehand.",
         ),
         first_roles=first_roles,
-        router=make_router,
+        router=lambda _: router,
         sequence_mover=lambda cluster: FlowingDecodes(router) if flow else None,
         prompt_only=router.prompt_only,
     )

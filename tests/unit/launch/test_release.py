@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from deploy import dist
+from deploy.compile import compiled_files
 from libs.runtime.release import commit, release
-from load.lab.compile_lab import compiled_files
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from load.lab.compile_lab import MODULES, ROOT, bases, with_constructors
+from deploy.compile import MODULES, ROOT, bases, with_constructors
 
 SOURCE = '''
 from dataclasses import dataclass, field

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.policies import RIVALS, design_of, every_split, rival
+from libs.lab.policies import RIVALS, design_of, rival
 from libs.lab.rivals.port import SeenCluster, SeenWorker
 from libs.policy.roles import Role
 from libs.policy.step_time import StepWork
@@ -65,10 +65,6 @@ def test_any_other_name_is_refused_with_all_that_there_are(name: str) -> None:
         rival(name)
     assert all(kind in str(refused.value) for kind in RIVALS)
     assert "static:P:D" in str(refused.value)
-
-
-def test_every_split_has_at_least_one_worker_on_each_side() -> None:
-    assert [each.name for each in every_split(4)] == ["static:1:3", "static:2:2", "static:3:1"]
 
 
 def test_a_dynamo_move_takes_30_s_unless_the_name_says_otherwise() -> None:

@@ -1,4 +1,4 @@
-"""`python -m load.lab.compile_lab build/lab`: compiles the modules that the lab runs on with mypyc, from the same
+"""`python -m deploy.compile build/lab`: compiles the modules that the lab runs on with mypyc, from the same
 sources. With `--services`, those on the path of a request.
 
 The folder gets a copy of `libs/` with an extension module beside each of `MODULES`, which Python prefers to the
@@ -139,7 +139,7 @@ def _constructor(node: ast.ClassDef, fields: list[_Field]) -> list[str]:
     ]
 
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[1]
 # Globs. Not the rest of libs/engine, which the lab does not load, nor what libs/lab does before and after a run,
 # nor decisions about roles (libs/policy/planner, libs/policy/pressure.py), which are arithmetic on arrays.
 MODULES: Final = (
@@ -263,11 +263,11 @@ def run_compiled(module: str) -> None:
     build(LAB_BUILD)
     paths = dict.fromkeys([str(LAB_BUILD), str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *sys.argv[1:]], environment)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *sys.argv[1:]], environment)  # noqa: S606
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(prog="python -m load.lab.compile_lab", description=__doc__)
+    found = argparse.ArgumentParser(prog="python -m deploy.compile", description=__doc__)
     found.add_argument("folder", type=Path, nargs="?", help="Where to; build/lab or build/services by default.")
     found.add_argument("--services", action="store_true", help="What services run, in place of what the lab runs.")
     found.add_argument("--optimise", type=int, default=3, choices=(0, 1, 2, 3), help="The C compiler's level.")
