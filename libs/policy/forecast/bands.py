@@ -1,8 +1,9 @@
 """Uncertainty bands of forecasts, from past errors by state and corrected by their own coverage.
 
 The shape comes from errors of past forecasts, divided by a scale that depends on how restless the series is and how
-far it is from its level (split conformal prediction); old errors count less. Each quantile's width then grows while
-it is exceeded too often and shrinks while it is not (adaptive conformal inference: Gibbs and Candes, NeurIPS 2021).
+far it is from its level (split conformal prediction); old errors count less. The size of errors has a shorter memory
+than their shape, and follows a lasting change within hours. Each quantile's width then grows while it is exceeded too
+often and shrinks while it is not (adaptive conformal inference: Gibbs and Candes, NeurIPS 2021).
 Bursts are among the errors, so the bands contain them.
 """
 
@@ -104,7 +105,11 @@ def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[
 LEVELS: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Quantiles of every forecast: bands of 50, 80 and 90 %, and the median."""
 MEMORY_S: Final = 360_000.0
-"""The half-life, in seconds, of the weight of a past error."""
+"""The half-life, in seconds, of the weight of a past error in the shape of bands."""
+# Sizes of errors change for good within a bin, their shape hardly does. So sizes have a second, shorter memory, whose
+# ratio to the long one is shrunk towards that of nearer horizons as if these were so many independent errors.
+RECENT_S: Final = 43_200.0
+RECENT_PRIOR: Final = 15.0
 PRIOR_ERROR: Final = 0.12
 # The mean absolute error in logarithms before any evidence is 0.12 ten minutes ahead and grows with this power of
 # the horizon. Both figures are from ServeGen's m-large, days 1 to 10.
@@ -115,8 +120,8 @@ PRIOR_GROWTH_FAR: Final = 0.15
 PRIOR_WINDOWS: Final = 2.0
 # The weight of an error whose forecast was made within the first day, when no hour of the day was known.
 UNLEARNED: Final = 0.1
-# The weight of a shorter horizon's errors for a longer one falls with this power of their ratio, and is worth at most
-# this many horizons of history. Both were chosen on the tuning half of `make bench-forecast`, with 1 to 7 days of
+# The weight of a shorter horizon's errors for a longer one falls with this power of their ratio. Past errors of shorter
+# horizons are worth at most this many horizons of history. Both were chosen on the tuning half of `make bench-forecast`, with 1 to 7 days of
 # history.
 CARRY: Final = 0.3
 MOST_CARRIED: Final = 1.0
@@ -129,7 +134,7 @@ WARM_BINS: Final = 288
 ANCHOR_BINS: Final = 6
 """The number of bins after which shapes are computed again."""
 # The step of a quantile's log width for each outcome; smaller where outcomes of over `ADAPT_BINS` overlap.
-ADAPT: Final = 0.06
+ADAPT: Final = 0.03
 ADAPT_BINS: Final = 9
 # A log width adapts by at most this much, a factor of 2.
 MOST_WIDTH: Final = 0.7
@@ -138,6 +143,8 @@ LEAST_BLOCK: Final = 6
 # The variability of a series at a time of day is measured over this time before and after it.
 AROUND_S: Final = 5400.0
 _SMALL_ERROR: Final = 0.02
+# Doublings of a weight after a fit; squares of weights stay finite.
+_MOST_DOUBLINGS: Final = 400.0
 _RIDGE: Final = 0.05
 # Rounding differs with the length of arrays. Without this tolerance the same past could give different results.
 _SAME: Final = 1e-9
@@ -403,6 +410,9 @@ class _Evidence:
     """The number of independent errors that they are worth, at each anchor."""
     size: Floats
     """Mean size of the relative errors at each anchor; that of the prior's shape where none is known."""
+    recent_windows: Floats
+    """The number of independent recent errors at each anchor, and by how much they are larger, in logarithms."""
+    growth: Floats
     usual: float
     """Usual scale, in logarithms of the series."""
 
@@ -418,15 +428,30 @@ def _evidence(
     weight = _knew(indices, step_s) * 0.5 ** ((start - indices) * step_s / MEMORY_S)
     anchors = np.arange(start - start % ANCHOR_BINS, count, ANCHOR_BINS)
     seen = np.searchsorted(indices, anchors - horizon, side="right")  # errors known at each anchor
-    parts = weight, weight**2, weight * np.abs(relative)
-    total, squares, sizes = (_sum_before(np.asarray(part), seen) for part in parts)
+    total, squares, sizes = _weighted(weight, relative, seen)
+    doublings = np.minimum((indices - start) * step_s / RECENT_S, _MOST_DOUBLINGS)
+    recent, recent_squares, recent_sizes = _weighted(_knew(indices, step_s) * 2.0**doublings, relative, seen)
     known = relative[indices + horizon < fitted]
     # Beyond a day, errors show too few horizons to tell how far they are alike.
     alike = horizon if horizon * step_s > DAY_S else _bins_alike(known, horizon)
-    windows = total**2 / np.maximum(squares, 1e-300) / alike
-    size = np.where(total > 0, np.maximum(sizes / np.maximum(total, 1e-300), 1e-6), _LAPLACE_SIZE)
+    windows, recent_windows = _outcomes(total, squares) / alike, _outcomes(recent, recent_squares) / alike
+    size, recent_size = _mean_size(sizes, total), _mean_size(recent_sizes, recent)
     usual = float(np.exp(np.log(scale[: start + 1]).mean()))
-    return _Evidence(anchors, indices + horizon, relative, weight, total, windows, size, usual)
+    growth = np.log(recent_size / size)
+    return _Evidence(anchors, indices + horizon, relative, weight, total, windows, size, recent_windows, growth, usual)
+
+
+def _weighted(weight: Floats, errors: Floats, seen: NDArray[np.intp]) -> tuple[Floats, Floats, Floats]:
+    """Return the sums of weights, of their squares and of weighted sizes of the first `seen` errors."""
+    return _sum_before(weight, seen), _sum_before(weight**2, seen), _sum_before(weight * np.abs(errors), seen)
+
+
+def _outcomes(total: Floats, squares: Floats) -> Floats:
+    return np.asarray(total**2 / np.maximum(squares, 1e-300))
+
+
+def _mean_size(sizes: Floats, total: Floats) -> Floats:
+    return np.where(total > 0, np.maximum(sizes / np.maximum(total, 1e-300), 1e-6), _LAPLACE_SIZE)
 
 
 def _expected(
@@ -435,15 +460,18 @@ def _expected(
     """Return (sizes of relative errors, numbers of errors behind them) at each anchor, by horizon.
 
     What is known of a shorter horizon stands in for a longer one: a series that is calm or restless an hour ahead is
-    so a day ahead, long before errors of a day ahead are known.
+    so a day ahead, long before errors of a day ahead are known. The same is true of errors that have grown lately.
     """
     sizes, counts = [np.empty(0)] * len(horizons), [np.empty(0)] * len(horizons)
-    ratio, count, before = np.zeros(len(known[0].anchors)), np.zeros(len(known[0].anchors)), 0
+    ratio, growth, count = (np.zeros(len(known[0].anchors)) for _ in range(3))
+    before = 0
     for at in sorted(range(len(horizons)), key=horizons.__getitem__):
         each, horizon = known[at], horizons[at]
         fade = (before / horizon) ** CARRY
         prior = prior_error(horizon * step_s) / each.usual
-        own = np.log(each.size / prior)
+        lately = each.recent_windows
+        growth = (lately * each.growth + RECENT_PRIOR * fade * growth) / (lately + RECENT_PRIOR)
+        own = np.log(each.size / prior) + growth
         ratio = (each.windows * own + PRIOR_WINDOWS * fade * ratio) / (each.windows + PRIOR_WINDOWS)
         count = each.windows + np.minimum(count, MOST_CARRIED)
         unseen = unseen_season(horizon * step_s, np.asarray(each.anchors * step_s, dtype=np.float64)) / each.usual
