@@ -15,92 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.policy.forecast.history import Floats, running_means
-
-# All are logarithms and use only the origin's bin and earlier ones. `libs.policy.forecast.blend` weights them.
-
-
-# Memories from minutes to days: bursts fade from the slow levels, and shifts soon reach the quick ones.
-HALF_LIVES_S: Final = (300.0, 600.0, 1800.0, 5400.0, 18_000.0, 60_000.0, 180_000.0)
-LENGTH_HALF_LIVES_S: Final = (3600.0, 86_400.0)
-"""The memories of tokens per request, by which arrivals are multiplied."""
-DAY_S: Final = 86_400.0
-WEEK_S: Final = 604_800.0
-DAYS_BACK: Final = 6
-"""The number of days in a daily profile, and of weeks in a weekly one."""
-FADE: Final = 0.8
-"""The weight of a day in the profile relative to the day after it."""
-DAY_PROFILE: Final = "profile of a day"
-SEASON_LEVEL_S: Final = 600.0
-"""The half-life that smooths the value taken from a past season."""
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """The simple forecasts of one series for all origins."""
-
-    log: Floats
-    smooth: Floats
-    levels: Floats
-    """The levels that are equal at every horizon, of shape [n, levels]; the first is the origin's bin."""
-    seasons: tuple[int, ...]
-    """The bins of each season that the history covers more than once."""
-    names: tuple[str, ...]
-
-    @property
-    def profile(self) -> int:
-        """The index of the profile of a day, or of the origin's bin where no day is known."""
-        return self.names.index(DAY_PROFILE) if DAY_PROFILE in self.names else 0
-
-    def at(self, horizon: int, first: int = 0) -> Floats:
-        """Return the targets of the origins from `first` on, of shape [n - first, names]."""
-        found = [each for season in self.seasons for each in _seasonal(self, season, horizon, first)]
-        return np.concatenate([self.levels[first:], np.stack(found, axis=1)], axis=1) if found else self.levels[first:]
-
-
-def make_targets(log: Floats, step_s: float, fitted: int) -> Targets:
-    """Prepare the targets of a series without unknown bins, with the seasons that its first `fitted` bins show."""
-    half_lives = np.array([each for each in HALF_LIVES_S if each >= 0.4 * step_s] or [HALF_LIVES_S[-1]])
-    levels = [log, *running_means(log, half_lives / step_s)]
-    names = ["now", *(f"level {each:g} s" for each in half_lives)]
-    # A fraction of the trend, equal at every horizon; regressions decide how far it goes.
-    quick, quicker = running_means(log, np.array([1800.0, max(600.0, step_s / 2)]) / step_s)
-    levels += [2 * quicker - quick, 2 * log - quicker]
-    names += ["trend of an hour", "trend of some minutes"]
-    seasons = [round(each / step_s) for each in (DAY_S, WEEK_S) if fitted * step_s > 1.1 * each]
-    seasons = [season for season in seasons if season > 1]
-    for season in seasons:
-        span = "a week" if season * step_s > 2 * DAY_S else "a day"
-        names += [f"{span} ago", f"profile of {span}", f"level, moved as in {span}", f"now, moved as in {span}"]
-    smooth = running_means(log, np.array([max(SEASON_LEVEL_S / step_s, 0.5)]))[0]
-    return Targets(log, smooth, np.stack(levels, axis=1), tuple(seasons), tuple(names))
-
-
-def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the value a season ago, its weighted mean over seasons, today's level, and the present moved as then.
-
-    Where there is no earlier season yet, today's level stands in for each.
-    """
-    log, smooth = targets.log, targets.smooth
-    count = len(smooth)
-    today, now_log = smooth[start:], log[start:]
-    first = -(-horizon // season)
-    total, moved, weights, moved_weights = (np.zeros(count - start) for _ in range(4))
-    for back in range(first, first + DAYS_BACK):
-        weight, ahead = FADE ** (back - first), horizon - back * season
-        lo = min(max(start, -ahead), count)  # the first origin whose bin a season ago is known
-        total[lo - start :] += weight * smooth[lo + ahead : count + ahead]
-        weights[lo - start :] += weight
-        lo = min(max(start, back * season), count)
-        then, now = smooth[lo + ahead : count + ahead], smooth[lo - back * season : count - back * season]
-        moved[lo - start :] += weight * (then - now)
-        moved_weights[lo - start :] += weight
-    last = np.arange(start, count) + horizon - first * season
-    ago = np.where(last >= 0, smooth[np.maximum(last, 0)], today)
-    profile = np.where(weights > 0, total / np.maximum(weights, 1e-9), today)
-    moved /= np.maximum(moved_weights, 1e-9)
-    return ago, profile, today + moved, now_log + moved
-
+from libs.policy.forecast.history import DAY_S, Floats, running_means
+from libs.policy.forecast.targets import DAYS_BACK, FADE
 
 LEVELS: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Quantiles of every forecast: bands of 50, 80 and 90 %, and the median."""
@@ -120,8 +36,8 @@ PRIOR_GROWTH_FAR: Final = 0.15
 PRIOR_WINDOWS: Final = 2.0
 # The weight of an error whose forecast was made within the first day, when no hour of the day was known.
 UNLEARNED: Final = 0.1
-# The weight of a shorter horizon's errors for a longer one falls with this power of their ratio. Past errors of shorter
-# horizons are worth at most this many horizons of history. Both were chosen on the tuning half of `make bench-forecast`, with 1 to 7 days of
+# The weight of a shorter horizon's errors for a longer one falls with this power of their ratio, and is worth at most
+# this many horizons of history. Both were chosen on the tuning half of `make bench-forecast`, with 1 to 7 days of
 # history.
 CARRY: Final = 0.3
 MOST_CARRIED: Final = 1.0
@@ -138,7 +54,7 @@ ADAPT: Final = 0.03
 ADAPT_BINS: Final = 9
 # A log width adapts by at most this much, a factor of 2.
 MOST_WIDTH: Final = 0.7
-LEAST_BLOCK: Final = 6
+LEAST_BLOCK: Final = 12
 """The horizon in bins from which on widths adapt by blocks of origins."""
 # The variability of a series at a time of day is measured over this time before and after it.
 AROUND_S: Final = 5400.0
@@ -490,15 +406,38 @@ def _shapes(known: _Evidence, scale: Floats, expected: Floats, counts: Floats, *
     pseudo = np.concatenate([np.zeros(len(relative)), np.full(len(_LAPLACE), 1 / len(_LAPLACE))])[order]
     # The prior's share, in size and in shape, shrinks with the horizons that were seen.
     share = np.where(total > 0, PRIOR_WINDOWS / (windows + PRIOR_WINDOWS), 1.0)
-    own = ((1 - share) / np.maximum(total, 1e-300))[:, None]
-    reached = base * (known_from <= anchors[:, None])
-    reached *= own
-    reached += share[:, None] * pseudo
-    np.cumsum(reached, axis=1, out=reached)
-    at = [np.searchsorted(row, np.array(LEVELS) * row[-1] - _SAME) for row in reached]
-    out = merged[order][np.minimum(np.stack(at), len(merged) - 1)] * (expected / known.size * few)[:, None]
+    own = (1 - share) / np.maximum(total, 1e-300)
+    at = reaching(known_from, (base, pseudo), anchors, (own, share))
+    out = merged[order][at] * (expected / known.size * few)[:, None]
     out[:, LEVELS.index(0.5)] = 0.0  # the blend was learned as a median; one of few past errors is worse
     return np.asarray(out[(np.arange(start, len(scale)) - anchors[0]) // ANCHOR_BINS] * scale[start:, None])
+
+
+def reaching(
+    known_from: NDArray[np.intp], weights: tuple[Floats, Floats], anchors: NDArray[np.intp],
+    shares: tuple[Floats, Floats],
+) -> NDArray[np.intp]:  # fmt: skip
+    """Return the first places at which summed weights reach each of `LEVELS`, of shape [anchors, levels].
+
+    `weights` are of errors, which count from the anchor at `known_from` on, and of the prior. Each anchor has a factor
+    for both, in `shares`. Anchors ascend.
+    """
+    (errors, prior), (own, share) = weights, (each[:, None] for each in shares)
+    # Most errors are known at every anchor: only sums of the others differ.
+    late = known_from > anchors[0]
+    early, priors, ranks = np.cumsum(np.where(late, 0.0, errors)), np.cumsum(prior), np.cumsum(late)
+    later = np.zeros((len(anchors), int(ranks[-1]) + 1))
+    np.cumsum(errors[late] * (known_from[late] <= anchors[:, None]), axis=1, out=later[:, 1:])
+    whole = own * (early[-1] + later[:, -1:]) + share * priors[-1]
+    wanted = np.array(LEVELS) * whole - _SAME
+    low = np.zeros(wanted.shape, dtype=np.intp)
+    high = np.full(wanted.shape, len(errors) - 1, dtype=np.intp)
+    for _ in range(len(errors).bit_length()):
+        middle = (low + high) // 2
+        summed = own * (early[middle] + np.take_along_axis(later, ranks[middle], axis=1)) + share * priors[middle]
+        reached = summed >= wanted
+        high, low = np.where(reached, middle, high), np.where(reached, low, middle + 1)
+    return high
 
 
 def _bins_alike(errors: Floats, horizon: int) -> float:
