@@ -346,7 +346,7 @@ def _evidence(
     seen = np.searchsorted(indices, anchors - horizon, side="right")  # errors known at each anchor
     total, squares, sizes = _weighted(weight, relative, seen)
     doublings = np.minimum((indices - start) * step_s / RECENT_S, _MOST_DOUBLINGS)
-    recent, recent_squares, recent_sizes = _weighted(_knew(indices, step_s) * 2.0**doublings, relative, seen)
+    recent, recent_squares, recent_sizes = _weighted(_knew(indices, step_s) * np.exp2(doublings), relative, seen)
     known = relative[indices + horizon < fitted]
     # Beyond a day, errors show too few horizons to tell how far they are alike.
     alike = horizon if horizon * step_s > DAY_S else _bins_alike(known, horizon)
@@ -430,11 +430,12 @@ def reaching(
     np.cumsum(errors[late] * (known_from[late] <= anchors[:, None]), axis=1, out=later[:, 1:])
     whole = own * (early[-1] + later[:, -1:]) + share * priors[-1]
     wanted = np.array(LEVELS) * whole - _SAME
+    flat, rows = later.ravel(), np.arange(len(anchors))[:, None] * later.shape[1]
     low = np.zeros(wanted.shape, dtype=np.intp)
     high = np.full(wanted.shape, len(errors) - 1, dtype=np.intp)
     for _ in range(len(errors).bit_length()):
-        middle = (low + high) // 2
-        summed = own * (early[middle] + np.take_along_axis(later, ranks[middle], axis=1)) + share * priors[middle]
+        middle = (low + high) >> 1
+        summed = own * (early[middle] + flat[rows + ranks[middle]]) + share * priors[middle]
         reached = summed >= wanted
         high, low = np.where(reached, middle, high), np.where(reached, low, middle + 1)
     return high
