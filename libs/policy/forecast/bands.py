@@ -22,8 +22,9 @@ LEVELS: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Quantiles of every forecast: bands of 50, 80 and 90 %, and the median."""
 MEMORY_S: Final = 360_000.0
 """The half-life, in seconds, of the weight of a past error in the shape of bands."""
-# Sizes of errors change for good within a bin, their shape hardly does. So sizes have a second, shorter memory, whose
-# ratio to the long one is shrunk towards that of nearer horizons as if these were so many independent errors.
+# A lasting change alters the size of errors far more than their shape. So sizes have a second, shorter memory, whose
+# ratio to the long one is shrunk towards that of nearer horizons. These count as this many independent errors. Both
+# were chosen on the tuning half of `make bench-forecast`.
 RECENT_S: Final = 43_200.0
 RECENT_PRIOR: Final = 15.0
 PRIOR_ERROR: Final = 0.12
@@ -327,8 +328,9 @@ class _Evidence:
     size: Floats
     """Mean size of the relative errors at each anchor; that of the prior's shape where none is known."""
     recent_windows: Floats
-    """The number of independent recent errors at each anchor, and by how much they are larger, in logarithms."""
+    """The number of independent errors within the short memory, at each anchor."""
     growth: Floats
+    """The size of errors within the short memory over that within the long one, in logarithms."""
     usual: float
     """Usual scale, in logarithms of the series."""
 
