@@ -151,20 +151,28 @@ def _short_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _recovery(found: BacktestForecasts) -> dict[str, float]:
-    """Return by series how often bands held, for a day of forecasts of up to 3 h made from `RECOVERY_BINS` after the
-    change on.
+    """Return by series how often bands held, for a day of forecasts made from `RECOVERY_BINS` after the change on.
+
+    The longest horizon, a day, is apart: scores of all outcomes have a day of forecasts made before the change.
     """
-    first = int(CHANGED_DAY * DAY) + RECOVERY_BINS
     held: dict[str, float] = {}
+    places = list(range(len(found.plan.horizons)))
     for name in SERIES:
-        actual, parts = found.history.series(name), []
-        for place, horizon in enumerate(found.plan.horizons[:-1]):
-            origins = np.arange(first, min(first + DAY, len(actual) - horizon))
-            said = found.ours[name][origins, place]
-            known = np.isfinite(said[:, 0]) & np.isfinite(actual[origins + horizon])
-            parts.append(inside(actual[origins + horizon][known], said[known]))
-        held[name] = float(np.concatenate(parts).mean())
+        held[name] = _held_after_change(found, name, places[:-1])
+        held[f"{name} a day ahead"] = _held_after_change(found, name, places[-1:])
     return held
+
+
+def _held_after_change(found: BacktestForecasts, name: SeriesName, places: Sequence[int]) -> float:
+    first = int(CHANGED_DAY * DAY) + RECOVERY_BINS
+    actual, parts = found.history.series(name), []
+    for place in places:
+        horizon = found.plan.horizons[place]
+        origins = np.arange(first, min(first + DAY, len(actual) - horizon))
+        said = found.ours[name][origins, place]
+        known = np.isfinite(said[:, 0]) & np.isfinite(actual[origins + horizon])
+        parts.append(inside(actual[origins + horizon][known], said[known]))
+    return float(np.concatenate(parts).mean())
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -223,7 +231,7 @@ def in_words(summary: dict[str, Any], recovery: dict[str, float]) -> list[str]:
     ]
     if recovery:
         lines.append(
-            f"from {RECOVERY_BINS} bins after a change on, for a day, up to 3 h ahead: "
+            f"from {RECOVERY_BINS} bins after a change on, for a day, up to 3 h ahead and a day ahead: "
             + ", ".join(f"{name} {held:.2f}" for name, held in recovery.items())
         )
     return lines

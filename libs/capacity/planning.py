@@ -33,8 +33,7 @@ from libs.policy.capacity import (
     runs_short,
     sample_paths,
 )
-from libs.policy.forecast.bands import DAY_S
-from libs.policy.forecast.history import DemandHistory, Floats
+from libs.policy.forecast.history import DAY_S, DemandHistory, Floats
 
 # The version of the measurement and its format; a new one invalidates all tables.
 LAYOUT: Final = 2

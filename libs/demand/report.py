@@ -9,8 +9,8 @@ import numpy as np
 from libs.contracts.classes import BATCH_CLASS
 from libs.demand.history import DemandBins, Mix, Trend, demand_history, last_trends, mix_of
 from libs.policy.capacity import WorkerKind, decode_seconds, hang_together, phases_together, prefill_seconds
-from libs.policy.forecast.bands import DAY_S, LEVELS
-from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName
+from libs.policy.forecast.bands import LEVELS
+from libs.policy.forecast.history import DAY_S, SERIES, DemandHistory, Floats, SeriesName
 from libs.policy.forecast.model import DemandForecaster, HorizonExplanation, has_little_history
 
 # A week of hours is the most that a forecast covers.

@@ -1,8 +1,9 @@
 """Uncertainty bands of forecasts, from past errors by state and corrected by their own coverage.
 
 The shape comes from errors of past forecasts, divided by a scale that depends on how restless the series is and how
-far it is from its level (split conformal prediction); old errors count less. Each quantile's width then grows while
-it is exceeded too often and shrinks while it is not (adaptive conformal inference: Gibbs and Candes, NeurIPS 2021).
+far it is from its level (split conformal prediction); old errors count less. The size of errors has a shorter memory
+than their shape, and follows a lasting change within hours. Each quantile's width then grows while it is exceeded too
+often and shrinks while it is not (adaptive conformal inference: Gibbs and Candes, NeurIPS 2021).
 Bursts are among the errors, so the bands contain them.
 """
 
@@ -14,97 +15,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.policy.forecast.history import Floats, running_means
-
-# All are logarithms and use only the origin's bin and earlier ones. `libs.policy.forecast.blend` weights them.
-
-
-# Memories from minutes to days: bursts fade from the slow levels, and shifts soon reach the quick ones.
-HALF_LIVES_S: Final = (300.0, 600.0, 1800.0, 5400.0, 18_000.0, 60_000.0, 180_000.0)
-LENGTH_HALF_LIVES_S: Final = (3600.0, 86_400.0)
-"""The memories of tokens per request, by which arrivals are multiplied."""
-DAY_S: Final = 86_400.0
-WEEK_S: Final = 604_800.0
-DAYS_BACK: Final = 6
-"""The number of days in a daily profile, and of weeks in a weekly one."""
-FADE: Final = 0.8
-"""The weight of a day in the profile relative to the day after it."""
-DAY_PROFILE: Final = "profile of a day"
-SEASON_LEVEL_S: Final = 600.0
-"""The half-life that smooths the value taken from a past season."""
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """The simple forecasts of one series for all origins."""
-
-    log: Floats
-    smooth: Floats
-    levels: Floats
-    """The levels that are equal at every horizon, of shape [n, levels]; the first is the origin's bin."""
-    seasons: tuple[int, ...]
-    """The bins of each season that the history covers more than once."""
-    names: tuple[str, ...]
-
-    @property
-    def profile(self) -> int:
-        """The index of the profile of a day, or of the origin's bin where no day is known."""
-        return self.names.index(DAY_PROFILE) if DAY_PROFILE in self.names else 0
-
-    def at(self, horizon: int, first: int = 0) -> Floats:
-        """Return the targets of the origins from `first` on, of shape [n - first, names]."""
-        found = [each for season in self.seasons for each in _seasonal(self, season, horizon, first)]
-        return np.concatenate([self.levels[first:], np.stack(found, axis=1)], axis=1) if found else self.levels[first:]
-
-
-def make_targets(log: Floats, step_s: float, fitted: int) -> Targets:
-    """Prepare the targets of a series without unknown bins, with the seasons that its first `fitted` bins show."""
-    half_lives = np.array([each for each in HALF_LIVES_S if each >= 0.4 * step_s] or [HALF_LIVES_S[-1]])
-    levels = [log, *running_means(log, half_lives / step_s)]
-    names = ["now", *(f"level {each:g} s" for each in half_lives)]
-    # A fraction of the trend, equal at every horizon; regressions decide how far it goes.
-    quick, quicker = running_means(log, np.array([1800.0, max(600.0, step_s / 2)]) / step_s)
-    levels += [2 * quicker - quick, 2 * log - quicker]
-    names += ["trend of an hour", "trend of some minutes"]
-    seasons = [round(each / step_s) for each in (DAY_S, WEEK_S) if fitted * step_s > 1.1 * each]
-    seasons = [season for season in seasons if season > 1]
-    for season in seasons:
-        span = "a week" if season * step_s > 2 * DAY_S else "a day"
-        names += [f"{span} ago", f"profile of {span}", f"level, moved as in {span}", f"now, moved as in {span}"]
-    smooth = running_means(log, np.array([max(SEASON_LEVEL_S / step_s, 0.5)]))[0]
-    return Targets(log, smooth, np.stack(levels, axis=1), tuple(seasons), tuple(names))
-
-
-def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the value a season ago, its weighted mean over seasons, today's level, and the present moved as then.
-
-    Where there is no earlier season yet, today's level stands in for each.
-    """
-    log, smooth = targets.log, targets.smooth
-    count = len(smooth)
-    today, now_log = smooth[start:], log[start:]
-    first = -(-horizon // season)
-    total, moved, weights, moved_weights = (np.zeros(count - start) for _ in range(4))
-    for back in range(first, first + DAYS_BACK):
-        weight, ahead = FADE ** (back - first), horizon - back * season
-        lo = min(max(start, -ahead), count)  # the first origin whose bin a season ago is known
-        total[lo - start :] += weight * smooth[lo + ahead : count + ahead]
-        weights[lo - start :] += weight
-        lo = min(max(start, back * season), count)
-        then, now = smooth[lo + ahead : count + ahead], smooth[lo - back * season : count - back * season]
-        moved[lo - start :] += weight * (then - now)
-        moved_weights[lo - start :] += weight
-    last = np.arange(start, count) + horizon - first * season
-    ago = np.where(last >= 0, smooth[np.maximum(last, 0)], today)
-    profile = np.where(weights > 0, total / np.maximum(weights, 1e-9), today)
-    moved /= np.maximum(moved_weights, 1e-9)
-    return ago, profile, today + moved, now_log + moved
-
+from libs.policy.forecast.history import DAY_S, Floats, running_means
+from libs.policy.forecast.targets import DAYS_BACK, FADE
 
 LEVELS: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Quantiles of every forecast: bands of 50, 80 and 90 %, and the median."""
 MEMORY_S: Final = 360_000.0
-"""The half-life, in seconds, of the weight of a past error."""
+"""The half-life, in seconds, of the weight of a past error in the shape of bands."""
+# A lasting change alters the size of errors far more than their shape. So sizes have a second, shorter memory, whose
+# ratio to the long one is shrunk towards that of nearer horizons. These count as this many independent errors. Both
+# were chosen on the tuning half of `make bench-forecast`.
+RECENT_S: Final = 43_200.0
+RECENT_PRIOR: Final = 15.0
 PRIOR_ERROR: Final = 0.12
 # The mean absolute error in logarithms before any evidence is 0.12 ten minutes ahead and grows with this power of
 # the horizon. Both figures are from ServeGen's m-large, days 1 to 10.
@@ -129,15 +51,17 @@ WARM_BINS: Final = 288
 ANCHOR_BINS: Final = 6
 """The number of bins after which shapes are computed again."""
 # The step of a quantile's log width for each outcome; smaller where outcomes of over `ADAPT_BINS` overlap.
-ADAPT: Final = 0.06
+ADAPT: Final = 0.03
 ADAPT_BINS: Final = 9
 # A log width adapts by at most this much, a factor of 2.
 MOST_WIDTH: Final = 0.7
-LEAST_BLOCK: Final = 6
+LEAST_BLOCK: Final = 12
 """The horizon in bins from which on widths adapt by blocks of origins."""
 # The variability of a series at a time of day is measured over this time before and after it.
 AROUND_S: Final = 5400.0
 _SMALL_ERROR: Final = 0.02
+# Doublings of a weight after a fit; squares of weights stay finite.
+_MOST_DOUBLINGS: Final = 400.0
 _RIDGE: Final = 0.05
 # Rounding differs with the length of arrays. Without this tolerance the same past could give different results.
 _SAME: Final = 1e-9
@@ -403,6 +327,10 @@ class _Evidence:
     """The number of independent errors that they are worth, at each anchor."""
     size: Floats
     """Mean size of the relative errors at each anchor; that of the prior's shape where none is known."""
+    recent_windows: Floats
+    """The number of independent errors within the short memory, at each anchor."""
+    growth: Floats
+    """The size of errors within the short memory over that within the long one, in logarithms."""
     usual: float
     """Usual scale, in logarithms of the series."""
 
@@ -418,15 +346,30 @@ def _evidence(
     weight = _knew(indices, step_s) * 0.5 ** ((start - indices) * step_s / MEMORY_S)
     anchors = np.arange(start - start % ANCHOR_BINS, count, ANCHOR_BINS)
     seen = np.searchsorted(indices, anchors - horizon, side="right")  # errors known at each anchor
-    parts = weight, weight**2, weight * np.abs(relative)
-    total, squares, sizes = (_sum_before(np.asarray(part), seen) for part in parts)
+    total, squares, sizes = _weighted(weight, relative, seen)
+    doublings = np.minimum((indices - start) * step_s / RECENT_S, _MOST_DOUBLINGS)
+    recent, recent_squares, recent_sizes = _weighted(_knew(indices, step_s) * np.exp2(doublings), relative, seen)
     known = relative[indices + horizon < fitted]
     # Beyond a day, errors show too few horizons to tell how far they are alike.
     alike = horizon if horizon * step_s > DAY_S else _bins_alike(known, horizon)
-    windows = total**2 / np.maximum(squares, 1e-300) / alike
-    size = np.where(total > 0, np.maximum(sizes / np.maximum(total, 1e-300), 1e-6), _LAPLACE_SIZE)
+    windows, recent_windows = _outcomes(total, squares) / alike, _outcomes(recent, recent_squares) / alike
+    size, recent_size = _mean_size(sizes, total), _mean_size(recent_sizes, recent)
     usual = float(np.exp(np.log(scale[: start + 1]).mean()))
-    return _Evidence(anchors, indices + horizon, relative, weight, total, windows, size, usual)
+    growth = np.log(recent_size / size)
+    return _Evidence(anchors, indices + horizon, relative, weight, total, windows, size, recent_windows, growth, usual)
+
+
+def _weighted(weight: Floats, errors: Floats, seen: NDArray[np.intp]) -> tuple[Floats, Floats, Floats]:
+    """Return the sums of weights, of their squares and of weighted sizes of the first `seen` errors."""
+    return _sum_before(weight, seen), _sum_before(weight**2, seen), _sum_before(weight * np.abs(errors), seen)
+
+
+def _outcomes(total: Floats, squares: Floats) -> Floats:
+    return np.asarray(total**2 / np.maximum(squares, 1e-300))
+
+
+def _mean_size(sizes: Floats, total: Floats) -> Floats:
+    return np.where(total > 0, np.maximum(sizes / np.maximum(total, 1e-300), 1e-6), _LAPLACE_SIZE)
 
 
 def _expected(
@@ -435,15 +378,18 @@ def _expected(
     """Return (sizes of relative errors, numbers of errors behind them) at each anchor, by horizon.
 
     What is known of a shorter horizon stands in for a longer one: a series that is calm or restless an hour ahead is
-    so a day ahead, long before errors of a day ahead are known.
+    so a day ahead, long before errors of a day ahead are known. The same is true of errors that have grown lately.
     """
     sizes, counts = [np.empty(0)] * len(horizons), [np.empty(0)] * len(horizons)
-    ratio, count, before = np.zeros(len(known[0].anchors)), np.zeros(len(known[0].anchors)), 0
+    ratio, growth, count = (np.zeros(len(known[0].anchors)) for _ in range(3))
+    before = 0
     for at in sorted(range(len(horizons)), key=horizons.__getitem__):
         each, horizon = known[at], horizons[at]
         fade = (before / horizon) ** CARRY
         prior = prior_error(horizon * step_s) / each.usual
-        own = np.log(each.size / prior)
+        lately = each.recent_windows
+        growth = (lately * each.growth + RECENT_PRIOR * fade * growth) / (lately + RECENT_PRIOR)
+        own = np.log(each.size / prior) + growth
         ratio = (each.windows * own + PRIOR_WINDOWS * fade * ratio) / (each.windows + PRIOR_WINDOWS)
         count = each.windows + np.minimum(count, MOST_CARRIED)
         unseen = unseen_season(horizon * step_s, np.asarray(each.anchors * step_s, dtype=np.float64)) / each.usual
@@ -462,15 +408,39 @@ def _shapes(known: _Evidence, scale: Floats, expected: Floats, counts: Floats, *
     pseudo = np.concatenate([np.zeros(len(relative)), np.full(len(_LAPLACE), 1 / len(_LAPLACE))])[order]
     # The prior's share, in size and in shape, shrinks with the horizons that were seen.
     share = np.where(total > 0, PRIOR_WINDOWS / (windows + PRIOR_WINDOWS), 1.0)
-    own = ((1 - share) / np.maximum(total, 1e-300))[:, None]
-    reached = base * (known_from <= anchors[:, None])
-    reached *= own
-    reached += share[:, None] * pseudo
-    np.cumsum(reached, axis=1, out=reached)
-    at = [np.searchsorted(row, np.array(LEVELS) * row[-1] - _SAME) for row in reached]
-    out = merged[order][np.minimum(np.stack(at), len(merged) - 1)] * (expected / known.size * few)[:, None]
+    own = (1 - share) / np.maximum(total, 1e-300)
+    at = reaching(known_from, (base, pseudo), anchors, (own, share))
+    out = merged[order][at] * (expected / known.size * few)[:, None]
     out[:, LEVELS.index(0.5)] = 0.0  # the blend was learned as a median; one of few past errors is worse
     return np.asarray(out[(np.arange(start, len(scale)) - anchors[0]) // ANCHOR_BINS] * scale[start:, None])
+
+
+def reaching(
+    known_from: NDArray[np.intp], weights: tuple[Floats, Floats], anchors: NDArray[np.intp],
+    shares: tuple[Floats, Floats],
+) -> NDArray[np.intp]:  # fmt: skip
+    """Return the first places at which summed weights reach each of `LEVELS`, of shape [anchors, levels].
+
+    `weights` are of errors, which count from the anchor at `known_from` on, and of the prior. Each anchor has a factor
+    for both, in `shares`. Anchors ascend.
+    """
+    (errors, prior), (own, share) = weights, (each[:, None] for each in shares)
+    # Most errors are known at every anchor: only sums of the others differ.
+    late = known_from > anchors[0]
+    early, priors, ranks = np.cumsum(np.where(late, 0.0, errors)), np.cumsum(prior), np.cumsum(late)
+    later = np.zeros((len(anchors), int(ranks[-1]) + 1))
+    np.cumsum(errors[late] * (known_from[late] <= anchors[:, None]), axis=1, out=later[:, 1:])
+    whole = own * (early[-1] + later[:, -1:]) + share * priors[-1]
+    wanted = np.array(LEVELS) * whole - _SAME
+    flat, rows = later.ravel(), np.arange(len(anchors))[:, None] * later.shape[1]
+    low = np.zeros(wanted.shape, dtype=np.intp)
+    high = np.full(wanted.shape, len(errors) - 1, dtype=np.intp)
+    for _ in range(len(errors).bit_length()):
+        middle = (low + high) >> 1
+        summed = own * (early[middle] + flat[rows + ranks[middle]]) + share * priors[middle]
+        reached = summed >= wanted
+        high, low = np.where(reached, middle, high), np.where(reached, low, middle + 1)
+    return high
 
 
 def _bins_alike(errors: Floats, horizon: int) -> float:

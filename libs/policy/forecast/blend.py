@@ -41,7 +41,7 @@ _BLOCK: Final = 64
 
 Targets = Callable[[int, int], Floats]
 """Forecasts in logarithms for (horizon, first), of shape [n - first, names]; see
-`libs.policy.forecast.bands.Targets.at`.
+`libs.policy.forecast.targets.Targets.at`.
 """
 
 

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 SeriesName = Literal["requests", "prefill", "decode"]
 SERIES: Final[tuple[SeriesName, ...]] = ("requests", "prefill", "decode")
+DAY_S: Final = 86_400.0
+WEEK_S: Final = 604_800.0
 # The least known share of a bin's requests for their tokens to stand for all of them.
 MIN_KNOWN_SHARE: Final = 0.3
 MOST_BINS: Final = 100_000

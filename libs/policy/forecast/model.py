@@ -6,22 +6,20 @@ from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
-from libs.policy.forecast.bands import (
-    DAY_S,
-    LENGTH_HALF_LIVES_S,
-    LEVELS,
-    WEEK_S,
-    BandState,
-    Scale,
-    Targets,
-    fit_scale,
-    follow_bands,
-    make_targets,
-    states_of,
-    warm_bands,
-)
+from libs.policy.forecast.bands import LEVELS, BandState, Scale, fit_scale, follow_bands, states_of, warm_bands
 from libs.policy.forecast.blend import LEARNED, Blender, HorizonBlend, checkpoints
-from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName, hold, running_means, without_outages
+from libs.policy.forecast.history import (
+    DAY_S,
+    SERIES,
+    WEEK_S,
+    DemandHistory,
+    Floats,
+    SeriesName,
+    hold,
+    running_means,
+    without_outages,
+)
+from libs.policy.forecast.targets import LENGTH_HALF_LIVES_S, Targets, make_targets
 
 # A fit uses the latest 8 weeks of 10-minute bins.
 MOST_BINS: Final = 8064
