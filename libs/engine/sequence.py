@@ -19,6 +19,7 @@ from libs.engine.reports import FinishReason, KvTransferReport, Logprob, Sequenc
 from libs.engine.runner import Chunk, Sampled
 from libs.policy.worker.pace import TokenLine
 
+IMAGES_ELSEWHERE: Final = "its blocks went to older sequences, and its images are not here to compute it again"
 NO_IMAGES: Final = "this engine takes no images: serve a vision model, such as LLaVA, with workers of the engine torch"
 
 

@@ -45,6 +45,8 @@ NIXL_PORT, MOONCAKE_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTR
 WAIT_VARIABLE = "FULCRUM_VLLM_WAIT"
 # Files in which EngineCore publishes the running step, ended dummy steps, and the properties of its KV.
 BOARD_FILE, DUMMIES_FILE, KV_FILE = "board", "dummies", "kv"
+# The file in which the process that computes publishes to EngineCore when it encoded images.
+ENCODES_FILE = "encodes"
 # A factor that vLLM hashes for NIXL's handshake and for nothing else.
 HANDSHAKE_FACTOR = "nixl_connector_version"
 # For the first second after a message, a process sleeps at most this long at a time. The socket drops a notification
@@ -86,6 +88,7 @@ def register() -> None:
     if folder:
         logging.getLogger("vllm").addHandler(_FirstCause(Path(folder, CAUSE_FILE)))
         _write_stack_on_signal(Path(folder, STACK_FILE.format(pid=os.getpid())))
+        _time_encoding(Path(folder, ENCODES_FILE))
         with contextlib.suppress(OSError):  # the worker has stopped waiting and removed the folder
             Path(folder, REGISTERED_FILE.format(pid=os.getpid())).touch()
 
@@ -128,6 +131,40 @@ def name_model(revision: str, file: Path | None) -> None:
         return found
 
     utils.hash_factors = hash_named
+
+
+def _time_encoding(file: Path) -> None:
+    """Make the first rank publish the times in which its model encodes images, once its KV exists."""
+    from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415
+
+    initialize = WorkerWrapperBase.initialize_from_config
+
+    def initialize_timed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = initialize(self, *args, **kwargs)
+        if self.global_rank == 0 and self.vllm_config.model_config.supports_multimodal_inputs:
+            from libs.engine.vllm.step_reports import SpanRing  # noqa: PLC0415 - the plug-in is loaded first
+
+            time_encodes(self.worker.get_model(), SpanRing(file))
+        return result
+
+    WorkerWrapperBase.initialize_from_config = initialize_timed
+
+
+def time_encodes(model: Any, encodes: Any) -> None:
+    """Make a model's encoder of images record each of its runs in a SpanRing."""
+    import torch  # noqa: PLC0415 - as above
+
+    encode = model.embed_multimodal
+
+    def timed(**inputs: Any) -> Any:
+        start_ns = time.time_ns()
+        result = encode(**inputs)
+        if torch.accelerator.is_available():  # the time is that of the device's work
+            torch.accelerator.current_stream().synchronize()
+        encodes.ended(start_ns, time.time_ns())
+        return result
+
+    model.embed_multimodal = timed
 
 
 def _sleep_until_news() -> None:

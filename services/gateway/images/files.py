@@ -65,6 +65,12 @@ def check_workers(images: Sequence[SentImage], workers: Iterable[Worker]) -> Non
         raise UnsupportedField(text, param=images[0].field)
 
 
+def max_file_bytes(images: Sequence[SentImage], limits: ImageLimits) -> int:
+    """Return an upper bound of the bytes of the images' files, some of which have yet to be fetched."""
+    sizes = (len(each.url) if _DATA_URL.match(each.url) else limits.max_bytes for each in images)
+    return min(sum(sizes), MAX_TOTAL_BYTES)
+
+
 def read_images(images: Sequence[SentImage], limits: ImageLimits) -> list[bytes]:
     """Return the images' files. Raise InvalidRequest, with its field, for one that is too large or broken.
 

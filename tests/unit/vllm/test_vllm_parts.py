@@ -17,7 +17,7 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import FinishReason
 from libs.engine.vllm import plugin
-from libs.engine.vllm.engine import HandoverRefusal, lease_margin_ns, refusal
+from libs.engine.vllm.handover import HandoverRefusal, lease_margin_ns, refusal
 from libs.engine.vllm.sequences import Sequences
 from libs.engine.vllm.step_reports import (
     Command,
