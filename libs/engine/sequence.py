@@ -20,7 +20,10 @@ from libs.engine.runner import Chunk, Sampled
 from libs.policy.worker.pace import TokenLine
 
 IMAGES_ELSEWHERE: Final = "its blocks went to older sequences, and its images are not here to compute it again"
-NO_IMAGES: Final = "this engine takes no images: serve a vision model, such as LLaVA, with workers of the engine torch"
+NO_IMAGES: Final = (
+    "this engine takes no images: serve a vision model, such as LLaVA, with workers of the engine torch, or of vllm"
+    " without a KV store"
+)
 
 
 class Stage(IntEnum):

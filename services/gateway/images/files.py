@@ -60,7 +60,7 @@ def check_workers(images: Sequence[SentImage], workers: Iterable[Worker]) -> Non
     if blind is not None:
         text = (
             f"images are not served by the engine {blind.engine} of worker {blind.id}, release {blind.version}: serve"
-            " the model with workers of the engine torch and of this release"
+            " the model with workers of the engine torch, or of vllm without a KV store, and of this release"
         )
         raise UnsupportedField(text, param=images[0].field)
 
