@@ -22,6 +22,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,11 @@ def register() -> None:
     if revision := os.environ.get(REVISION_VARIABLE):
         forget_ports()
         name_model(revision, Path(folder, HANDSHAKE_FILE.format(pid=os.getpid())) if folder else None)
+        if folder:
+            time_encoding(Path(folder, ENCODES_FILE))
     if folder:
         logging.getLogger("vllm").addHandler(_FirstCause(Path(folder, CAUSE_FILE)))
         _write_stack_on_signal(Path(folder, STACK_FILE.format(pid=os.getpid())))
-        _time_encoding(Path(folder, ENCODES_FILE))
         with contextlib.suppress(OSError):  # the worker has stopped waiting and removed the folder
             Path(folder, REGISTERED_FILE.format(pid=os.getpid())).touch()
 
@@ -133,7 +135,7 @@ def name_model(revision: str, file: Path | None) -> None:
     utils.hash_factors = hash_named
 
 
-def _time_encoding(file: Path) -> None:
+def time_encoding(file: Path) -> None:
     """Make the first rank publish the times in which its model encodes images, once its KV exists."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415
 
@@ -142,25 +144,26 @@ def _time_encoding(file: Path) -> None:
     def initialize_timed(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = initialize(self, *args, **kwargs)
         if self.global_rank == 0 and self.vllm_config.model_config.supports_multimodal_inputs:
-            from libs.engine.vllm.step_reports import SpanRing  # noqa: PLC0415 - the plug-in is loaded first
+            import torch  # noqa: PLC0415 - the plug-in is loaded first
 
-            time_encodes(self.worker.get_model(), SpanRing(file))
+            from libs.engine.vllm.step_reports import SpanRing  # noqa: PLC0415
+
+            on_device = torch.accelerator.is_available()
+            wait = torch.accelerator.synchronize if on_device else lambda: None
+            time_encodes(self.worker.get_model(), SpanRing(file), wait)
         return result
 
     WorkerWrapperBase.initialize_from_config = initialize_timed
 
 
-def time_encodes(model: Any, encodes: Any) -> None:
-    """Make a model's encoder of images record each of its runs in a SpanRing."""
-    import torch  # noqa: PLC0415 - as above
-
+def time_encodes(model: Any, encodes: Any, wait: Callable[[], object]) -> None:
+    """Make a model's encoder of images record its runs in a SpanRing. `wait` returns once the device is done."""
     encode = model.embed_multimodal
 
     def timed(**inputs: Any) -> Any:
         start_ns = time.time_ns()
         result = encode(**inputs)
-        if torch.accelerator.is_available():  # the time is that of the device's work
-            torch.accelerator.current_stream().synchronize()
+        wait()
         encodes.ended(start_ns, time.time_ns())
         return result
 

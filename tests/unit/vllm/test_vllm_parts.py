@@ -97,18 +97,13 @@ def test_hashes_of_blocks_with_images_become_ours_wherever_they_were_cut(
     prompt: tuple[list[int], list[ImageSpan]], cut: int
 ) -> None:
     tokens, images = prompt
-    starts = range(0, len(tokens) // BLOCK * BLOCK, BLOCK)
+    starts = list(range(0, len(tokens) // BLOCK * BLOCK, BLOCK))
+    cut = min(cut, len(starts))
     rehash = Rehash(BLOCK)
-    for part, parent in ((starts[:cut], None), (starts[cut:], starts[cut - 1] if cut and starts[:cut] else None)):
+    for part, parent in ((starts[:cut], None), (starts[cut:], starts[cut - 1] if cut else None)):
         if part:
-            own = tokens[part[0] : part[-1] + BLOCK]
-            rehash.stored(
-                part,
-                parent,
-                "" if parent is not None else ROOT.hex(),
-                own,
-                [block_images(images, start) for start in part],
-            )
+            own, salt = tokens[part[0] : part[-1] + BLOCK], "" if parent is not None else ROOT.hex()
+            rehash.stored(part, parent, salt, own, [block_images(images, start) for start in part])
     assert rehash.take() == (block_hashes(ROOT, tokens, BLOCK, images), [])
 
 
@@ -124,7 +119,7 @@ def test_equal_tokens_with_another_image_have_other_hashes() -> None:
 def test_a_step_that_encodes_is_told_as_two_that_follow_each_other(tmp_path: Path) -> None:
     ring = SpanRing(tmp_path / "encodes")
     model = SimpleNamespace(embed_multimodal=lambda **inputs: inputs["pixels"])
-    plugin.time_encodes(model, ring)
+    plugin.time_encodes(model, ring, lambda: None)
     steps = Steps(Board(tmp_path / "board"), KvWait(), SpanRing(tmp_path / "encodes"))
     start_ns = time.time_ns()
     steps.decided(StepWork(prefill_tokens=40, prefill_sequences=1), start_ns)
