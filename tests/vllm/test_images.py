@@ -1,11 +1,14 @@
 """Images on the vllm engine: transformers' greedy tokens over a hand-off, and KV by the content of images."""
 
 import asyncio
+import base64
 import itertools
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import openai
 import pytest
 import pytest_asyncio
 
@@ -20,12 +23,22 @@ from libs.engine.vllm.engine import VllmEngine
 from libs.model.info import load_model_info
 from libs.model.vision import Vision, spans
 from libs.runtime.clock import SystemClock
+from libs.runtime.http import bind
+from libs.runtime.tasks import TaskOwner
 from libs.testing.engines.engine import EventReader
 from libs.testing.engines.vision_model import IMAGE_TOKENS, Reference, picture, write_random_llava
+from libs.testing.servers.listed_registry import ListedRegistry
+from libs.testing.wait import until
+from libs.testing.workers.hosts import RecordingBus, RecordingKvIndex, local_worker
+from services.gateway.request.prompt import load_catalog
+from services.gateway.run import GatewayPorts, open_gateway
+from services.gateway.settings import GatewaySettings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200)]
 
+MODEL = "small-llava"
 TOKENS = 10
+WAIT_S = 300
 BLOCK = 32
 KV_MB = 1
 """Room for 16 blocks, so that a few sequences that grow take them from each other."""
@@ -33,6 +46,42 @@ ROOT = b"r" * 16
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 TEXT = "user: <image> beside <image>, what is it, and where does the fox go from here?\nassistant:"
 SHAPE = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
+
+
+async def test_chats_about_pictures_are_answered_over_a_hand_off_behind_a_gateway(tmp_path: Path) -> None:
+    folder = write_random_llava(tmp_path / MODEL, **SHAPE)
+    reference = Reference(folder, backend="torchvision")
+    registry, clock, tasks = ListedRegistry(), SystemClock(), TaskOwner()
+    own: dict[str, Any] = {
+        "engine": "vllm", "model_path": str(folder), "threads": 1, "kv_memory_mb": 8, "block_size_tokens": BLOCK,
+        "vllm_arguments": {"max_model_len": 512}, "registry": registry,
+    }  # fmt: skip
+    settings = GatewaySettings.model_validate({"port": 0, "drain_s": 1, "models": {MODEL: str(folder)}})
+    sock, catalog = bind(settings.host, 0, "FULCRUM_GATEWAY_PORT"), load_catalog(settings.models)
+    ports = GatewayPorts(RecordingBus(), registry, RecordingKvIndex())
+    async with (
+        local_worker("prefill-0", "prefill", **own) as prefill,
+        local_worker("decode-0", "decode", **own) as decode,
+        open_gateway(settings=settings, ports=ports, catalog=catalog, sock=sock, clock=clock, tasks=tasks) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S) as client,
+    ):
+        await until(lambda: len(gateway.fleet.views()) == 2, what="both workers", timeout_s=WAIT_S)
+        for seeds in ((1,), (2,), (1,), (2, 1)):
+            files = [picture(seed) for seed in seeds]
+            urls = [f"data:image/png;base64,{base64.b64encode(file).decode()}" for file in files]
+            text: Any = {"type": "text", "text": "what is in this picture, and is it a fox?"}
+            content: Any = [*({"type": "image_url", "image_url": {"url": url}} for url in urls), text]
+            found = await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": content}], max_tokens=TOKENS, temperature=0
+            )
+            asked = [{"role": "user", "content": [*[{"type": "image"}] * len(files), text]}]
+            prompt, expected = reference.chat(asked, files, TOKENS)
+            assert found.choices[0].message.content == expected
+            assert found.usage is not None and found.usage.prompt_tokens == len(prompt)
+        assert prefill.host.engine.load().images_encoded == 2, "the others were kept, or their KV was"
+        assert decode.host.engine.load().images_encoded == 0
+        await until(lambda: sum(step.encoded_images for step in prefill.steps()) == 2, what="their telemetry")
+    await tasks.close()
 
 
 class NoFetcher:
