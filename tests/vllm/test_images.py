@@ -45,7 +45,7 @@ KV_MB = 1
 ROOT = b"r" * 16
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 TEXT = "user: <image> beside <image>, what is it, and where does the fox go from here?\nassistant:"
-SHAPE = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
+SHAPE: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
 
 
 async def test_chats_about_pictures_are_answered_over_a_hand_off_behind_a_gateway(tmp_path: Path) -> None:
