@@ -181,7 +181,7 @@ class Embedding:
 def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
     """Read a model's folder, whose config.json is `config`. Raise StartupError for files that are not JSON."""
     if is_cross_encoder(config):
-        return _load_score(config)
+        return _load_score(folder, config)
     encodes = is_encoder(config)
     text_config = config.get("text_config") or config
     size = text_config.get("hidden_size", text_config.get("dim"))  # DistilBERT's name for it
@@ -260,12 +260,14 @@ def _poolings(*, encodes: bool) -> dict[str, Literal["last", "mean", "cls"]]:
     return {**means, **dict.fromkeys(_CLS_POOLINGS, "cls")}
 
 
-def _load_score(config: dict[str, Any]) -> Embedding:
-    """Return the way a cross-encoder scores. Its config names an activation, in one of two places."""
+def _load_score(folder: Path, config: dict[str, Any]) -> Embedding:
+    """Return the way a cross-encoder scores. Its activation is named in one of three places, the newest first."""
+    file = folder / "config_sentence_transformers.json"
+    own = read_json(file).get("activation_fn") if file.is_file() else None
     # A config without labels has the two of transformers.
     labels = len(config.get("id2label") or "..")
     newer = config.get("sentence_transformers")
-    named = newer.get("activation_fn") if isinstance(newer, dict) else None
+    named = own or (newer.get("activation_fn") if isinstance(newer, dict) else None)
     named = str(named or config.get("sbert_ce_default_activation_function") or "Sigmoid").rsplit(".", 1)[-1]
     unserved = "" if named in _SIGMOIDS else f"its scores have the activation {named}"
     unserved = unserved if labels == 1 else f"its head has {labels} labels, and only one is a score"

@@ -227,3 +227,14 @@ def test_a_dense_layer_that_is_not_computed_is_named(
     tmp_path: Path, change: dict[str, Any], modules: tuple[str, ...], reason: str
 ) -> None:
     assert reason in load_model_info(dense_folder(tmp_path, {**DENSE, **change}, modules)).embedding.unserved
+
+
+@pytest.mark.parametrize(("name", "sigmoid"), [("linear.Identity", False), ("activation.Sigmoid", True)])
+def test_a_cross_encoders_activation_stands_in_the_files_of_later_releases(
+    tmp_path: Path, name: str, sigmoid: bool
+) -> None:
+    make_folder(tmp_path, CROSS_ENCODER)
+    (tmp_path / "config_sentence_transformers.json").write_text(
+        json.dumps({"activation_fn": f"torch.nn.modules.{name}"})
+    )
+    assert load_model_info(tmp_path).embedding.sigmoid is sigmoid
