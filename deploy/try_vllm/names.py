@@ -20,7 +20,7 @@ OURS: Final = "libs/engine/vllm"
 ARGUMENTS, CONNECTORS, CORE = f"{OURS}/arguments.py", f"{OURS}/connectors.py", f"{OURS}/core.py"
 KV, LAUNCH, PACING = f"{OURS}/kv_groups.py", f"{OURS}/launch.py", f"{OURS}/pacing.py"
 PLUGIN, SCHEDULER, SEQUENCES = f"{OURS}/plugin.py", f"{OURS}/scheduler.py", f"{OURS}/sequences.py"
-GUIDES = f"{OURS}/guides.py"
+GUIDES, HANDOVER = f"{OURS}/guides.py", f"{OURS}/handover.py"
 REPORTS, WIRE, CPU_WORKER = f"{OURS}/step_reports.py", f"{OURS}/wire.py", f"{OURS}/cpu_worker.py"
 OBSERVER: Final = "deploy/vllm-plugin/fulcrum_observe/engine.py"
 PARSER: Final = "libs/observe/vllm.py"
@@ -127,7 +127,7 @@ BY_HAND: Final[tuple[Touched, ...]] = (
     *_text(NIXL_CODE, "do_remote_prefill", CONNECTORS),
     *_text(NIXL_CODE, "remote_engine_id", WIRE),
     *_text(NIXL_CODE, "remote_request_id", WIRE),
-    *_text(NIXL_CODE, "_remote_blocks_processed", SCHEDULER),
+    *_text(NIXL_CODE, "_remote_blocks_processed", KV),
     *_text(MOONCAKE_CODE, "do_remote_decode", CONNECTORS),
     *_text(MOONCAKE_CODE, "do_remote_prefill", CONNECTORS),
     *_text(MOONCAKE_CODE, "remote_engine_id", CONNECTORS),
@@ -154,6 +154,19 @@ BY_HAND: Final[tuple[Touched, ...]] = (
     *_name(f"{EVENTS}.BlockRemoved.group_idx", KV),
     *_name(f"{EVENTS}.BlockRemoved.block_hashes", KV),
     Touched("vllm.v1", Kind.STAND_IN, f"{KV}:Rehasher", text="kv_event_publisher"),
+    # Images
+    *_call("vllm.multimodal.registry.MultiModalRegistry.create_processor", WIRE, 1),
+    *_call("vllm.multimodal.processing.processor.BaseMultiModalProcessor.apply", WIRE, 2),
+    *_call("vllm.multimodal.processing.context.BaseProcessingInfo.parse_mm_data", WIRE, 1),
+    *_name("vllm.multimodal.inputs.MultiModalFeatureSpec.data", WIRE, KV),
+    *_name("vllm.multimodal.inputs.PlaceholderRange.length", WIRE),
+    *_name("vllm.v1.request.Request.mm_features", KV),
+    *_call("vllm.config.ModelConfig.get_inputs_embeds_size", KV),
+    *_name("vllm.config.ModelConfig.supports_multimodal_inputs", KV, LAUNCH, PLUGIN),
+    *_call("vllm.v1.worker.worker_base.WorkerWrapperBase.initialize_from_config", PLUGIN, 1),
+    *_name("vllm.v1.worker.worker_base.WorkerWrapperBase.global_rank", PLUGIN),
+    *_call("vllm.v1.worker.worker_base.WorkerBase.get_model", PLUGIN),
+    *_call("vllm.model_executor.models.interfaces.SupportsMultiModal.embed_multimodal", PLUGIN),
     # The scheduler
     *_override(f"{SCHED}.add_request", SCHEDULER, "_Reporting"),
     *_override(f"{SCHED}.schedule", SCHEDULER, "_Reporting"),
@@ -172,6 +185,10 @@ BY_HAND: Final[tuple[Touched, ...]] = (
     *_name(f"{SCHED}.scheduler_config.long_prefill_token_threshold", SCHEDULER),
     *_name(f"{STEP}.total_num_scheduled_tokens", SCHEDULER, OBSERVER),
     *_name(f"{STEP}.num_scheduled_tokens", SCHEDULER, OBSERVER),
+    *_name(f"{STEP}.scheduled_encoder_inputs", SCHEDULER),
+    *_name(f"{SCHED}.encoder_cache_manager", SCHEDULER),
+    *_name("vllm.v1.core.encoder_cache_manager.EncoderCacheManager.cache_size", SCHEDULER),
+    *_name("vllm.v1.core.encoder_cache_manager.EncoderCacheManager.num_free_slots", SCHEDULER),
     *_call(f"{QUEUE}.remove_requests", SCHEDULER, 1),
     *_call(f"{QUEUE}.add_request", SCHEDULER, 1),
     *_name("vllm.v1.outputs.KVConnectorOutput.finished_sending", SCHEDULER),
@@ -180,7 +197,7 @@ BY_HAND: Final[tuple[Touched, ...]] = (
     *_name("vllm.v1.outputs.ModelRunnerOutput.kv_connector_output", SCHEDULER),
     *_call("vllm.config.KVTransferConfig.get_from_extra_config", SCHEDULER, 2),
     *_text(NIXL_CODE, "kv_lease_duration", SCHEDULER),
-    *_text(NIXL_CODE, "remote_num_tokens", CONNECTORS),
+    *_text(NIXL_CODE, "remote_num_tokens", HANDOVER),
     *_call(LOOP + ".execute_dummy_batch", REPORTS),
     # Requests
     *_name(f"{REQUEST}.lora_request", SCHEDULER),
@@ -217,7 +234,7 @@ BY_HAND: Final[tuple[Touched, ...]] = (
     *_name("vllm.v1.outputs.LogprobsLists.logprob_token_ids", WIRE),
     *_name("vllm.v1.outputs.LogprobsLists.logprobs", WIRE),
     *_name("vllm.v1.metrics.stats.PrefillStats.num_local_cached_tokens", SEQUENCES),
-    *_name("vllm.v1.metrics.stats.PrefillStats.num_external_cached_tokens", SEQUENCES, SCHEDULER),
+    *_name("vllm.v1.metrics.stats.PrefillStats.num_external_cached_tokens", SEQUENCES, KV),
     *_name("vllm.sampling_params.SamplingParams.extra_args", WIRE),
     # The worker for CPUs, and the executor of tests
     *_override("vllm.v1.worker.cpu_worker.CPUWorker.init_device", CPU_WORKER, "MendedWorker"),
@@ -280,8 +297,8 @@ SET: Final = {
         "worker_cls",
     ),
     ARGUMENTS: (
-        *RESERVED, "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "enable_sleep_mode",
-        "gpu_memory_utilization", "worker_extension_cls",
+        *RESERVED, "language_model_only", "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank",
+        "enable_sleep_mode", "gpu_memory_utilization", "worker_extension_cls",
     ),
     CORE: ("master_addr", "master_port"),
     PARALLEL: (

@@ -29,12 +29,11 @@ from libs.engine.reports import (
 )
 from libs.engine.roster import QUEUED, Roster, unless_others_wait
 from libs.engine.runner import Batch, Sampled, blocks_for
-from libs.engine.sequence import Sequence, Stage, check_request
+from libs.engine.sequence import IMAGES_ELSEWHERE, Sequence, Stage, check_request
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.pace import Pace
 
 RETRY_AFTER_S = 1.0
-IMAGES_ELSEWHERE = "its blocks went to older sequences, and its images are not here to compute it again"
 
 
 def compose(

@@ -19,7 +19,11 @@ from libs.engine.reports import FinishReason, KvTransferReport, Logprob, Sequenc
 from libs.engine.runner import Chunk, Sampled
 from libs.policy.worker.pace import TokenLine
 
-NO_IMAGES: Final = "this engine takes no images: serve a vision model, such as LLaVA, with workers of the engine torch"
+IMAGES_ELSEWHERE: Final = "its blocks went to older sequences, and its images are not here to compute it again"
+NO_IMAGES: Final = (
+    "this engine takes no images: serve a vision model, such as LLaVA, with workers of the engine torch, or of vllm"
+    " without a KV store"
+)
 
 
 class Stage(IntEnum):

@@ -102,7 +102,10 @@ _POOLINGS: Final[dict[str, Literal["last", "mean"]]] = {
     "lasttoken": "last", "pooling_mode_lasttoken": "last", "mean": "mean", "pooling_mode_mean_tokens": "mean",
 }  # fmt: skip
 _CLS_POOLINGS: Final = frozenset({"cls", "pooling_mode_cls_token"})
-_SERVED_MODULES: Final = frozenset({"Transformer", "Pooling", "Normalize"})
+_SERVED_MODULES: Final = frozenset({"Transformer", "Pooling", "Dense", "Normalize"})
+ACTIVATIONS: Final = frozenset({"Identity", "Tanh", "ReLU", "Sigmoid", "GELU"})
+"""Names of torch's activations that a module Dense may have."""
+_VECTOR: Final = "sentence_embedding"
 ENCODERS: Final = frozenset(
     {"bert", "camembert", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta"}
 )
@@ -122,6 +125,18 @@ def is_cross_encoder(config: dict[str, Any]) -> bool:
     """Return whether a config.json is that of an encoder with a head over pairs of texts."""
     named = config.get("architectures") or [""]
     return is_encoder(config) and str(named[0]).endswith(_CROSS_ENCODER)
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A layer behind the pooling: a matrix [outputs, inputs], perhaps a bias, and an activation."""
+
+    folder: Path
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+    """One of `ACTIVATIONS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +160,8 @@ class Embedding:
     """The reason why the model's vectors are not computed; empty if they are."""
     listed: bool = False
     """True if the folder has files of Sentence Transformers."""
+    dense: tuple[Dense, ...] = ()
+    """The layers that a pooled vector passes, in order."""
     sigmoid: bool = False
     """True if a cross-encoder's scores are the sigmoid of its output."""
 
@@ -164,7 +181,7 @@ class Embedding:
 def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
     """Read a model's folder, whose config.json is `config`. Raise StartupError for files that are not JSON."""
     if is_cross_encoder(config):
-        return _load_score(config)
+        return _load_score(folder, config)
     encodes = is_encoder(config)
     text_config = config.get("text_config") or config
     size = text_config.get("hidden_size", text_config.get("dim"))  # DistilBERT's name for it
@@ -179,23 +196,60 @@ def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
     listed = read_any_json(folder / "modules.json") if (folder / "modules.json").is_file() else None
     if not isinstance(listed, list):
         return own
-    modules = {
-        str(each.get("type", "")).rsplit(".", 1)[-1]: str(each.get("path", ""))
+    order = [
+        (str(each.get("type", "")).rsplit(".", 1)[-1], str(each.get("path", "")))
         for each in listed
         if isinstance(each, dict)
-    }
+    ]
+    modules = dict(order)
+    dense = [_load_dense(folder / path) for name, path in order if encodes and name == "Dense"]
     pooling = read_json(folder / modules["Pooling"] / "config.json") if "Pooling" in modules else {}
     # Later releases name the one mode, earlier ones have a flag for each.
     named = pooling.get("pooling_mode")
     modes = [named] if isinstance(named, str) else [key for key, value in pooling.items() if value is True]
     modes = [mode for mode in modes if mode == named or mode.startswith("pooling_mode_")]
     served = _poolings(encodes=encodes)
-    odd = [name for name in modules if name not in _SERVED_MODULES] + [mode for mode in modes if mode not in served]
+    known = _SERVED_MODULES if encodes else _SERVED_MODULES - {"Dense"}
+    odd = [name for name in modules if name not in known] + [mode for mode in modes if mode not in served]
     unserved = f"it has {odd[0]}" if odd else "it pools in several ways" if len(modes) > 1 else ""
+    unserved = unserved or _dense_fault(dense, [name for name, _ in order], own.size)
     if encodes and _sentence_config(folder).get("do_lower_case"):
         unserved = unserved or "its files have each text put into lower case (do_lower_case)"
     chosen = served[modes[0]] if modes and not unserved else own.pooling
-    return replace(own, pooling=chosen, normalizes="Normalize" in modules, unserved=unserved, listed=True)
+    layers = () if unserved else tuple(each for each in dense if isinstance(each, Dense))
+    size = layers[-1].outputs if layers else own.size
+    normalizes = "Normalize" in modules
+    return replace(own, pooling=chosen, normalizes=normalizes, size=size, dense=layers, unserved=unserved, listed=True)
+
+
+def _load_dense(folder: Path) -> Dense | str:
+    """Return the layer in a folder, or the reason why it is not computed."""
+    config = read_json(folder / "config.json")
+    sizes = config.get("in_features"), config.get("out_features")
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return "its module Dense names no sizes"
+    # Without a name there is Tanh, as in Sentence Transformers.
+    activation = str(config.get("activation_function") or "Tanh").rsplit(".", 1)[-1]
+    if activation not in ACTIVATIONS:
+        return f"its module Dense has the activation {activation}"
+    if config.get("module_input_name", _VECTOR) != _VECTOR or config.get("module_output_name") not in {None, _VECTOR}:
+        return "its module Dense does not map vectors"
+    return Dense(folder, *sizes, bias=bool(config.get("bias", True)), activation=activation)  # type: ignore[arg-type]
+
+
+def _dense_fault(dense: list[Dense | str], order: list[str], size: int) -> str:
+    """Return the reason why a pooled vector cannot pass these layers; empty if it can."""
+    if not dense:
+        return ""
+    if order != ["Transformer", "Pooling", *["Dense"] * len(dense), *["Normalize"][: "Normalize" in order]]:
+        return "its modules are not in the order Transformer, Pooling, Dense, Normalize"
+    for layer in dense:
+        if isinstance(layer, str):
+            return layer
+        if size and layer.inputs != size:
+            return f"its module Dense takes vectors of {layer.inputs}, and they have {size}"
+        size = layer.outputs
+    return ""
 
 
 def _poolings(*, encodes: bool) -> dict[str, Literal["last", "mean", "cls"]]:
@@ -206,12 +260,14 @@ def _poolings(*, encodes: bool) -> dict[str, Literal["last", "mean", "cls"]]:
     return {**means, **dict.fromkeys(_CLS_POOLINGS, "cls")}
 
 
-def _load_score(config: dict[str, Any]) -> Embedding:
-    """Return the way a cross-encoder scores. Its config names an activation, in one of two places."""
+def _load_score(folder: Path, config: dict[str, Any]) -> Embedding:
+    """Return the way a cross-encoder scores. Its activation is named in one of three places, the newest first."""
+    file = folder / "config_sentence_transformers.json"
+    own = read_json(file).get("activation_fn") if file.is_file() else None
     # A config without labels has the two of transformers.
     labels = len(config.get("id2label") or "..")
     newer = config.get("sentence_transformers")
-    named = newer.get("activation_fn") if isinstance(newer, dict) else None
+    named = own or (newer.get("activation_fn") if isinstance(newer, dict) else None)
     named = str(named or config.get("sbert_ce_default_activation_function") or "Sigmoid").rsplit(".", 1)[-1]
     unserved = "" if named in _SIGMOIDS else f"its scores have the activation {named}"
     unserved = unserved if labels == 1 else f"its head has {labels} labels, and only one is a score"

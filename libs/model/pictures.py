@@ -6,6 +6,7 @@ from typing import Final
 
 from PIL import Image, ImageOps
 
+from libs.contracts.hashing import image_hash
 from libs.model.vision import FORMATS
 
 MAX_SCANS: Final = 64
@@ -19,6 +20,10 @@ _ALONE: Final = frozenset({b"\x01", b"\xd8"})
 """Markers without a segment."""
 # Stuffed bytes, fill bytes and restarts stand in a scan's data.
 _MARKER: Final = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])", re.DOTALL)
+
+
+class BrokenImage(Exception):
+    """An image that cannot be decoded or encoded. Sequences that contain it fail."""
 
 
 class UnservedPicture(Exception):
@@ -39,6 +44,13 @@ def read_picture(data: bytes, max_pixels: int | None = None) -> Image.Image:
         if longer > MAX_ASPECT * shorter:
             raise UnservedPicture(f"is over {MAX_ASPECT} times as long as wide: send a part of it")
         return ImageOps.exif_transpose(image).convert("RGB")
+
+
+def read_sent_picture(data: bytes, digest: bytes) -> Image.Image:
+    """Decode a file that the gateway has checked. Raise BrokenImage if it does not match its hash."""
+    if image_hash(data) != digest:
+        raise BrokenImage("an image does not match its hash: it was damaged on its way")
+    return read_picture(data)
 
 
 def has_many_scans(data: bytes) -> bool:

@@ -25,7 +25,7 @@ from libs.model.fetch import BUNDLED_MODEL
 from libs.runtime import status
 
 # Files that engines and gateways read. Other formats of the same weights are not downloaded.
-FILES = ("*.safetensors", "*.json", "*.jinja", "*.model")
+FILES = ("*.safetensors", "*_Dense/pytorch_model.bin", "*.json", "*.jinja", "*.model")
 # A second copy of the weights, for the code of their makers.
 OTHER_FILES = ("original/*",)
 EXIT_NO_MODEL = 2

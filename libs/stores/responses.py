@@ -18,7 +18,7 @@ MAX_RESPONSES: Final = 1_000
 """The maximum number of responses of one tenant; the oldest make room."""
 MAX_TENANT_BYTES: Final = 64 * 1024**2
 """The maximum number of bytes of one tenant's responses; the oldest make room."""
-MAX_RESPONSE_BYTES: Final = 1024**2
+MAX_RESPONSE_BYTES: Final = 8 * 1024**2
 """The maximum number of bytes of a response with the conversation that led to it. Larger ones are not stored."""
 
 

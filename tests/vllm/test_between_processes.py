@@ -29,8 +29,8 @@ from libs.engine.vllm.step_reports import (
     REPORT_KEY,
     Board,
     Command,
-    DummySteps,
     EngineReport,
+    SpanRing,
     decode_command,
     encode,
 )
@@ -54,7 +54,7 @@ class PlayedCore:
     """A CoreProcess that answers what a test puts into it, and keeps what it was sent."""
 
     def __init__(self, folder: Path) -> None:
-        self._board, self.dummies = Board(folder / "board"), DummySteps(folder / "dummies")
+        self._board, self.dummies = Board(folder / "board"), SpanRing(folder / "dummies")
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
         self.got: asyncio.Queue[Any] = asyncio.Queue()
         self.sent = 0

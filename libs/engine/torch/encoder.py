@@ -11,15 +11,16 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from libs.contracts.errors import KvMismatch, StartupError
+from libs.contracts.errors import KvMismatch, StartupError, one_line
 from libs.engine.config import EngineConfig
 from libs.engine.port import Pooling, Progress
 from libs.engine.runner import Batch, Chunk, Sampled
 from libs.engine.torch.device import device_name, variant_of
 from libs.engine.torch.model import pick_device, read_model
-from libs.model.info import ModelInfo
+from libs.model.info import Dense, ModelInfo
 
 # Rows of a forward pass are padded to the longest, which at most doubles its tokens.
 MAX_PADDING: Final = 2
@@ -58,6 +59,8 @@ class Encoder:
     """True if the model has an embedding for each text of a pair."""
     pools: frozenset[Pooling]
     variant: str
+    dense: torch.nn.Module | None
+    """The layers that a pooled vector passes; None if there are none."""
     images: ClassVar[None] = None
     compute: ClassVar[None] = None
 
@@ -88,11 +91,31 @@ def load_encoder(info: ModelInfo, config: EngineConfig, progress: Progress) -> E
         tells_texts_apart=(getattr(own, "type_vocab_size", None) or 1) > 1,
         pools=pools,
         variant=variant_of(model, device),
+        dense=_load_dense(info.embedding.dense, device),
     )
     progress("warming up", 0.0)
     _compute(encoder, [np.zeros(min(info.max_context_tokens, 64), np.int32)], [0])
     progress("warming up", 1.0)
     return encoder
+
+
+def _load_dense(layers: Sequence[Dense], device: torch.device) -> torch.nn.Module | None:
+    """Return the layers in float32; None without any. Raise StartupError for files that are missing or do not fit."""
+    parts: list[torch.nn.Module] = []
+    for layer in layers:
+        linear = torch.nn.Linear(layer.inputs, layer.outputs, bias=layer.bias)
+        file = layer.folder / "model.safetensors"
+        try:
+            if file.is_file():
+                weights = load_file(file)
+            else:
+                file = layer.folder / "pytorch_model.bin"
+                weights = torch.load(file, map_location="cpu", weights_only=True)
+            linear.load_state_dict({name.removeprefix("linear."): each for name, each in weights.items()})
+        except Exception as error:  # torch raises anything from RuntimeError to UnpicklingError
+            raise StartupError(f"cannot read the module Dense in {file}: {one_line(error, 200)}") from error
+        parts += [linear, getattr(torch.nn, layer.activation)()]
+    return torch.nn.Sequential(*parts).to(device).eval().requires_grad_(False) if parts else None
 
 
 def encode_step(encoder: Encoder, batch: Batch) -> dict[int, Sampled]:
@@ -105,7 +128,7 @@ def encode_step(encoder: Encoder, batch: Batch) -> dict[int, Sampled]:
         tokens = [prompts[place] for place in group]
         output = _compute(encoder, tokens, [chunk.second_from for chunk in chunks])
         results |= {
-            chunk.sequence_id: Sampled(0, pooled=_pooled(rows, chunk, len(own)))
+            chunk.sequence_id: Sampled(0, pooled=_pooled(rows, chunk, len(own), encoder.dense))
             for chunk, rows, own in zip(chunks, output, tokens, strict=True)
         }
     return results
@@ -140,7 +163,7 @@ def _compute(encoder: Encoder, prompts: Sequence[NDArray[np.int32]], second_from
         return found.float()
 
 
-def _pooled(rows: torch.Tensor, chunk: Chunk, tokens: int) -> NDArray[np.float32] | None:
+def _pooled(rows: torch.Tensor, chunk: Chunk, tokens: int, dense: torch.nn.Module | None) -> NDArray[np.float32] | None:
     """Return the vector of one prompt, whose last states are [longest, hidden], or whose scores are [labels]."""
     match chunk.pooling:
         case Pooling.SCORE:
@@ -151,5 +174,9 @@ def _pooled(rows: torch.Tensor, chunk: Chunk, tokens: int) -> NDArray[np.float32
             pooled = rows[:tokens].sum(dim=0)  # the core divides
         case _:
             return None
+    if dense is not None:
+        divisor = tokens if chunk.pooling is Pooling.MEAN else 1  # by which the core will divide
+        with torch.inference_mode():
+            pooled = dense(pooled / divisor) * divisor
     found: NDArray[np.float32] = pooled.cpu().numpy()
     return found

@@ -13,18 +13,13 @@ from PIL import Image
 from transformers import AutoImageProcessor
 
 from libs.contracts.errors import StartupError, one_line
-from libs.contracts.hashing import image_hash
 from libs.engine.port import PromptImage
 from libs.engine.runner import Chunk, ImageCounts
-from libs.model.pictures import read_picture
+from libs.model.pictures import BrokenImage, read_sent_picture
 from libs.model.vision import Vision
 
 # The side of a blank image that is encoded once, to check that processor and model agree.
 TRIAL_PIXELS = 32
-
-
-class BrokenImage(Exception):
-    """An image that cannot be decoded or encoded. Sequences that contain it fail."""
 
 
 class ImageEncoder:
@@ -109,10 +104,8 @@ class ImageEncoder:
         self._kept_bytes += embedding.nbytes
 
     def _encode(self, image: PromptImage) -> torch.Tensor:
-        if image_hash(image.data) != image.span.digest:
-            raise BrokenImage("an image does not match its hash: it was damaged on its way")
         try:
-            found = self._embed(read_picture(image.data))
+            found = self._embed(read_sent_picture(image.data, image.span.digest))
         except BrokenImage:
             raise
         except Exception as error:  # Pillow raises SyntaxError, struct.error and others beside OSError

@@ -34,9 +34,11 @@ RESERVED: Final[Mapping[str, str]] = MappingProxyType(
         **dict.fromkeys(
             (
                 "additional_config",
+                "enable_tower_connector_lora",
                 "disable_log_stats",
                 "generation_config",
                 "kv_events_config",
+                "mm_processor_cache_gb",
                 "scheduler_cls",
                 "scheduling_policy",
                 "skip_tokenizer_init",
@@ -122,6 +124,15 @@ def pooling_arguments(pooling: Pooling, config: EngineConfig, *, step_tokens: in
         found |= {"enable_chunked_prefill": False, "enable_prefix_caching": False}
         found["max_num_batched_tokens"] = max(step_tokens, longest) if isinstance(longest, int) else step_tokens
     return found
+
+
+def vision_arguments(*, serves: bool) -> dict[str, Any]:
+    """Return vLLM's arguments for a model with vision, whose images are served or not.
+
+    vLLM's processor of images needs a tokenizer. Without vLLM's cache of processed images, every image comes with its
+    prompt, except where its KV comes from elsewhere.
+    """
+    return {"skip_tokenizer_init": False, "mm_processor_cache_gb": 0, "language_model_only": not serves}
 
 
 def adapter_arguments(folders: Mapping[str, Path], most: int, *, on_cpu: bool) -> dict[str, Any]:

@@ -13,8 +13,6 @@ CONNECTOR_SETTING: Final = "FULCRUM_WORKER_VLLM_CONNECTOR"
 CONFIG_SETTING: Final = "FULCRUM_WORKER_VLLM_CONNECTOR_CONFIG"
 NIXL: Final = "NixlConnector"
 MULTI: Final = "MultiConnector"
-PULL_PARAMETERS: Final = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids")
-"""The parameters without which NIXL pulls nothing."""
 
 
 class KvRoute(Enum):
@@ -148,22 +146,6 @@ def _multi(config: Mapping[str, Any], lease_s: int) -> Connector:
 
 def _names(*ways: KvRoute) -> str:
     return ", ".join(name for name, kind in KINDS.items() if kind.way in ways)
-
-
-def missing(parameters: Mapping[str, Any], tokens: int, block_size_tokens: int) -> str:
-    """Return what NIXL would lack to pull a prompt of `tokens` by these parameters; empty if nothing.
-
-    vLLM 0.32 takes them as they are, and its EngineCore may end where something is missing.
-    """
-    if absent := [name for name in PULL_PARAMETERS if not parameters.get(name)]:
-        return ", ".join(absent)
-    if (computed := parameters.get("remote_num_tokens", tokens)) != tokens:
-        return f"KV of {tokens} tokens: {computed} were computed"
-    # Layers that attend to a window have fewer blocks than the prompt. Ranks may hold a part of the context each.
-    blocks, parts = max(map(len, parameters["remote_block_ids"])), parameters.get("dcp_size") or 1
-    if blocks * block_size_tokens * parts < tokens:
-        return f"blocks: {blocks} of {block_size_tokens} tokens for a prompt of {tokens}"
-    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -20,82 +20,21 @@ from libs.engine.kv_port import KvExport, KvFetcher
 from libs.engine.port import Capabilities, DeviceMemory, EngineIdentity, EnginePhase, EngineRequest, Progress
 from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, EventQueue, FinishReason, SequenceOutput
 from libs.engine.sequence import Sequence, check_request
-from libs.engine.vllm.connectors import KvRoute, missing
+from libs.engine.vllm.connectors import KvRoute
 from libs.engine.vllm.core import MAX_REASON_CHARS, CoreProcess
+from libs.engine.vllm.handover import check_last_token, lease_margin_ns, lease_ns, refusal
 from libs.engine.vllm.pacing import trial_tokens
-from libs.engine.vllm.sequences import OutputReader, Sequences, announcement
+from libs.engine.vllm.sequences import ImageTotals, LiveSequence, OutputReader, Sequences, announcement
 from libs.engine.vllm.starting import StartedCore
 from libs.engine.vllm.step_reports import Command, EngineReport, Running
 from libs.model.info import load_model_info
+from libs.model.pictures import BrokenImage
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 
-if TYPE_CHECKING:
-    from libs.engine.vllm.wire import Handover
-
-# vLLM's receiver renews a lease this many times in its length, and a heartbeat takes time to send and receive.
-HEARTBEATS, ROOM_NS = 6, 3_000_000_000
 # The end of a lease that never ends.
 NEVER_NS = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class HandoverRefusal:
-    """The reason why a sequence ends before it starts."""
-
-    finish: FinishReason
-    detail: str
-
-
-def refusal(
-    request: EngineRequest,
-    handover: "Handover | None",
-    capabilities: Capabilities,
-    *,
-    engine_id: str,
-    pulls: bool,
-    margin_ns: int,
-    now_ns: int,
-) -> HandoverRefusal | None:
-    """Return why the engine cannot continue from the request's handle, unpacked as `handover`; None if it can.
-
-    `pulls` is true if the connector reads the blocks that the handle names. A lease with less than `margin_ns` left is
-    refused. Raise InvalidRequest if the tokens do not match the handle.
-    """
-    assert request.kv is not None
-    layout, tokens = capabilities.kv_layout, len(request.token_ids)
-    if request.kv.kv_layout != layout:
-        detail = f"kv_mismatch: the blocks have KV layout {request.kv.kv_layout!r}, this engine has {layout!r}"
-        return HandoverRefusal(FinishReason.FAILED, detail)
-    if request.kv.tokens != tokens:
-        raise InvalidRequest(
-            f"the KV handle covers {request.kv.tokens} tokens, the sequence has {tokens}: a vllm engine goes on from"
-            " exactly what was prefilled"
-        )
-    if handover is None:
-        return HandoverRefusal(FinishReason.FAILED, "kv_mismatch: the handle is no vllm engine's")
-    if handover.engine_id == engine_id:
-        return HandoverRefusal(FinishReason.KV_LOST, "kv_lost: vLLM does not pull blocks from itself")
-    if pulls and (lacks := missing(handover.parameters, tokens, capabilities.block_size_tokens)):
-        return HandoverRefusal(FinishReason.KV_LOST, f"kv_lost: the handle lacks {lacks}")
-    if now_ns > handover.expires_unix_ns - margin_ns:
-        return HandoverRefusal(FinishReason.KV_LOST, "kv_lost: the lease of the blocks is over")
-    return None
-
-
-def lease_ns(kv_lease_ms: int) -> int:
-    """Return how long vLLM holds blocks for their receiver, which it counts in whole seconds."""
-    return max(kv_lease_ms // 1000, 1) * 1_000_000_000
-
-
-def lease_margin_ns(kv_lease_ms: int) -> int:
-    """Return the remaining time below which a lease can no longer be relied on. At most half the lease.
-
-    If the first heartbeat was just missed, the blocks could belong to another sequence when they are read.
-    """
-    whole_ns = lease_ns(kv_lease_ms)
-    return min(whole_ns // HEARTBEATS + ROOM_NS, whole_ns // 2)
 
 
 RETRY_AFTER_S = 1.0
@@ -128,7 +67,9 @@ class VllmEngine:
         self._events = EventQueue()
         self._tasks = TaskOwner(on_failure=self._events.end)
         self._outbox: deque[Send] = deque()
-        self._wake, self._took = asyncio.Event(), asyncio.Event()
+        self._unread: deque[tuple[LiveSequence, Any]] = deque()
+        """Sequences whose images have yet to be read, with their requests. Bounded as all sequences are."""
+        self._wake, self._took, self._wake_reader = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._started: _Parts | None = None
         self._report = NOTHING
         self._submitted = 0
@@ -137,6 +78,7 @@ class VllmEngine:
         """The time since which a step may run; 0 if no sequence lives here."""
         self._announced = 0
         """The number of the last step that was announced."""
+        self._images = ImageTotals()
         self._trial: asyncio.Future[int | None] | None = None
         self._eos_token_ids: frozenset[int] = frozenset()
         self._commands = 0
@@ -184,12 +126,14 @@ class VllmEngine:
             ready.handing,
             lease_ns=lease_ns(self._config.kv_lease_ms) if ready.handing.connector.holds else NEVER_NS,
             release=self._release,
+            images=self._images,
         )
         self._started = _Parts(ready, reading)
         self._report = msgspec.structs.replace(
             NOTHING, taken=self._submitted, steps=self._report.steps, free_blocks=ready.capabilities.kv_blocks
         )
         self._tasks.spawn("vllm requests", self._send())
+        self._tasks.spawn("vllm images", self._read_images())
         self._tasks.spawn("vllm outputs", self._receive())
         self._tasks.spawn("vllm long and dummy steps", self._look(ready))
 
@@ -249,6 +193,7 @@ class VllmEngine:
             max_context_tokens=capabilities.max_context_tokens,
         )
         check_request(sequence, capabilities)
+        check_last_token(request)
         if len(self._sequences) >= self._config.max_sequences + self._config.max_waiting:
             raise QueueFull("the engine's queue is full", retry_after_s=RETRY_AFTER_S)
         handover = None
@@ -277,10 +222,15 @@ class VllmEngine:
             handing=self._parts.ready.handing,
             adapters=self._config.adapters,
         )
-        self._sequences.add(request, name, stored=handover is not None and handover.stored)
+        live = self._sequences.add(request, name, stored=handover is not None and handover.stored)
         self._busy_since_ns = self._busy_since_ns or self._clock.now_ns()
         self._submitted += 1
-        self._post(lambda: self._core.send(message))
+        if any(image.data for image in request.images):
+            live.unsent = True
+            self._unread.append((live, message))
+            self._wake_reader.set()
+        else:
+            self._post(lambda: self._core.send(message))
 
     def abort(self, sequence_id: int) -> None:
         """End a sequence soon, or the lease of its blocks. Unknown ids are ignored."""
@@ -290,7 +240,8 @@ class VllmEngine:
                 self._release(name)
         elif not live.aborting:
             live.aborting = True
-            self._post(lambda: self._core.abort([live.name]))
+            if not live.unsent:
+                self._post(lambda: self._core.abort([live.name]))
 
     def proceed(self, sequence_id: int, token_ids: tuple[int, ...]) -> None:
         # vLLM does not stream prompts.
@@ -375,6 +326,10 @@ class VllmEngine:
             reported_to_unix_ns=min((ns for ns in (unread_ns, self._reported_to_ns()) if ns), default=0),
             preemptions=report.preemptions,
             recomputed_tokens=report.recomputed_tokens,
+            images_used=self._images.used,
+            images_encoded=self._images.encoded,
+            image_encode_ns=self._images.encode_ns,
+            image_cache_bytes=report.image_cache_bytes,
             waiting_prefill_squares=report.waiting_prefill_squares + sum(each * each for each in tokens),
         )
 
@@ -437,6 +392,43 @@ class VllmEngine:
             while self._outbox:
                 await self._outbox.popleft()()
 
+    async def _read_images(self) -> None:
+        """Send sequences with images in order, once vLLM's processor has read the images on a thread.
+
+        Others do not wait for that.
+        """
+        while True:
+            await self._wake_reader.wait()
+            self._wake_reader.clear()
+            while self._unread:
+                live, message = self._unread.popleft()
+                fault = "" if live.aborting else await asyncio.to_thread(self._read, live, message)
+                if live.aborting:
+                    self._drop(live, FinishReason.ABORTED)
+                elif fault:
+                    self._drop(live, FinishReason.FAILED, fault)
+                else:
+                    live.unsent = False
+                    self._post(partial(self._core.send, message))
+
+    def _read(self, live: LiveSequence, message: Any) -> str:
+        """Put the images' pixels into the request, and return the fault of one that cannot be read."""
+        reader = self._parts.ready.images
+        assert reader is not None, "requests with images are refused"
+        try:
+            reader.read(message, live.request.images)
+        except BrokenImage as error:
+            return str(error)
+        return ""
+
+    def _drop(self, live: LiveSequence, finish: FinishReason, detail: str = "") -> None:
+        """End a sequence that EngineCore never gets."""
+        self._submitted -= 1
+        self._sequences.remove(live)
+        self._events.put(EngineEvent((live.end(finish, detail=detail),)))
+        self._note_idle()
+        self._took.set()
+
     async def _receive(self) -> None:
         while True:
             outputs = await self._core.receive()
@@ -445,17 +437,22 @@ class VllmEngine:
 
     def _take(self, outputs: Any) -> None:
         report: EngineReport | None = self._wire.report_of(outputs)
-        event = self._parts.reading.event(outputs, report)
+        reading = self._parts.reading
+        encoding, event = reading.encoding(report), reading.event(outputs, report)
         if report is not None:
             self._report = report
             if report.trial_ns is not None and self._trial is not None:
                 self._trial.set_result(report.trial_ns)
                 self._trial = None
+        self._note_idle()
+        for each in (encoding, event):
+            if each != EngineEvent():
+                self._events.put(each)
+        self._took.set()
+
+    def _note_idle(self) -> None:
         if not self._sequences and self._trial is None and not self._report.running_since_ns:
             self._busy_since_ns = 0
-        if event != EngineEvent():
-            self._events.put(event)
-        self._took.set()
 
     async def _look(self, ready: StartedCore) -> None:
         """Announce long steps and report dummy steps."""

@@ -1,4 +1,4 @@
-"""A model's KV in vLLM: its bytes by groups of layers, and its block events. Imports vLLM: for the EngineCore process.
+"""KV in vLLM: its bytes by groups of layers, its block events, and who computes it. For the EngineCore process.
 
 Only EngineCore has the layout: block sizes and groups depend on attention backends, which the computing processes
 choose. The scheduler receives vLLM's KVCacheConfig, and writes what the worker needs of it into a file.
@@ -23,6 +23,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.request import Request
 
 from libs.engine.vllm.starting import KvFacts
 from libs.engine.vllm.step_reports import Rehash
@@ -124,8 +125,11 @@ class Rehasher:
             elif event.group_idx != self._group:
                 continue
             elif isinstance(event, BlockStored):
-                salt = str((event.extra_keys or [None])[0] and event.extra_keys[0][-1])
-                self._rehash.stored(event.block_hashes, event.parent_block_hash, salt, event.token_ids)
+                keys = event.extra_keys or [None]
+                salt = str(keys[0] and keys[0][-1])
+                # vLLM gives an image as a pair. Names and salts are texts.
+                images = [[key for key in found or () if isinstance(key, tuple)] for found in keys]
+                self._rehash.stored(event.block_hashes, event.parent_block_hash, salt, event.token_ids, images)
             elif isinstance(event, BlockRemoved):
                 self._rehash.removed(event.block_hashes)
 
@@ -141,3 +145,31 @@ class Rehasher:
 def whole_context_group(groups: Sequence[Any]) -> int:
     """Return the first group whose layers attend to all tokens, or 0. Windows drop blocks that others can reuse."""
     return next((index for index, group in enumerate(groups) if isinstance(group.kv_cache_spec, FullAttentionSpec)), 0)
+
+
+def transfers(request: Request) -> bool:
+    """Return whether the request's KV comes from another engine."""
+    params = request.kv_transfer_params
+    return bool(params and (params.get("do_remote_prefill") or params.get("_remote_blocks_processed")))
+
+
+def is_for_others(request: Request) -> bool:
+    """Return whether the request's blocks wait for another engine."""
+    params = request.kv_transfer_params
+    return bool(params and params.get("do_remote_decode"))
+
+
+def external_tokens(request: Request) -> int:
+    """Return the tokens whose KV is requested from elsewhere. vLLM counts those cached here as computed too."""
+    return int(request.prefill_stats.num_external_cached_tokens if request.prefill_stats else 0)
+
+
+def lacks_images(request: Request) -> bool:
+    """Return whether the request's prompt cannot be computed here, since the files of its images are elsewhere."""
+    return any(feature.data is None for feature in request.mm_features)
+
+
+def embedding_bytes(vllm_config: VllmConfig) -> int:
+    """Return the bytes of an image's embedding for one token; 0 for a model without images."""
+    model = vllm_config.model_config
+    return int(model.get_inputs_embeds_size() * model.dtype.itemsize) if model.supports_multimodal_inputs else 0

@@ -31,11 +31,13 @@ from libs.engine.vllm.arguments import (
     pooling_arguments,
     pooling_of,
     sleep_arguments,
+    vision_arguments,
 )
 from libs.engine.vllm.connectors import NIXL, Connector, ConnectorSession, connector_of
 from libs.engine.vllm.scheduler import CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
 from libs.engine.vllm.starting import KvFacts, StartedCore, check_plugins, starting
-from libs.engine.vllm.step_reports import Board, DummySteps
+from libs.engine.vllm.step_reports import Board, SpanRing
+from libs.engine.vllm.wire import ImageReader
 from libs.model.info import load_model_info
 from libs.perfmodel.utilisation import Compute, KvShape
 from libs.policy.worker.handing_over import KvSplit, width_class
@@ -57,11 +59,15 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
     """Start EngineCore and wait until it serves. Raise StartupError, or whatever vLLM raises."""
     with _prepared(config, identity) as (vllm_config, connector, bootstrap):
         compute = compute_of(config, vllm_config)
+        images = _image_reader(config, vllm_config)  # fails before anything is loaded
         client, shown, handshake, kv = _client(vllm_config)
     layout = kv_layout(vllm_config, connector, kv, handshake)
-    capabilities = _capabilities(config, vllm_config, layout, compute, kv.shape, kv_once=connector.holds)
+    capabilities = replace(
+        _capabilities(config, vllm_config, layout, compute, kv.shape, kv_once=connector.holds),
+        images=images is not None,
+    )
     handing = ConnectorSession(connector, vllm_config.kv_transfer_config.engine_id, bootstrap)
-    return client, StartedCore(capabilities, _device(), handing, *shown)
+    return client, StartedCore(capabilities, _device(), handing, *shown, images)
 
 
 def follow(config: EngineConfig, identity: EngineIdentity) -> None:
@@ -102,7 +108,7 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> Iterator[tuple[
         yield configured(config, connector), connector, f"http://{host}:{mooncake_port}"
 
 
-def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, tuple[Board, DummySteps], str, KvFacts]:
+def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, tuple[Board, SpanRing], str, KvFacts]:
     """Return a client of a serving EngineCore, the memory that shows its steps, its handshake, its KV facts."""
     with starting() as files:
         client = EngineCoreClient.make_async_mp_client(
@@ -114,7 +120,7 @@ def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, tuple[Board, DummyS
         except StartupError:
             client.shutdown(timeout=0)
             raise
-        return client, (Board(files.board), DummySteps(files.dummies)), files.handshake(), files.kv()
+        return client, (Board(files.board), SpanRing(files.dummies)), files.handshake(), files.kv()
 
 
 def _reachable(identity: EngineIdentity) -> str:
@@ -219,6 +225,10 @@ def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
     }
     if config.adapters:
         arguments |= adapter_arguments(config.adapters, config.max_adapters, on_cpu=on_cpu)
+    assert config.model_path is not None
+    vision = load_model_info(config.model_path).vision
+    if vision is not None:
+        arguments |= vision_arguments(serves=not vision.unserved and connector.holds)
     if on_cpu:
         arguments["kv_cache_memory_bytes"] = config.kv_memory_mb * 1024 * 1024
         arguments["worker_cls"] = "libs.engine.vllm.cpu_worker.MendedWorker"
@@ -234,6 +244,16 @@ def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
     scheduler = vllm_config.scheduler_config
     scheduler.scheduler_cls = AsyncStepScheduler if scheduler.async_scheduling else StepScheduler
     return vllm_config
+
+
+def _image_reader(config: EngineConfig, vllm_config: VllmConfig) -> ImageReader | None:
+    """Return the reader of prompts' images; None if the engine serves none. Raise StartupError."""
+    assert config.model_path is not None
+    vision = load_model_info(config.model_path).vision
+    model = vllm_config.model_config
+    if vision is None or not model.supports_multimodal_inputs or model.runner_type == "pooling":
+        return None
+    return ImageReader(model, vision)
 
 
 def _dtype(config: EngineConfig, *, on_cpu: bool) -> str:

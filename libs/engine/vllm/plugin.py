@@ -22,6 +22,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ NIXL_PORT, MOONCAKE_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTR
 WAIT_VARIABLE = "FULCRUM_VLLM_WAIT"
 # Files in which EngineCore publishes the running step, ended dummy steps, and the properties of its KV.
 BOARD_FILE, DUMMIES_FILE, KV_FILE = "board", "dummies", "kv"
+# The file in which the process that computes publishes to EngineCore when it encoded images.
+ENCODES_FILE = "encodes"
 # A factor that vLLM hashes for NIXL's handshake and for nothing else.
 HANDSHAKE_FACTOR = "nixl_connector_version"
 # For the first second after a message, a process sleeps at most this long at a time. The socket drops a notification
@@ -83,6 +86,8 @@ def register() -> None:
     if revision := os.environ.get(REVISION_VARIABLE):
         forget_ports()
         name_model(revision, Path(folder, HANDSHAKE_FILE.format(pid=os.getpid())) if folder else None)
+        if folder:
+            time_encoding(Path(folder, ENCODES_FILE))
     if folder:
         logging.getLogger("vllm").addHandler(_FirstCause(Path(folder, CAUSE_FILE)))
         _write_stack_on_signal(Path(folder, STACK_FILE.format(pid=os.getpid())))
@@ -128,6 +133,41 @@ def name_model(revision: str, file: Path | None) -> None:
         return found
 
     utils.hash_factors = hash_named
+
+
+def time_encoding(file: Path) -> None:
+    """Make the first rank publish the times in which its model encodes images, once its KV exists."""
+    from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415
+
+    initialize = WorkerWrapperBase.initialize_from_config
+
+    def initialize_timed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = initialize(self, *args, **kwargs)
+        if self.global_rank == 0 and self.vllm_config.model_config.supports_multimodal_inputs:
+            import torch  # noqa: PLC0415 - the plug-in is loaded first
+
+            from libs.engine.vllm.step_reports import SpanRing  # noqa: PLC0415
+
+            on_device = torch.accelerator.is_available()
+            wait = torch.accelerator.synchronize if on_device else lambda: None
+            time_encodes(self.worker.get_model(), SpanRing(file), wait)
+        return result
+
+    WorkerWrapperBase.initialize_from_config = initialize_timed
+
+
+def time_encodes(model: Any, encodes: Any, wait: Callable[[], object]) -> None:
+    """Make a model's encoder of images record its runs in a SpanRing. `wait` returns once the device is done."""
+    encode = model.embed_multimodal
+
+    def timed(**inputs: Any) -> Any:
+        start_ns = time.time_ns()
+        result = encode(**inputs)
+        wait()
+        encodes.ended(start_ns, time.time_ns())
+        return result
+
+    model.embed_multimodal = timed
 
 
 def _sleep_until_news() -> None:

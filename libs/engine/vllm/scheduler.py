@@ -21,9 +21,18 @@ from vllm.v1.request import Request, RequestStatus
 
 from libs.engine.kv_blocks import KvWait
 from libs.engine.vllm.guides import follow_generated, serve_guides
-from libs.engine.vllm.kv_groups import Rehasher, whole_context_group, write_kv_facts
+from libs.engine.vllm.kv_groups import (
+    Rehasher,
+    embedding_bytes,
+    external_tokens,
+    is_for_others,
+    lacks_images,
+    transfers,
+    whole_context_group,
+    write_kv_facts,
+)
 from libs.engine.vllm.pacing import PacedRequest, Queues, TrialStep, begins_ns, beyond_slots, plan_step
-from libs.engine.vllm.plugin import BOARD_FILE, DUMMIES_FILE, FOLDER_VARIABLE, KV_FILE
+from libs.engine.vllm.plugin import BOARD_FILE, DUMMIES_FILE, ENCODES_FILE, FOLDER_VARIABLE, KV_FILE
 from libs.engine.vllm.step_reports import (
     COMMAND_KEY,
     LEASE_KEY,
@@ -32,13 +41,13 @@ from libs.engine.vllm.step_reports import (
     TRIAL_KEY,
     Board,
     Command,
-    DummySteps,
     EngineReport,
     PendingBlocks,
     PendingNews,
     Pulled,
     PullLeases,
     Rehash,
+    SpanRing,
     Steps,
     count_in,
     decode_command,
@@ -62,7 +71,7 @@ def _count_dummy_steps(path: Path) -> None:
     # EngineCore, whose process this is, runs dummy steps without its scheduler.
     from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 - it imports schedulers
 
-    count_in(EngineCore, DummySteps(path))
+    count_in(EngineCore, SpanRing(path))
 
 
 class _Reporting(Scheduler):  # type: ignore[misc]
@@ -80,7 +89,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         self._kv_wait = KvWait()
         folder = Path(os.environ[FOLDER_VARIABLE])
         write_kv_facts(folder / KV_FILE, self.vllm_config, self.kv_cache_config)
-        self._steps = Steps(Board(folder / BOARD_FILE), self._kv_wait)
+        self._steps = Steps(Board(folder / BOARD_FILE), self._kv_wait, SpanRing(folder / ENCODES_FILE))
         _count_dummy_steps(folder / DUMMIES_FILE)
         self._trial = TrialStep()
         self._fetching: dict[str, tuple[int, int]] = {}
@@ -92,6 +101,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         self._long_prefill_tokens = self.scheduler_config.long_prefill_token_threshold
         """Upper bound of one prompt's tokens in a step, as configured by the operator; 0 for none."""
         self._taken = self._preemptions = self._recomputed = 0
+        self._embedding_bytes = embedding_bytes(self.vllm_config)
         self._news = PendingNews()
         self._reported: tuple[int, ...] = ()
         self._reported_ns = 0
@@ -114,7 +124,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
             if request.use_structured_output:
                 follow_generated(request, self.structured_output_manager)
             super().add_request(request)
-            transferred = _transfers(request)
+            transferred = transfers(request)
             paced = PacedRequest(
                 request, transferred=transferred, tokens_a_step=1 + self.num_spec_tokens, **extra[PACE_KEY]
             )
@@ -134,6 +144,8 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         aside = self._measure(now_ns) if measures else self._limit(now_ns)
         with self._aside(aside | self._without_slot(aside)):
             output = super().schedule(throttle_prefills)
+        if self._news.lost:
+            self.finish_requests(self._news.lost, RequestStatus.FINISHED_ERROR)
         self._stalled = bool(aside) and not output.total_num_scheduled_tokens
         if output.total_num_scheduled_tokens:
             self._steps.decided(self._work(output.num_scheduled_tokens), time.time_ns())
@@ -147,7 +159,8 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         if not scheduler_output.total_num_scheduled_tokens:
             return super().update_from_output(scheduler_output, model_runner_output)
         now_ns = time.time_ns()
-        step = self._news.step = self._steps.end(now_ns)
+        images = sum(map(len, scheduler_output.scheduled_encoder_inputs.values()))
+        step = self._news.step = self._steps.end(now_ns, images)
         if self._trial.is_of(scheduler_output.num_scheduled_tokens):
             self._news.trial_ns = step.end_ns - step.start_ns
             self._trial.over()
@@ -172,7 +185,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         result = super()._free_request(request, delay_free_blocks)
-        if _is_for_others(request):
+        if is_for_others(request):
             self._held.prefilled(request.request_id, self._news, kept=request.request_id in self.requests)
         if request.status in ANSWERED and request.pooling_params is None:
             paced = self._paced.get(request.request_id)
@@ -189,6 +202,8 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         self._preemptions += 1
         self._recomputed += request.num_computed_tokens
         super()._preempt_request(request, *args, **kwargs)
+        if lacks_images(request):
+            self._news.lost.append(request.request_id)
 
     def _set_kv_fetch_stage(self, request: Request, stage: str | None) -> None:
         super()._set_kv_fetch_stage(request, stage)
@@ -257,8 +272,8 @@ class _Reporting(Scheduler):  # type: ignore[misc]
             decodes=[each for request, each in running if not request.is_prefill_chunk and not each.ends_under_way],
             arrived=[self._paced[each.request_id] for each in self.kv_holding_waiting if self._has_come(each)],
             partly=[each for request, each in running if request.is_prefill_chunk and not self._comes_back(request)],
-            prompts=[self._paced[r.request_id] for r in waiting if not self._comes_back(r) and not _transfers(r)],
-            pulls=sum(_transfers(request) for request in waiting),
+            prompts=[self._paced[r.request_id] for r in waiting if not self._comes_back(r) and not transfers(r)],
+            pulls=sum(transfers(request) for request in waiting),
             lost=[each for request, each in running if request.is_prefill_chunk and self._comes_back(request)],
             preempted=[self._paced[request.request_id] for request in waiting if self._comes_back(request)],
             free_places=self.max_num_active_reqs - len(self.running),
@@ -383,7 +398,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         )
         stored, removed = self._rehash.take()
         news, waits = self._news, self._kv_wait.take_ended()
-        changes = (news.step, waits, news.pulling, news.pulled, news.aborted, news.released, stored, removed)
+        changes = (news.step, waits, news.pulling, news.pulled, news.aborted, news.released, stored, removed, news.lost)
         quiet = depths == self._reported and now_ns - self._reported_ns < QUIET_NS
         if not any(changes) and news.trial_ns is None and quiet:
             return None
@@ -396,8 +411,10 @@ class _Reporting(Scheduler):  # type: ignore[misc]
             self._steps.ended,
             news.step,
             list(waits),
-            *changes[2:],
+            *changes[2:-1],
             news.trial_ns,
+            news.lost,
+            (self.encoder_cache_manager.cache_size - self.encoder_cache_manager.num_free_slots) * self._embedding_bytes,
         )
 
 
@@ -421,24 +438,7 @@ def _adapter(request: Request) -> int:
     return request.lora_request.lora_int_id if request.lora_request is not None else 0
 
 
-def _transfers(request: Request) -> bool:
-    """Return whether the request's KV comes from another engine."""
-    params = request.kv_transfer_params
-    return bool(params and (params.get("do_remote_prefill") or params.get("_remote_blocks_processed")))
-
-
-def _is_for_others(request: Request) -> bool:
-    """Return whether the request's blocks wait for another engine."""
-    params = request.kv_transfer_params
-    return bool(params and params.get("do_remote_decode"))
-
-
 def _lease_s(config: Any) -> int:
     """Return NIXL's lease; 0 for other connectors, whose requests carry none."""
     transfer = config.kv_transfer_config
     return int(transfer.get_from_extra_config("kv_lease_duration", 0)) if transfer is not None else 0
-
-
-def external_tokens(request: Request) -> int:
-    """Return the tokens whose KV is requested from elsewhere. vLLM counts those cached here as computed too."""
-    return int(request.prefill_stats.num_external_cached_tokens if request.prefill_stats else 0)

@@ -1,7 +1,7 @@
 """The live sequences of a vLLM engine, the leases of finished ones, and vLLM's messages as the port's events."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from libs.engine.kv_port import KvHandle
@@ -15,8 +15,10 @@ from libs.engine.reports import (
     SequenceOutput,
     StepReport,
 )
+from libs.engine.sequence import IMAGES_ELSEWHERE
 from libs.engine.vllm.connectors import ConnectorSession
 from libs.engine.vllm.step_reports import EngineReport, Running, Step, step_of
+from libs.policy.step_time import StepWork
 
 
 @dataclass(slots=True)
@@ -33,6 +35,8 @@ class LiveSequence:
     """True if another engine has left its KV in a store."""
     kv_bytes: int = 0
     aborting: bool = False
+    unsent: bool = False
+    """True while its images are read. EngineCore does not know it yet."""
 
     @property
     def sequence_id(self) -> int:
@@ -149,6 +153,15 @@ class Sequences:
         self._leases.pop(name, None)
 
 
+@dataclass(slots=True)
+class ImageTotals:
+    """Totals of images since the start, as in EngineLoad."""
+
+    used: int = 0
+    encoded: int = 0
+    encode_ns: int = 0
+
+
 class OutputReader:
     """A reader of EngineCore's outputs, which keeps the table of live sequences up to date."""
 
@@ -161,14 +174,30 @@ class OutputReader:
         *,
         lease_ns: int,
         release: Callable[[str], None],
+        images: ImageTotals,
     ) -> None:
-        """Read outputs for `sequences`. vLLM holds blocks left for `lease_ns`; `release` frees those of a name."""
+        """Read outputs for `sequences`. vLLM holds blocks left for `lease_ns`; `release` frees those of a name.
+
+        Images are added to the totals.
+        """
         self._sequences = sequences
         self._capabilities = capabilities
         self._identity = identity
         self._handing = handing
         self._lease_ns = lease_ns
         self._release = release
+        self._images = images
+
+    def encoding(self, report: EngineReport | None) -> EngineEvent:
+        """Return the encoding of images as a step of its own, which comes before the rest of vLLM's step."""
+        step = report.step if report is not None else None
+        if step is None or not step.encode_ns:
+            return EngineEvent()
+        assert report is not None
+        self._images.encoded += step.encoded_images
+        self._images.encode_ns += step.encode_ns
+        encoded = step_report(step_of(StepWork(), step.start_ns, step.start_ns + step.encode_ns), report)
+        return EngineEvent(step=replace(encoded, encoded_images=step.encoded_images))
 
     def event(self, outputs: Any, report: EngineReport | None) -> EngineEvent:
         found: list[SequenceOutput] = []
@@ -182,6 +211,8 @@ class OutputReader:
             return EngineEvent(tuple(found))
         aborted = [live for name in report.aborted if (live := self._sequences.by_name(name)) is not None]
         found += [self._end(live, FinishReason.ABORTED) for live in aborted]
+        lost = [live for name in report.lost if (live := self._sequences.by_name(name)) is not None]
+        found += [self._end(live, FinishReason.KV_LOST, detail=IMAGES_ELSEWHERE) for live in lost]
         for name in report.released:
             self._sequences.lease_over(name)
         return EngineEvent(
@@ -200,6 +231,8 @@ class OutputReader:
             return None
         if (stats := output.prefill_stats) is not None:
             live.cached_tokens, live.loaded_tokens = stats.num_local_cached_tokens, stats.num_external_cached_tokens
+            computed = (each for each in live.request.images if each.data and each.span.first >= live.cached_tokens)
+            self._images.used += sum(1 for _ in computed)
             if live.stored:
                 live.kv_bytes = self._capabilities.kv_bytes(live.loaded_tokens)
         token_ids, logprobs = tuple(output.new_token_ids), wire.logprobs_of(output)
@@ -261,9 +294,9 @@ def announcement(running: Running, report: EngineReport) -> StepReport:
 
 
 def step_report(step: Step, report: EngineReport) -> StepReport:
-    """Return the report of a step, with the depths from the engine's report."""
+    """Return the report of a step without its encoding, with the depths from the engine's report."""
     return StepReport(
-        start_unix_ns=step.start_ns,
+        start_unix_ns=step.start_ns + step.encode_ns,
         end_unix_ns=step.end_ns,
         prefill_tokens=step.prefill_tokens,
         prefill_sequences=step.prefill_sequences,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -28,8 +28,11 @@ from libs.engine.vllm.plugin import (
     STACK_FILE,
     STACK_SIGNAL,
 )
-from libs.engine.vllm.step_reports import Board, DummySteps
+from libs.engine.vllm.step_reports import Board, SpanRing
 from libs.perfmodel.utilisation import KvShape
+
+if TYPE_CHECKING:
+    from libs.engine.vllm.wire import ImageReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,10 @@ class StartedCore:
     """The connector that hands sequences over."""
     board: Board
     """The board that shows the running step."""
-    dummies: DummySteps
+    dummies: SpanRing
     """The ring of ended dummy steps."""
+    images: "ImageReader | None" = None
+    """The reader of prompts' images; None if none are served."""
 
 
 @dataclass(frozen=True, slots=True)

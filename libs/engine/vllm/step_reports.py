@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from libs.contracts.hashing import block_hashes
+from libs.contracts.hashing import ImageSpan, block_hashes
 from libs.engine.kv_blocks import KvWait
 from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
 
@@ -48,6 +48,9 @@ class Step(msgspec.Struct, array_like=True, frozen=True):
     prefill_squared_tokens: int
     decode_sequences: int
     decode_kv_tokens: int
+    encoded_images: int = 0
+    encode_ns: int = 0
+    """The part of the step's time in which it encoded these images."""
 
 
 def step_of(work: StepWork, start_ns: int, end_ns: int) -> Step:
@@ -103,6 +106,10 @@ class EngineReport(msgspec.Struct, array_like=True, frozen=True):
     removed: list[bytes] = msgspec.field(default_factory=list)
     trial_ns: int | None = None
     """The duration of the measured step; 0 if there was no room for it."""
+    lost: list[str] = msgspec.field(default_factory=list)
+    """Preempted requests that ended, as they can only be computed again where their images are."""
+    image_cache_bytes: int = 0
+    """Bytes of kept embeddings of images."""
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -196,12 +203,14 @@ Span = tuple[int, int]
 NOWHEN: Final[Span] = (0, 0)
 
 
-class DummySteps:
-    """A ring of dummy steps in mapped memory. The count of steps is its first number, and is written last.
+class SpanRing:
+    """A ring of spans of time in mapped memory. The count of spans is its first number, and is written last.
 
-    The ranks of a data-parallel group run their steps in lockstep. A rank without work runs the model on made-up
-    tokens (`execute_dummy_batch`) while another rank computes. Nothing is scheduled then, so no message of vLLM
-    mentions it. Times are taken around vLLM's call.
+    It carries what no message of vLLM mentions, with times taken around vLLM's calls:
+
+    - Dummy steps. The ranks of a data-parallel group run their steps in lockstep. A rank without work runs the model on
+      made-up tokens (`execute_dummy_batch`) while another rank computes.
+    - The encoding of images, which a step does before it computes tokens.
     """
 
     def __init__(self, path: Path) -> None:
@@ -242,7 +251,7 @@ def _place(number: int) -> int:
     return 1 + 2 * (number % RING)
 
 
-def count_in(engine_core: Any, steps: DummySteps) -> None:
+def count_in(engine_core: Any, steps: SpanRing) -> None:
     """Patch vLLM's EngineCore class to record each dummy step that it runs in this process. Call it once."""
     run = engine_core.execute_dummy_batch
 
@@ -264,6 +273,7 @@ class PendingNews:
         self.pulled: list[Pulled] = []
         self.aborted: list[str] = []
         self.released: list[str] = []
+        self.lost: list[str] = []
         self.trial_ns: int | None = None
 
 
@@ -338,13 +348,14 @@ class PullLeases:
 class Steps:
     """Steps in the order of their decisions. A step begins when it is decided, but not before the last has ended."""
 
-    def __init__(self, board: Board, kv_wait: KvWait) -> None:
+    def __init__(self, board: Board, kv_wait: KvWait, encodes: SpanRing) -> None:
         self.in_flight: deque[tuple[StepWork, int]] = deque()
         """The work of each step in flight, and the time of its decision."""
         self.ended_ns = 0
         self.ended = 0
         self._board = board
         self._kv_wait = kv_wait
+        self._encodes = encodes
 
     def decided(self, work: StepWork, now_ns: int) -> None:
         self.in_flight.append((work, now_ns))
@@ -357,11 +368,14 @@ class Steps:
         """Start of the oldest step in flight; 0 if there is none."""
         return max(self.in_flight[0][1], self.ended_ns) if self.in_flight else 0
 
-    def end(self, now_ns: int) -> Step:
-        """End the oldest step in flight now, and return it."""
+    def end(self, now_ns: int, images: int = 0) -> Step:
+        """End the oldest step in flight now, and return it. It has encoded `images`."""
         start_ns = self.running_since_ns
         work, _ = self.in_flight.popleft()
         step = step_of(work, start_ns, now_ns)
+        if images:
+            encode_ns = sum(end - start for start, end in self._encodes.take())
+            step = msgspec.structs.replace(step, encoded_images=images, encode_ns=min(encode_ns, now_ns - start_ns))
         self.ended_ns = now_ns
         self.ended += 1
         self._kv_wait.stepping(bool(self.in_flight), now_ns)
@@ -393,6 +407,10 @@ def scheduled_work(parts: Iterable[tuple[int, int, int]]) -> StepWork:
     return chunks_work(prompts, StepWork(decode_sequences=decodes, decode_kv_tokens=kv_tokens))
 
 
+BlockImage = tuple[str, int]
+"""The hash in hex of an image with tokens in a block, and its first token's place from the block's start."""
+
+
 class Rehash:
     """A map from vLLM's hashes to ours, as large as the set of reusable blocks in the engine.
 
@@ -405,22 +423,36 @@ class Rehash:
 
     def __init__(self, block_size_tokens: int) -> None:
         self._block_size_tokens = block_size_tokens
-        self._ours: dict[Hashable, bytes] = {}
+        self._ours: dict[Hashable, tuple[bytes, int]] = {}
+        """Our hash by vLLM's, with the number of tokens up to the block's end."""
         self._copies: Counter[Hashable] = Counter()
         """The number of blocks beyond the first, for hashes that several blocks have."""
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
 
-    def stored(self, theirs: Sequence[Hashable], parent: Hashable, salt: str, token_ids: Sequence[int]) -> None:
-        """Record stored blocks that follow `parent`, or start a chain if it is None. `salt` is the root in hex."""
-        root = self._ours.get(parent) if parent is not None else _root(salt)
-        if root is None:  # a chain that no other sequence can share
+    def stored(
+        self,
+        theirs: Sequence[Hashable],
+        parent: Hashable,
+        salt: str,
+        token_ids: Sequence[int],
+        images: Sequence[Sequence[BlockImage]] = (),
+    ) -> None:
+        """Record stored blocks that follow `parent`, or start a chain if it is None. `salt` is the root in hex.
+
+        `images` has those of each block.
+        """
+        found = self._ours.get(parent) if parent is not None else _root(salt)
+        if found is None:  # a chain that no other sequence can share
             return
-        for their, our in zip(theirs, block_hashes(root, token_ids, self._block_size_tokens), strict=False):
+        (root, first), block_tokens = found, self._block_size_tokens
+        spans = _spans(images, first, block_tokens)
+        hashes = block_hashes(root, token_ids, block_tokens, spans, first=first)
+        for number, (their, our) in enumerate(zip(theirs, hashes, strict=False), 1):
             if their in self._ours:
                 self._copies[their] += 1
                 continue
-            self._ours[their] = our
+            self._ours[their] = our, first + number * block_tokens
             self._removed.pop(our, None)
             self._stored[our] = None
 
@@ -431,7 +463,7 @@ class Rehash:
                 self._copies[their] -= 1
                 continue
             del self._copies[their]
-            our = self._ours.pop(their, None)
+            our, _ = self._ours.pop(their, (None, 0))
             if our is not None and self._stored.pop(our, b"") == b"":
                 self._removed[our] = None
 
@@ -446,8 +478,21 @@ class Rehash:
         return stored, removed
 
 
-def _root(salt: str) -> bytes | None:
+def _root(salt: str) -> tuple[bytes, int] | None:
     try:
-        return bytes.fromhex(salt) or None
+        return (bytes.fromhex(salt), 0) if salt else None
     except ValueError:
         return None
+
+
+def _spans(images: Sequence[Sequence[BlockImage]], first: int, block_tokens: int) -> list[ImageSpan]:
+    """Return the places of images by those in each of the blocks that begin at token `first`.
+
+    Of an image that reaches beyond these blocks the span ends with them.
+    """
+    ends: dict[tuple[str, int], int] = {}
+    for index, found in enumerate(images):
+        start = first + index * block_tokens
+        for identifier, offset in found:
+            ends[identifier, start + offset] = start + block_tokens
+    return [ImageSpan(at, end - at, bytes.fromhex(identifier)) for (identifier, at), end in ends.items()]

@@ -1,22 +1,26 @@
-"""Translation between the port's types and vLLM's. It imports vLLM, so only the running engine imports this module."""
+"""Translation between the port's types and vLLM's. Only the running engine imports it, since it imports vLLM."""
 
 import time
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+from PIL import Image
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.multimodal.processing import ProcessorInputs, TimingContext
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams as VllmSamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine import FinishReason as VllmFinish
 
-from libs.contracts.errors import InvalidRequest
-from libs.engine.port import EnginePhase, EngineRequest
+from libs.contracts.errors import InvalidRequest, StartupError, one_line
+from libs.engine.port import EnginePhase, EngineRequest, PromptImage
 from libs.engine.port import SamplingParams as Sampling
 from libs.engine.reports import FinishReason, Logprob
 from libs.engine.vllm.connectors import ConnectorSession, KvRoute
@@ -32,6 +36,8 @@ from libs.engine.vllm.step_reports import (
     decode_report,
     encode,
 )
+from libs.model.pictures import BrokenImage, read_sent_picture
+from libs.model.vision import Vision
 
 # Added to a priority, of which the least comes first. Transferred sequences come first, since their blocks wait
 # elsewhere under a lease.
@@ -120,7 +126,7 @@ def core_request(
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=request.token_ids.tolist(),
-        mm_features=None,
+        mm_features=_features(request.images) or None,
         sampling_params=parameters,
         pooling_params=_pooling(carried) if parameters is None else None,
         arrival_time=time.time(),
@@ -130,6 +136,66 @@ def core_request(
         data_parallel_rank=None,
         priority=(0 if kv else PROMPTS_AFTER) + (YIELDS_AFTER if request.yields else 0),
     )
+
+
+MODALITY: Final = "image"
+# The side of a blank image that is read once, to check that processor and model agree.
+TRIAL_PIXELS: Final = 32
+
+
+def _features(images: Iterable[PromptImage]) -> list[MultiModalFeatureSpec]:
+    """Return the images in vLLM's terms, without their pixels.
+
+    vLLM hashes the identifier into its blocks' keys, and keeps embeddings by it. So it is needed even where no pixels
+    are: blocks that came from another engine are reused here.
+    """
+    return [
+        MultiModalFeatureSpec(
+            data=None,
+            modality=MODALITY,
+            identifier=image.span.digest.hex(),
+            mm_position=PlaceholderRange(offset=image.span.first, length=image.span.tokens),
+            mm_hash=image.span.digest.hex(),
+        )
+        for image in images
+    ]
+
+
+class ImageReader:
+    """vLLM's own processor of a model's images. Not thread-safe."""
+
+    def __init__(self, model: Any, vision: Vision) -> None:
+        """Raise StartupError if vLLM's processor does not fit what the model's files say."""
+        self._vision = vision
+        try:
+            self._processor = MULTIMODAL_REGISTRY.create_processor(model)
+            self._process(Image.new("RGB", (TRIAL_PIXELS, TRIAL_PIXELS)))
+        except BrokenImage as error:
+            raise StartupError(f"images of the model in {model.model} cannot be served: {error}") from error
+        except Exception as error:  # transformers raises anything from KeyError to OSError
+            raise StartupError(f"cannot use the image processor in {model.model}: {one_line(error, 200)}") from error
+
+    def read(self, message: EngineCoreRequest, images: Iterable[PromptImage]) -> None:
+        """Put the pixels of a sequence's images into its request. Raise BrokenImage."""
+        for feature, image in zip(message.mm_features, images, strict=True):
+            try:
+                feature.data = self._process(read_sent_picture(image.data, image.span.digest))
+            except BrokenImage:
+                raise
+            except Exception as error:  # Pillow raises SyntaxError, struct.error and others beside OSError
+                raise BrokenImage(f"an image cannot be read: {one_line(error, 200)}") from error
+
+    def _process(self, picture: Image.Image) -> Any:
+        items = self._processor.info.parse_mm_data({MODALITY: [picture]})
+        inputs = ProcessorInputs(prompt=[self._vision.token_id], mm_data_items=items)
+        found = self._processor.apply(inputs, TimingContext(enabled=False))
+        (place,) = found["mm_placeholders"][MODALITY]
+        if place.length != self._vision.image_tokens:
+            raise BrokenImage(
+                f"vLLM gives an image {place.length} tokens, its processor's files name {self._vision.image_tokens}"
+            )
+        (item,) = found["mm_kwargs"][MODALITY]
+        return item
 
 
 def _adapter(name: str, adapters: Mapping[str, Path]) -> LoRARequest | None:

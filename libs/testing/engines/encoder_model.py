@@ -1,10 +1,12 @@
 """Small encoders and cross-encoders with random weights of published architectures, and a WordPiece tokenizer."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
@@ -28,11 +30,18 @@ _OWN_SHAPES: Final[dict[str, dict[str, Any]]] = {
 
 
 def write_random_encoder(
-    folder: Path, model_type: str = "bert", *, labels: int = 0, pooling: str = "", normalizes: bool = False
+    folder: Path,
+    model_type: str = "bert",
+    *,
+    labels: int = 0,
+    pooling: str = "",
+    normalizes: bool = False,
+    dense: Sequence[tuple[int, bool, str]] = (),
 ) -> Path:
     """Write a model of this type, as a cross-encoder if it has `labels`, else with files that name its pooling.
 
-    Without `pooling` there are no files of Sentence Transformers.
+    Without `pooling` there are no files of Sentence Transformers. `dense` has the size, the bias, and the activation of
+    each layer behind the pooling.
     """
     torch.manual_seed(SEED)
     shape = {**_SHAPE, **_OWN_SHAPES.get(model_type, {})}
@@ -45,7 +54,7 @@ def write_random_encoder(
     model.save_pretrained(folder)
     word_piece_tokenizer().save(str(folder / "tokenizer.json"))
     if pooling:
-        modules = ["Transformer", "Pooling", *(["Normalize"] if normalizes else [])]
+        modules = ["Transformer", "Pooling", *["Dense"] * len(dense), *(["Normalize"] if normalizes else [])]
         listed = [
             {"idx": place, "name": str(place), "path": f"{place}_{name}" if place else "", "type": f"x.{name}"}
             for place, name in enumerate(modules)
@@ -53,7 +62,19 @@ def write_random_encoder(
         (folder / "modules.json").write_text(json.dumps(listed))
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{pooling}": True}))
+    inputs = shape["hidden_size"]
+    for place, (outputs, bias, activation) in enumerate(dense, 2):
+        _write_dense(folder / f"{place}_Dense", inputs, outputs, bias=bias, activation=activation)
+        inputs = outputs
     return folder
+
+
+def _write_dense(folder: Path, inputs: int, outputs: int, *, bias: bool, activation: str) -> None:
+    folder.mkdir()
+    config = {"in_features": inputs, "out_features": outputs, "bias": bias, "activation_function": activation}
+    (folder / "config.json").write_text(json.dumps(config))
+    linear = torch.nn.Linear(inputs, outputs, bias=bias)
+    save_file({f"linear.{name}": each for name, each in linear.state_dict().items()}, folder / "model.safetensors")
 
 
 def word_piece_tokenizer() -> Tokenizer:
@@ -78,6 +99,16 @@ def plain_tokenizer(model: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def dense_output(model: Path, vector: torch.Tensor) -> torch.Tensor:
+    """Return what the modules Dense in a folder make of a pooled vector, by torch's functions."""
+    for folder in sorted(model.glob("*_Dense")):
+        config, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+        found = weights["linear.weight"] @ vector + weights.get("linear.bias", 0)
+        name = config["activation_function"].rsplit(".", 1)[-1]
+        vector = {"Tanh": torch.tanh, "Identity": torch.clone, "GELU": torch.nn.functional.gelu}[name](found)
+    return vector
 
 
 def vectors(model: Path, texts: list[str]) -> list[list[float]]:

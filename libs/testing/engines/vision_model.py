@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from transformers import (
     AutoProcessor,
@@ -47,8 +48,11 @@ _TEXT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def write_random_llava(folder: Path, *, siglip: bool = False) -> Path:
-    """Write a model and its processor into `folder`: Llama with CLIP as LLaVA 1.5, or Qwen2 with SigLIP."""
+def write_random_llava(folder: Path, *, siglip: bool = False, **text: Any) -> Path:
+    """Write a model and its processor into `folder`: Llama with CLIP as LLaVA 1.5, or Qwen2 with SigLIP.
+
+    `text` changes the text model's shape.
+    """
     inner = sim_tokenizer()
     inner.add_special_tokens([AddedToken(IMAGE_TOKEN, special=True, normalized=False)])
     bos, eos, *_ = SIM_SPECIAL_TOKENS
@@ -57,7 +61,7 @@ def write_random_llava(folder: Path, *, siglip: bool = False) -> Path:
     torch.manual_seed(SEED)
     config = LlavaConfig(
         vision_config=SiglipVisionConfig(**_VISION, vision_use_head=False) if siglip else CLIPVisionConfig(**_VISION),
-        text_config=(Qwen2Config if siglip else LlamaConfig)(**_TEXT, vocab_size=vocab_size),
+        text_config=(Qwen2Config if siglip else LlamaConfig)(**(_TEXT | text), vocab_size=vocab_size),
         image_token_index=token_id,
         vision_feature_layer=-1 if siglip else -2,
         vision_feature_select_strategy="full" if siglip else "default",
@@ -66,6 +70,7 @@ def write_random_llava(folder: Path, *, siglip: bool = False) -> Path:
     with torch.no_grad():  # the weights must make pictures matter to the answers
         model.model.multi_modal_projector.linear_2.weight.mul_(8)
     model.save_pretrained(folder)
+    _rename_as_published(folder / "model.safetensors")
     square = {"height": SIDE_PIXELS, "width": SIDE_PIXELS}
     images = (
         SiglipImageProcessorPil(size=square)
@@ -83,6 +88,13 @@ def write_random_llava(folder: Path, *, siglip: bool = False) -> Path:
     return folder
 
 
+def _rename_as_published(file: Path) -> None:
+    # Released models name the tower's weights so, and vLLM reads no other names. Recent transformers writes others.
+    weights = load_file(file)
+    own, published = "vision_tower.", "vision_tower.vision_model."
+    save_file({name.replace(own, published): each for name, each in weights.items()}, file, {"format": "pt"})
+
+
 def picture(seed: int, *, form: str = "PNG", width: int = 50, height: int = 40) -> bytes:
     """Return an image file of noise; equal seeds give equal files."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -94,9 +106,9 @@ def picture(seed: int, *, form: str = "PNG", width: int = 50, height: int = 40) 
 class Reference:
     """The answers of transformers for the model in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, backend: str = "pil") -> None:
         self._model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-        self._processor = AutoProcessor.from_pretrained(folder, backend="pil")
+        self._processor = AutoProcessor.from_pretrained(folder, backend=backend)
 
     def generate(self, text: str, files: Sequence[bytes], tokens: int) -> tuple[list[int], list[int]]:
         """Return (prompt tokens as the processor expands them, tokens of the greedy answer)."""

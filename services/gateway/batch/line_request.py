@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Final
 
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull, SequenceFailed, UnsupportedField, quoted
@@ -128,6 +129,9 @@ MAX_ATTEMPTS = 3
 BACKOFF_FIRST_S = 0.2
 BACKOFF_MAX_S = 5.0
 
+MAX_IMAGE_BYTES: Final = 256 * 1024 * 1024
+"""Bound on the images of all running lines. Further lines with images wait without a slot, so that others go on."""
+
 _ROUTES: Mapping[str, Reader] = {
     "/v1/chat/completions": CompletionReader(parse_chat, ChatFormat),
     "/v1/completions": CompletionReader(parse_completion, CompletionFormat),
@@ -153,6 +157,8 @@ class LineRequester:
         self._intake = intake
         self._dispatcher = dispatcher
         self._clock = clock
+        self._image_bytes = 0
+        """Upper bound of the images of all running lines."""
 
     async def ask(self, share: Share, line: BatchLine) -> object:
         """Return the answer; raise FulcrumError for the line's own faults.
@@ -197,7 +203,23 @@ class LineRequester:
             if not self._served.has(model.routed):
                 with self._loadable.wakes(model.routed) if self._loadable else nullcontext():
                     await self._slots.without(lambda: self._is_served(model.routed))
-            return await self._answer(share, line, parsed, answer, model)
+            async with self._image_room(self._intake.max_image_bytes(parsed)):
+                return await self._answer(share, line, parsed, answer, model)
+
+    @asynccontextmanager
+    async def _image_room(self, size_bytes: int) -> AsyncIterator[None]:
+        """Wait until a line's images fit beside those of other lines, and hold their room while the context is open."""
+
+        def fits() -> bool:
+            return self._image_bytes + size_bytes <= MAX_IMAGE_BYTES
+
+        if size_bytes and not fits():
+            await self._slots.without(fits)
+        self._image_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self._image_bytes -= size_bytes
 
     def _arrival(self, share: Share, line: BatchLine) -> Arrival:
         now_ns = self._clock.now_ns()

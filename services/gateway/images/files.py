@@ -60,9 +60,15 @@ def check_workers(images: Sequence[SentImage], workers: Iterable[Worker]) -> Non
     if blind is not None:
         text = (
             f"images are not served by the engine {blind.engine} of worker {blind.id}, release {blind.version}: serve"
-            " the model with workers of the engine torch and of this release"
+            " the model with workers of the engine torch, or of vllm without a KV store, and of this release"
         )
         raise UnsupportedField(text, param=images[0].field)
+
+
+def max_file_bytes(images: Sequence[SentImage], limits: ImageLimits) -> int:
+    """Return an upper bound of the bytes of the images' files, some of which have yet to be fetched."""
+    sizes = (len(each.url) if _DATA_URL.match(each.url) else limits.max_bytes for each in images)
+    return min(sum(sizes), MAX_TOTAL_BYTES)
 
 
 def read_images(images: Sequence[SentImage], limits: ImageLimits) -> list[bytes]:

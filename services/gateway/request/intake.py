@@ -29,6 +29,7 @@ from services.gateway.images.files import (
     check_count,
     check_vision,
     check_workers,
+    max_file_bytes,
     place_images,
     read_images,
 )
@@ -196,6 +197,10 @@ class Intake:
         self._check_images(parsed, model)
         images = await self._fetcher.fetch(parsed.images, arrival.headers.tenant, arrival.hold)
         return replace(parsed, images=images)
+
+    def max_image_bytes(self, parsed: ParsedRequest) -> int:
+        """Return an upper bound of the bytes of the request's images."""
+        return max_file_bytes(parsed.images, self._limits.images)
 
     async def choices(
         self, parsed: ParsedRequest, model: ServedModel, arrival: Arrival, changed: Callable[[], None]

@@ -5,18 +5,28 @@ import json
 import tracemalloc
 from contextlib import closing
 from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
 from libs.contracts.errors import InvalidRequest, UnknownModel
-from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share
 from libs.policy.batch import GatewayLoad
 from libs.policy.gateway.view import WorkerView
 from libs.testing.wait import ManualClock, until
 from load.chaos.loop import SimLoop
-from services.gateway.batch.line_request import AWAY_S, FORGET_S, ServedModels, Slots
+from services.gateway.batch import line_request
+from services.gateway.batch.line_request import (
+    AWAY_S,
+    FORGET_S,
+    MAX_IMAGE_BYTES,
+    LineRequester,
+    ServedModels,
+    Slots,
+)
 from services.gateway.batch.lines import MAX_RESULT_BYTES, BatchLine, IdHashes, fitting, read_line, refused
 from services.gateway.batch.upload import MAX_SILENT_S, MAX_UPLOAD_S, MIN_BYTES_PER_S, chunks
 
@@ -139,6 +149,74 @@ async def test_shares_that_want_slots_have_them_in_turn() -> None:
     for end in range(len(taken)):
         counts = [taken[:end].count(share) for share in "abc"]
         assert max(counts) - min(counts) <= 3, "the first share took its slots before the others came"
+
+
+class ImageLines:
+    """Stands for a line's reader, intake, answers and queue. Each line has images of one size, and ends on request."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.running = self.most = self.answered = 0
+        self.go_on = asyncio.Event()
+
+    async def read(self, _body: object, _arrival: object) -> tuple[Any, Any]:
+        return SimpleNamespace(stream=False, choices=1), lambda *_args, **_named: self
+
+    def max_image_bytes(self, _parsed: object) -> int:
+        return self.size_bytes
+
+    def model(self, _parsed: object, _allowed: object) -> Any:
+        return SimpleNamespace(routed="mine", adapter_name="")
+
+    async def fetched(self, parsed: Any, _model: object, _arrival: object) -> Any:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        return parsed
+
+    async def choices(self, *_args: object) -> list[Any]:
+        return []
+
+    def check_room(self, _choices: int) -> None: ...
+
+    def submit(self, _generations: object) -> None: ...
+
+    async def reply(self) -> object:
+        await self.go_on.wait()
+        self.running -= 1
+        self.answered += 1
+        return {}
+
+
+async def test_lines_with_images_wait_for_room_without_their_slots_and_all_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fits, count = 3, 10
+    pictures, texts = ImageLines(MAX_IMAGE_BYTES // fits), ImageLines(0)
+    load = GatewayLoad(free=100, bound=0, people_waiting=0, lines_waiting=0)
+    slots = Slots(lambda: load, share=1, max_in_flight=count)
+    served = ServedModels(lambda: [WorkerView("mine", "mine", "k", True, True, True, 0, 0, 0)], ["mine"], ManualClock())
+    loop, share = asyncio.get_running_loop(), Share(job_id="batch_1", endpoint="/v1/completions", models=["mine"])
+
+    async def ask(lines: ImageLines) -> None:
+        assert await slots.take(lambda: False)
+        monkeypatch.setitem(cast("dict[str, Any]", line_request._ROUTES), "/v1/completions", lines)
+        requester = requesters[id(lines)]
+        try:
+            await requester.ask(share, read())
+        finally:
+            slots.give()
+
+    of_both: Any = pictures, texts
+    requesters = {id(each): LineRequester(each, each, slots, served, ManualClock()) for each in of_both}
+    asking = [loop.create_task(ask(pictures)) for _ in range(count)]
+    await until(lambda: slots.in_flight == fits and pictures.running == fits, what="the others to give their slots")
+    texts.go_on.set()
+    await ask(texts)
+    assert (texts.answered, pictures.answered) == (1, 0)
+    monkeypatch.setitem(cast("dict[str, Any]", line_request._ROUTES), "/v1/completions", pictures)
+    pictures.go_on.set()
+    await asyncio.gather(*asking)
+    assert (pictures.answered, pictures.most, slots.in_flight) == (count, fits, 0)
 
 
 @pytest.mark.parametrize(("others", "expected_s"), [(True, AWAY_S), (False, 0.0)])

@@ -189,3 +189,52 @@ def test_a_cross_encoders_config_names_its_head(
     found = load_model_info(make_folder(tmp_path, {**CROSS_ENCODER, **named})).embedding
     assert (found.pooling, found.size, found.normalizes, found.sigmoid) == ("score", 1, False, sigmoid)
     assert unserved in found.unserved and bool(unserved) is bool(found.unserved)
+
+
+DENSE = {"in_features": 8, "out_features": 4, "bias": True, "activation_function": "torch.nn.modules.activation.Tanh"}
+
+
+def dense_folder(folder: Path, dense: dict[str, Any], modules: tuple[str, ...]) -> Path:
+    """An encoder with these modules behind its pooling, each of them Dense with these settings if not Normalize."""
+    encoder_folder(folder, ENCODER, {"pooling_mode": "mean"})
+    listed = json.loads((folder / "modules.json").read_text())
+    for place, name in enumerate(modules, 2):
+        listed.append({"path": f"{place}_{name}", "type": f"sentence_transformers.models.{name}"})
+        (folder / f"{place}_{name}").mkdir()
+        (folder / f"{place}_{name}" / "config.json").write_text(json.dumps(dense))
+    (folder / "modules.json").write_text(json.dumps(listed))
+    return folder
+
+
+def test_a_dense_layer_gives_an_encoders_vectors_its_size(tmp_path: Path) -> None:
+    found = load_model_info(dense_folder(tmp_path, DENSE, ("Dense", "Normalize"))).embedding
+    assert (found.size, found.normalizes, found.unserved) == (4, True, "")
+    assert [(each.folder.name, each.activation) for each in found.dense] == [("2_Dense", "Tanh")]
+
+
+@pytest.mark.parametrize(
+    ("change", "modules", "reason"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.Softplus"}, ("Dense",), "the activation Softplus"),
+        ({"in_features": 9}, ("Dense",), "takes vectors of 9, and they have 8"),
+        ({}, ("Dense", "Dense"), "takes vectors of 8, and they have 4"),
+        ({}, ("Normalize", "Dense"), "not in the order"),
+        ({"out_features": None}, ("Dense",), "names no sizes"),
+        ({"module_input_name": "token_embeddings"}, ("Dense",), "does not map vectors"),
+    ],
+)
+def test_a_dense_layer_that_is_not_computed_is_named(
+    tmp_path: Path, change: dict[str, Any], modules: tuple[str, ...], reason: str
+) -> None:
+    assert reason in load_model_info(dense_folder(tmp_path, {**DENSE, **change}, modules)).embedding.unserved
+
+
+@pytest.mark.parametrize(("name", "sigmoid"), [("linear.Identity", False), ("activation.Sigmoid", True)])
+def test_a_cross_encoders_activation_stands_in_the_files_of_later_releases(
+    tmp_path: Path, name: str, sigmoid: bool
+) -> None:
+    make_folder(tmp_path, CROSS_ENCODER)
+    (tmp_path / "config_sentence_transformers.json").write_text(
+        json.dumps({"activation_fn": f"torch.nn.modules.{name}"})
+    )
+    assert load_model_info(tmp_path).embedding.sigmoid is sigmoid

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from libs.contracts.errors import KvMismatch, StartupError
@@ -17,8 +18,8 @@ from libs.engine.port import EngineIdentity, Pooling, SamplingParams
 from libs.engine.runner import Batch, Chunk, Sampled
 from libs.engine.torch.encoder import MAX_PADDING, groups_of
 from libs.engine.torch.runner import TorchRunner
-from libs.model.info import ENCODERS
-from libs.testing.engines.encoder_model import POSITIONS, write_random_encoder
+from libs.model.info import ENCODERS, load_model_info
+from libs.testing.engines.encoder_model import POSITIONS, dense_output, write_random_encoder
 
 pytestmark = pytest.mark.torch
 
@@ -65,6 +66,38 @@ def test_vectors_of_one_step_are_those_of_each_prompt_alone(tmp_path: Path, mode
         expected = states.sum(dim=0) if pooling is Pooling.MEAN else states[0]
         assert sampled.pooled == pytest.approx(expected.numpy(), abs=1e-4 * len(ids))
         assert np.linalg.norm(expected.numpy()) > 0.1
+
+
+@pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.CLS])
+@pytest.mark.parametrize("stored", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pooled_vector_passes_the_layers_behind_it(tmp_path: Path, pooling: Pooling, stored: str) -> None:
+    dense = [(24, True, "torch.nn.modules.activation.Tanh"), (16, False, "torch.nn.modules.linear.Identity")]
+    name = "mean_tokens" if pooling is Pooling.MEAN else "cls_token"
+    folder = write_random_encoder(tmp_path, pooling=name, dense=dense, normalizes=True)
+    info = load_model_info(folder)
+    assert (info.embedding.size, info.embedding.normalizes, info.embedding.unserved) == (16, True, "")
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    expected = []
+    for ids in prompts():
+        with torch.inference_mode():
+            states = model(torch.from_numpy(ids.astype(np.int64))[None]).last_hidden_state[0]
+        vector = states.mean(dim=0) if pooling is Pooling.MEAN else states[0]
+        # The core divides a mean by the number of tokens.
+        expected.append(dense_output(folder, vector) * (len(ids) if pooling is Pooling.MEAN else 1))
+    if stored != "model.safetensors":
+        for file in tmp_path.glob("*_Dense/model.safetensors"):
+            torch.save(load_file(file), file.with_name(stored))
+            file.unlink()
+    for ids, vector, sampled in zip(prompts(), expected, compute(folder, pooling), strict=True):
+        assert sampled.pooled == pytest.approx(vector.numpy(), abs=1e-4 * len(ids))
+        assert np.linalg.norm(vector.numpy()) > 0.1
+
+
+def test_layers_that_do_not_fit_their_files_are_refused(tmp_path: Path) -> None:
+    folder = write_random_encoder(tmp_path, pooling="mean_tokens", dense=[(24, True, "torch.nn.Tanh")])
+    save_file({"linear.weight": torch.ones(24, 31)}, folder / "2_Dense" / "model.safetensors")
+    with pytest.raises(StartupError, match="cannot read the module Dense in "):
+        compute(folder, Pooling.MEAN)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "electra"])

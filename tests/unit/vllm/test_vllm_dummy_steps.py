@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 
 from libs.engine.reports import EngineEvent, merge
-from libs.engine.vllm.step_reports import NOWHEN, RING, DummySteps, count_in
+from libs.engine.vllm.step_reports import NOWHEN, RING, SpanRing, count_in
 
 
 @given(st.lists(st.integers(0, 9), max_size=20))
 def test_each_step_is_taken_once_in_order(runs: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        writer, reader = DummySteps(Path(folder) / "ring"), DummySteps(Path(folder) / "ring")
+        writer, reader = SpanRing(Path(folder) / "ring"), SpanRing(Path(folder) / "ring")
         number = 0
         for run in runs:
             new = [(number + each + 1, number + each + 2) for each in range(run)]
@@ -29,7 +29,7 @@ def test_each_step_is_taken_once_in_order(runs: list[int]) -> None:
 
 @pytest.mark.parametrize("run", [RING - 1, RING, RING + 1, 3 * RING])
 def test_steps_that_nobody_read_in_time_are_counted_without_their_time(tmp_path: Path, run: int) -> None:
-    writer, reader = DummySteps(tmp_path / "ring"), DummySteps(tmp_path / "ring")
+    writer, reader = SpanRing(tmp_path / "ring"), SpanRing(tmp_path / "ring")
     for number in range(1, run + 1):
         writer.ended(number, number + 1)
     found = reader.take()
@@ -49,7 +49,7 @@ def test_a_call_is_counted_once_it_has_ended_and_not_where_it_fails(tmp_path: Pa
     class Rank(Core):
         pass
 
-    steps, seen = DummySteps(tmp_path / "ring"), DummySteps(tmp_path / "ring")
+    steps, seen = SpanRing(tmp_path / "ring"), SpanRing(tmp_path / "ring")
     count_in(Core, steps)
     before_ns = time.time_ns()
     Rank().execute_dummy_batch()

@@ -19,7 +19,7 @@ from libs.engine.vllm.pacing import (
     plan_step,
     trial_tokens,
 )
-from libs.engine.vllm.step_reports import NOBODY, Board, Running, Steps
+from libs.engine.vllm.step_reports import NOBODY, Board, Running, SpanRing, Steps
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.pace import MAX_HOLD_NS, Pace
 
@@ -199,7 +199,7 @@ def test_a_trial_is_due_once_all_its_prompts_have_come_and_is_over_once() -> Non
 def test_the_board_shows_the_oldest_step_under_way_with_its_number(events: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         board, seen = Board(Path(folder) / "board"), Board(Path(folder) / "board")
-        steps, now_ns, begun = Steps(board, KvWait()), 1, 0
+        steps, now_ns, begun = Steps(board, KvWait(), SpanRing(Path(folder) / "encodes")), 1, 0
         for event in events:
             now_ns += 1
             if event == "decide":
@@ -220,7 +220,7 @@ def test_the_board_shows_the_oldest_step_under_way_with_its_number(events: list[
 
 def test_a_step_tells_the_kv_wait_that_it_has_ended_until_a_report_has(tmp_path: Path) -> None:
     board, wait = Board(tmp_path / "board"), KvWait()
-    steps = Steps(board, wait)
+    steps = Steps(board, wait, SpanRing(tmp_path / "encodes"))
     wait.awaiting(True, 10)
     steps.decided(StepWork(decode_sequences=1), 30)
     assert board.read() == Running(1, 30, 10, StepWork(decode_sequences=1))

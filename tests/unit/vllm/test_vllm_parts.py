@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,21 +14,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.contracts.hashing import block_hashes
+from libs.contracts.hashing import ImageSpan, block_hashes, image_hash
+from libs.engine.kv_blocks import KvWait
 from libs.engine.kv_port import KvHandle
-from libs.engine.port import Capabilities, EnginePhase, EngineRequest, SamplingParams
+from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import FinishReason
-from libs.engine.vllm import connectors, plugin
-from libs.engine.vllm.engine import HandoverRefusal, lease_margin_ns, refusal
-from libs.engine.vllm.sequences import Sequences
+from libs.engine.vllm import handover as handovers
+from libs.engine.vllm import plugin
+from libs.engine.vllm.handover import HandoverRefusal, lease_margin_ns, refusal
+from libs.engine.vllm.sequences import ImageTotals, OutputReader, Sequences
 from libs.engine.vllm.step_reports import (
+    Board,
     Command,
     EngineReport,
     PendingBlocks,
     PendingNews,
     PullLeases,
     Rehash,
+    SpanRing,
     Step,
+    Steps,
     decode_command,
     decode_report,
     encode,
@@ -38,6 +44,8 @@ from libs.policy.step_time import StepWork
 BLOCK = 4
 ROOT = b"root of a tenant"
 TOKENS = list(range(12))
+NO_SESSION: Any = None
+"""No KV connector, where nothing is handed over."""
 
 
 def test_prompt_chunks_and_decodes_are_told_apart() -> None:
@@ -68,6 +76,73 @@ def test_chains_of_blocks_become_ours_wherever_they_were_cut() -> None:
     assert rehash.take() == (block_hashes(ROOT, TOKENS, BLOCK), [])
     rehash.removed(["b", "unknown"])
     assert rehash.take() == ([], block_hashes(ROOT, TOKENS, BLOCK)[1:2])
+
+
+@st.composite
+def image_prompts(draw: st.DrawFn) -> tuple[list[int], list[ImageSpan]]:
+    """A prompt's tokens, with the places of its images."""
+    found, at = [], 0
+    for text, tokens in draw(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 11)), max_size=4)):
+        found.append(ImageSpan(at + text, tokens, image_hash(draw(st.binary(max_size=1)))))
+        at += text + tokens
+    return list(range(at + draw(st.integers(0, 9)))), found
+
+
+def block_images(images: list[ImageSpan], start: int) -> list[tuple[str, int]]:
+    """Return the images of one block as vLLM's event of a stored block has them."""
+    inside = [each for each in images if each.first < start + BLOCK and start < each.first + each.tokens]
+    return [(each.digest.hex(), each.first - start) for each in inside]
+
+
+@given(image_prompts(), st.integers(0, 8))
+def test_hashes_of_blocks_with_images_become_ours_wherever_they_were_cut(
+    prompt: tuple[list[int], list[ImageSpan]], cut: int
+) -> None:
+    tokens, images = prompt
+    starts = list(range(0, len(tokens) // BLOCK * BLOCK, BLOCK))
+    cut = min(cut, len(starts))
+    rehash = Rehash(BLOCK)
+    for part, parent in ((starts[:cut], None), (starts[cut:], starts[cut - 1] if cut else None)):
+        if part:
+            own, salt = tokens[part[0] : part[-1] + BLOCK], "" if parent is not None else ROOT.hex()
+            rehash.stored(part, parent, salt, own, [block_images(images, start) for start in part])
+    assert rehash.take() == (block_hashes(ROOT, tokens, BLOCK, images), [])
+
+
+def test_equal_tokens_with_another_image_have_other_hashes() -> None:
+    found = []
+    for image in (b"one", b"other"):
+        rehash = Rehash(BLOCK)
+        rehash.stored(["a", "b"], None, ROOT.hex(), TOKENS[:8], [[], [(image_hash(image).hex(), 1)]])
+        found.append(rehash.take()[0])
+    assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
+
+
+def test_a_step_that_encodes_is_told_as_two_that_follow_each_other(tmp_path: Path) -> None:
+    ring = SpanRing(tmp_path / "encodes")
+    model = SimpleNamespace(embed_multimodal=lambda **inputs: inputs["pixels"])
+    plugin.time_encodes(model, ring, lambda: None)
+    steps = Steps(Board(tmp_path / "board"), KvWait(), SpanRing(tmp_path / "encodes"))
+    start_ns = time.time_ns()
+    steps.decided(StepWork(prefill_tokens=40, prefill_sequences=1), start_ns)
+    assert model.embed_multimodal(pixels=7) == 7
+    step = steps.end(time.time_ns(), images=2)
+    assert step.encoded_images == 2 and 0 < step.encode_ns <= step.end_ns - step.start_ns
+    report = EngineReport(step.end_ns, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, step=step)
+    images = ImageTotals()
+    reader = OutputReader(
+        Sequences(), Capabilities(BLOCK, 8, 1, 64, 1, "vllm/test"), EngineIdentity("w", 1, ""), NO_SESSION, lease_ns=1,
+        release=lambda _name: None, images=images,
+    )  # fmt: skip
+    encoding, rest = reader.encoding(report).step, reader.event(SimpleNamespace(outputs=[]), report).step
+    assert encoding is not None and rest is not None
+    assert (encoding.encoded_images, encoding.prefill_tokens) == (2, 0)
+    assert (rest.encoded_images, rest.prefill_tokens) == (0, 40)
+    assert encoding.start_unix_ns == start_ns and encoding.end_unix_ns == rest.start_unix_ns
+    assert rest.end_unix_ns == step.end_ns
+    assert (images.encoded, images.encode_ns) == (2, step.encode_ns)
+    without = reader.encoding(EngineReport(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, step=Step(1, 2, 3, 4, 5, 6, 7, 8)))
+    assert without.step is None
 
 
 def test_what_has_no_root_is_nobodys() -> None:
@@ -162,7 +237,7 @@ PULL = {
     ],
 )
 def test_a_handle_must_name_all_that_its_receiver_needs(wrong: dict[str, Any], missing: str) -> None:
-    assert connectors.missing(PULL | wrong, len(TOKENS), BLOCK) == missing
+    assert handovers.missing(PULL | wrong, len(TOKENS), BLOCK) == missing
 
 
 @given(st.integers(1, 60), st.lists(st.floats(0.01, 40), min_size=1, max_size=40), st.floats(0.5, 60))

@@ -1,0 +1,104 @@
+"""The hand-over of prompts between vLLM engines: which can be continued from, and for how long. Pure, without vLLM."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from libs.contracts.errors import InvalidRequest
+from libs.engine.port import Capabilities, EnginePhase, EngineRequest
+from libs.engine.reports import FinishReason
+
+if TYPE_CHECKING:
+    from libs.engine.vllm.wire import Handover
+
+# vLLM's receiver renews a lease this many times in its length, and a heartbeat takes time to send and receive.
+HEARTBEATS, ROOM_NS = 6, 3_000_000_000
+
+PULL_PARAMETERS: Final = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids")
+"""The parameters without which NIXL pulls nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverRefusal:
+    """The reason why a sequence ends before it starts."""
+
+    finish: FinishReason
+    detail: str
+
+
+def refusal(
+    request: EngineRequest,
+    handover: "Handover | None",
+    capabilities: Capabilities,
+    *,
+    engine_id: str,
+    pulls: bool,
+    margin_ns: int,
+    now_ns: int,
+) -> HandoverRefusal | None:
+    """Return why the engine cannot continue from the request's handle, unpacked as `handover`; None if it can.
+
+    `pulls` is true if the connector reads the blocks that the handle names. A lease with less than `margin_ns` left is
+    refused. Raise InvalidRequest if the tokens do not match the handle.
+    """
+    assert request.kv is not None
+    layout, tokens = capabilities.kv_layout, len(request.token_ids)
+    if request.kv.kv_layout != layout:
+        detail = f"kv_mismatch: the blocks have KV layout {request.kv.kv_layout!r}, this engine has {layout!r}"
+        return HandoverRefusal(FinishReason.FAILED, detail)
+    if request.kv.tokens != tokens:
+        raise InvalidRequest(
+            f"the KV handle covers {request.kv.tokens} tokens, the sequence has {tokens}: a vllm engine goes on from"
+            " exactly what was prefilled"
+        )
+    if handover is None:
+        return HandoverRefusal(FinishReason.FAILED, "kv_mismatch: the handle is no vllm engine's")
+    if handover.engine_id == engine_id:
+        return HandoverRefusal(FinishReason.KV_LOST, "kv_lost: vLLM does not pull blocks from itself")
+    if pulls and (lacks := missing(handover.parameters, tokens, capabilities.block_size_tokens)):
+        return HandoverRefusal(FinishReason.KV_LOST, f"kv_lost: the handle lacks {lacks}")
+    if now_ns > handover.expires_unix_ns - margin_ns:
+        return HandoverRefusal(FinishReason.KV_LOST, "kv_lost: the lease of the blocks is over")
+    return None
+
+
+def missing(parameters: Mapping[str, Any], tokens: int, block_size_tokens: int) -> str:
+    """Return what NIXL would lack to pull a prompt of `tokens` by these parameters; empty if nothing.
+
+    vLLM 0.32 takes them as they are, and its EngineCore may end where something is missing.
+    """
+    if absent := [name for name in PULL_PARAMETERS if not parameters.get(name)]:
+        return ", ".join(absent)
+    if (computed := parameters.get("remote_num_tokens", tokens)) != tokens:
+        return f"KV of {tokens} tokens: {computed} were computed"
+    # Layers that attend to a window have fewer blocks than the prompt. Ranks may hold a part of the context each.
+    blocks, parts = max(map(len, parameters["remote_block_ids"])), parameters.get("dcp_size") or 1
+    if blocks * block_size_tokens * parts < tokens:
+        return f"blocks: {blocks} of {block_size_tokens} tokens for a prompt of {tokens}"
+    return ""
+
+
+def check_last_token(request: EngineRequest) -> None:
+    """Raise InvalidRequest for an image at the end of a prompt whose KV moves to another engine.
+
+    That engine computes the last token again, and has no image to do it with.
+    """
+    last = request.images[-1].span if request.images else None
+    if last is None or request.phase is EnginePhase.BOTH:
+        return
+    if last.first + last.tokens == len(request.token_ids):
+        raise InvalidRequest("an image ends the prompt, which the vllm engine does not hand over: let text follow it")
+
+
+def lease_ns(kv_lease_ms: int) -> int:
+    """Return how long vLLM holds blocks for their receiver, which it counts in whole seconds."""
+    return max(kv_lease_ms // 1000, 1) * 1_000_000_000
+
+
+def lease_margin_ns(kv_lease_ms: int) -> int:
+    """Return the remaining time below which a lease can no longer be relied on. At most half the lease.
+
+    If the first heartbeat was just missed, the blocks could belong to another sequence when they are read.
+    """
+    whole_ns = lease_ns(kv_lease_ms)
+    return min(whole_ns // HEARTBEATS + ROOM_NS, whole_ns // 2)
