@@ -67,26 +67,37 @@ class StepCost:
 
     def mixed_s(self, chunk_tokens: float, decoding: float) -> float:
         """Return the time of a step with both phases, at least the floor."""
-        together = self.decode_s(decoding) + self.prompt_token_s * chunk_tokens
-        return max(self.floor_s, together - self.ride * self.base_s * min(1.0, decoding))
+        near = self.base_s + self.sequence_s * decoding + self.prompt_token_s * chunk_tokens
+        near = max(self.floor_s, near - self.ride * self.base_s * min(1.0, decoding))
+        return near + self.further_sequence_s * max(0.0, decoding - KNEE_SEQUENCES)
 
     def prefill_share(self, chunk_tokens: float, decoding: float) -> float:
-        """Return prefill's share of a mixed step, in proportion to the times of both phases alone."""
+        """Return prefill's share of a step with prompts, in proportion to the times of both phases alone."""
         prefill_s = self.prefill_s(chunk_tokens)
-        mixed = min(1.0, decoding)  # below one sequence a step, some steps have prompts alone
         whole_s = prefill_s + self.decode_s(decoding)
-        return 1.0 - mixed + mixed * prefill_s / whole_s if whole_s else 1.0
+        return prefill_s / whole_s if decoding and whole_s else 1.0
 
     def prefill_and_decode_s(self, work: CountedWork) -> tuple[float, float]:
         """Return the seconds that the work took in each phase."""
+        prefill_s, decode_s = self._phases_s(work, 1.0)
+        if prefill_s and 0.0 < prefill_s + decode_s < work.wall_s:
+            # A prompt that finds the engine idle runs alone. Arrivals at random find it busy as often as it is.
+            return self._phases_s(work, (prefill_s + decode_s) / work.wall_s)
+        return prefill_s, decode_s
+
+    def _phases_s(self, work: CountedWork, beside: float) -> tuple[float, float]:
+        """Return the seconds in each phase if at most the part `beside` of prefill steps also decodes."""
         steps = max(work.steps, 1.0) if work.steps or work.prompt_tokens else 0.0
-        prefill_steps = min(work.prefill_steps, steps)
         if not steps:
             return 0.0, 0.0
-        decoding, chunk_tokens = work.decode_tokens / steps, work.chunk_tokens
-        mixed_s = prefill_steps * self.mixed_s(chunk_tokens, decoding) if prefill_steps else 0.0
+        prefill_steps, chunk_tokens = min(work.prefill_steps, steps), work.chunk_tokens
+        beside = min(beside, work.decode_tokens / steps)  # below one sequence a step, some steps have prompts alone
+        decode_steps = steps - (1.0 - beside) * prefill_steps
+        decoding = work.decode_tokens / decode_steps if decode_steps else 0.0
+        alone_s = (1.0 - beside) * prefill_steps * self.mixed_s(chunk_tokens, 0.0)
+        mixed_s = beside * prefill_steps * self.mixed_s(chunk_tokens, decoding)
         prefill_s = mixed_s * self.prefill_share(chunk_tokens, decoding)
-        return prefill_s, mixed_s - prefill_s + (steps - prefill_steps) * self.decode_s(decoding)
+        return alone_s + prefill_s, mixed_s - prefill_s + (steps - prefill_steps) * self.decode_s(decoding)
 
 
 def _columns(steps: Array, prompt_tokens: Array, decode_tokens: Array) -> Array:
@@ -100,7 +111,9 @@ def _prior(step_s: float) -> Array:
     """Return the prior's term of the normal equations, shape (4, 4), for steps of about this length."""
     ridge = np.array([-1.0, RIDGE_TOKENS, 0.0, 0.0])
     doubling = np.array([-1.0, 0.0, DOUBLING_SEQUENCES, 0.0])
-    prior: Array = PRIOR_WEIGHT / step_s**2 * (np.outer(ridge, ridge) + np.outer(doubling, doubling))
+    further = np.array([0.0, 0.0, 0.0, DOUBLING_SEQUENCES])  # a load barely beyond the knee says nothing of it
+    rows = np.stack([ridge, doubling, further])
+    prior: Array = PRIOR_WEIGHT / step_s**2 * (rows.T @ rows)
     return prior
 
 
@@ -147,6 +160,7 @@ class _Rows:
         self.decoding = np.minimum(1.0, np.array([work.decoding for work in works]))
         chunks = np.array([work.chunk_tokens for work in works])
         self.mean_step = _columns(ones, chunks, np.array([work.decoding for work in works]))
+        self.mean_step[:, 3] = 0.0  # sequences beyond the knee cost time of the host, which a step at the floor has too
 
     def fit(self, floors_s: Array, rides: Array, start: Array) -> tuple[Array, Array]:
         """Return (mean relative errors [forms], coefficients [forms, 4]), robust against outliers."""
@@ -300,7 +314,8 @@ class PhaseEstimator:
         self._collect(interval)
         since_s = interval.t_s - self._fitted_s
         learning = self.cost is None or interval.t_s - self._began_s < LEARNING_S
-        due = self._fresh and since_s >= (FIRST_FITS_EVERY_S if learning else FITS_EVERY_S)
+        soon = learning or self._new_load
+        due = self._fresh and since_s >= (FIRST_FITS_EVERY_S if soon else FITS_EVERY_S)
         if due and self._may_fit(self.cost is None):
             kept = [sample for samples in self._samples.values() for sample in samples]
             # A kind of load not seen before may show another form of cost; known kinds move the constants alone.
@@ -362,17 +377,24 @@ class PhaseEstimator:
         elif work.steps and work.token_gaps and not work.prompt_tokens:
             kind = "gaps"
         elif interval.lone_prefill_s:
-            # The step that ran when the prompt was scheduled had to end first, so that two bases have passed. No
-            # prefill step is named, since the host's part in that time must not pass for a floor.
-            lone = CountedWork(steps=2.0, prompt_tokens=work.prompt_tokens / max(work.prefill_steps, 1.0))
+            # A step that ran when the prompt was scheduled had to end first, so that two bases have passed. Where only
+            # prompts run, the second base stands for the host's part in that time, which nothing else tells. No prefill
+            # step is named, since the host's part must not pass for a floor.
+            steps = 1.0 if interval.from_idle else 2.0
+            lone = CountedWork(steps=steps, prompt_tokens=work.prompt_tokens / max(work.prefill_steps, 1.0))
             self._keep("lone", Sample(lone, interval.lone_prefill_s, WEIGHTS["lone"]))
+            if interval.from_idle and work.steps > 1:
+                # Only the request itself has decoded, after its prompt.
+                kind = "gaps"
+                work = replace(work, steps=work.steps - 1.0, prompt_tokens=0.0, prefill_steps=0.0)
         if self._kind is not None and kind != self._kind:
             self._flush()
         if kind is None:
             return
         self._kind = kind
         self._work.add(work)
-        if self._work.wall_s >= SAMPLE_S or self._work.steps >= SAMPLE_STEPS:
+        enough = LEAST_SAMPLE_STEPS if interval.from_idle else SAMPLE_STEPS
+        if self._work.wall_s >= SAMPLE_S or self._work.steps >= enough:
             self._flush()
 
     def _flush(self) -> None:
@@ -380,12 +402,11 @@ class PhaseEstimator:
         self._kind, self._work = None, CountedWork()
         if kind is None or (work.steps < LEAST_SAMPLE_STEPS and work.wall_s < LEAST_SAMPLE_S):
             return
-        if kind == "throughout":
-            self._keep(kind, Sample(work, work.wall_s, WEIGHTS[kind]))
-        else:
+        took_s = work.wall_s
+        if kind == "gaps":
             took_s = work.steps * work.token_gaps_s / work.token_gaps
-            if took_s > 0:
-                self._keep(kind, Sample(work, took_s, WEIGHTS[kind]))
+        if took_s > 0:
+            self._keep(kind, Sample(work, took_s, WEIGHTS[kind]))
 
     def _keep(self, kind: Kind, sample: Sample) -> None:
         steps = max(sample.work.steps, 1.0)
