@@ -33,7 +33,7 @@ HISTORY_NS: Final = 660 * 1_000_000_000
 TRIM_NS: Final = 30 * 1_000_000_000
 """The size of the pieces in which history is dropped, so that dropping costs little."""
 MAX_STEPS: Final = 65_536
-"""The bound on steps kept of one worker, 72 bytes each. One with more steps in `HISTORY_NS` keeps a shorter history."""
+"""The bound on steps kept of one worker. One with more steps in `HISTORY_NS` keeps a shorter history."""
 MAX_INTERVALS: Final = 16_384
 """The maximum number of covers, KV waits and runs of batch numbers, each at 16 bytes an entry."""
 MAX_NEW: Final = 16
@@ -49,7 +49,7 @@ made.
 
 
 def _joined(columns: Sequence[Sequence[bytes]], shares: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the columns of several batches for `StepLog.extend`, with zeros for omitted ones."""
+    """Yield the columns of several batches for `StepLog.extend`; those that all batches omit are empty."""
     whole = sum(map(len, shares))
     for index in (START, END):
         yield b"".join([each[index] for each in columns])
@@ -58,7 +58,7 @@ def _joined(columns: Sequence[Sequence[bytes]], shares: Sequence[bytes]) -> Iter
         column = b"".join([each[index] for each in columns])
         if len(column) != whole and column:
             column = b"".join([each[index] or bytes(len(each[START])) for each in columns])
-        yield column or bytes(whole)
+        yield column
 
 
 class BatchOutcome(StrEnum):
