@@ -1,6 +1,7 @@
 """Busy and prefill shares of one engine, estimated from its counters and the cost of its steps."""
 
-from collections import OrderedDict, deque
+from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import log2, sqrt
@@ -41,6 +42,15 @@ class Sample:
     work: CountedWork
     took_s: float
     weight: float
+
+    @property
+    def row(self) -> tuple[float, ...]:
+        """The `ROW` numbers that a fit needs."""
+        work = self.work
+        return self.took_s, self.weight, work.steps, work.prefill_steps, work.prompt_tokens, work.decode_tokens
+
+
+ROW: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,21 +155,16 @@ def _non_negative(gram: Array, moments: Array) -> Array:
 class _Rows:
     """Samples as arrays, with the means of their steps."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
-        works = [sample.work for sample in samples]
-        steps = np.array([work.steps for work in works])
-        prompt_tokens = np.array([work.prompt_tokens for work in works])
-        decode_tokens = np.array([work.decode_tokens for work in works])
-        self.took = np.array([sample.took_s for sample in samples])
-        self.trust = np.array([sample.weight for sample in samples])
-        self.prefill_steps = np.array([work.prefill_steps for work in works])
+    def __init__(self, table: Array) -> None:
+        """`table` has a row of `Sample.row` for each sample, shape (samples, `ROW`)."""
+        self.took, self.trust, steps, self.prefill_steps, prompt_tokens, decode_tokens = table.T
         self.rows = _columns(steps, prompt_tokens, decode_tokens)
-        self.products = (self.rows[:, :, None] * self.rows[:, None, :]).reshape(len(works), -1)
+        self.products = (self.rows[:, :, None] * self.rows[:, None, :]).reshape(len(table), -1)
         self.prior = _prior(float((self.took / np.maximum(steps, 1.0)).min()))
-        ones = np.ones(len(works))
-        self.decoding = np.minimum(1.0, np.array([work.decoding for work in works]))
-        chunks = np.array([work.chunk_tokens for work in works])
-        self.mean_step = _columns(ones, chunks, np.array([work.decoding for work in works]))
+        decoding = decode_tokens / np.maximum(steps, 1.0)
+        self.decoding = np.minimum(1.0, decoding)
+        chunks = prompt_tokens / np.maximum(self.prefill_steps, 1.0)
+        self.mean_step = _columns(np.ones(len(table)), chunks, decoding)
         self.mean_step[:, 3] = 0.0  # sequences beyond the knee cost time of the host, which a step at the floor has too
 
     def fit(self, floors_s: Array, rides: Array, start: Array) -> tuple[Array, Array]:
@@ -203,9 +208,11 @@ def fit_step_cost(samples: Sequence[Sample], before: StepCost | None = None) -> 
 
     With a cost found `before`, only forms next to its floor and ride are tried, which is a tenth of the work.
     """
-    if not samples:
-        return None
-    rows = _Rows(samples)
+    return _fit(np.array([each.row for each in samples]), before) if samples else None
+
+
+def _fit(table: Array, before: StepCost | None) -> StepCost:
+    rows = _Rows(table)
     rides = RIDES if before is None else _near(RIDES, before.ride)
     floors_s = FLOORS_S if before is None else _near(FLOORS_S, before.floor_s)
     forms = np.array([(ride, floor_s) for ride in rides for floor_s in floors_s])
@@ -296,7 +303,8 @@ class PhaseEstimator:
         self.cost: StepCost | None = None
         self._may_fit = may_fit
         self._variants: Sequence[StepCost] = ()
-        self._samples: OrderedDict[tuple[Kind, int, int], deque[Sample]] = OrderedDict()
+        self._samples: OrderedDict[tuple[Kind, int, int], array[float]] = OrderedDict()
+        """Rows of samples one after the other, by kind of load. As objects they would take three times the memory."""
         self._kind: Kind | None = None
         self._work = CountedWork()
         self._overlap = _Overlap()
@@ -317,9 +325,9 @@ class PhaseEstimator:
         soon = learning or self._new_load
         due = self._fresh and since_s >= (FIRST_FITS_EVERY_S if soon else FITS_EVERY_S)
         if due and self._may_fit(self.cost is None):
-            kept = [sample for samples in self._samples.values() for sample in samples]
+            kept = np.concatenate([np.frombuffer(rows) for rows in self._samples.values()]).reshape(-1, ROW)
             # A kind of load not seen before may show another form of cost; known kinds move the constants alone.
-            self.cost = fit_step_cost(kept, None if self._new_load else self.cost)
+            self.cost = _fit(kept, None if self._new_load else self.cost)
             self._fitted_s, self._fresh, self._new_load = interval.t_s, False, False
         work = interval.work
         if not work.steps and not work.prompt_tokens:
@@ -414,8 +422,9 @@ class PhaseEstimator:
         # The load seen last goes last, so the one unseen for longest is dropped when there are too many.
         kept = self._samples.pop(load, None)
         self._new_load |= kept is None
-        kept = kept or deque(maxlen=SAMPLES_A_LOAD)
-        kept.append(sample)
+        kept = kept if kept is not None else array("d")
+        del kept[: max(len(kept) + ROW - SAMPLES_A_LOAD * ROW, 0)]
+        kept.extend(sample.row)
         put_newest(self._samples, load, kept, MOST_LOADS)
         self._fresh = True
 
