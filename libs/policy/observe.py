@@ -337,7 +337,8 @@ class PhaseEstimator:
     def _estimate(self, cost: StepCost, interval: CounterChange, least_margin: float) -> PhaseEstimate:
         work = interval.work
         cost, half, *others = self._variants_of(cost)
-        wall_s, mid_s = (sum(each.prefill_and_decode_s(work)) for each in (cost, half))
+        parts = [each.prefill_and_decode_s(work) for each in (cost, half)]
+        wall_s, mid_s = (prefill_s + decode_s for prefill_s, decode_s in parts)
         if not wall_s:
             return PhaseEstimate(0.0, 0.0, 0.0, 0.0)
         if interval.prefills:
@@ -350,13 +351,13 @@ class PhaseEstimator:
             self._owed_s = 0.0
         total_s = work.wall_s if interval.busy_throughout else min(work.wall_s, wall_s)
         busy_s = total_s * mid_s / wall_s
-        shares = [_prefill_share(each, work) for each in (cost, half, *others)]
-        share = shares[1]
-        margin = max(least_margin, cost.residual * share)
-        low = max(0.0, min(*shares, share - margin))
-        high = min(1.0, max(*shares, share + margin))
-        if work.decode_tokens == 0 or work.prompt_tokens == 0:
-            low = high = share  # one phase alone: nothing to split
+        share = _prefill_share(parts[1])
+        low = high = share
+        if work.decode_tokens and work.prompt_tokens:  # one phase alone leaves nothing to split
+            shares = list(map(_prefill_share, (*parts, *(each.prefill_and_decode_s(work) for each in others))))
+            margin = max(least_margin, cost.residual * share)
+            low = max(0.0, min(*shares, share - margin))
+            high = min(1.0, max(*shares, share + margin))
         return PhaseEstimate(busy_s, busy_s * share, busy_s * low, busy_s * high)
 
     def _variants_of(self, cost: StepCost) -> Sequence[StepCost]:
@@ -429,6 +430,6 @@ class PhaseEstimator:
         self._fresh = True
 
 
-def _prefill_share(cost: StepCost, work: CountedWork) -> float:
-    prefill_s, decode_s = cost.prefill_and_decode_s(work)
+def _prefill_share(seconds: tuple[float, float]) -> float:
+    prefill_s, decode_s = seconds
     return prefill_s / (prefill_s + decode_s) if prefill_s + decode_s else 0.0
