@@ -135,6 +135,11 @@ class StepLog:
                 column.frombytes(more or bytes(len(starts)))
 
     @property
+    def any_counted(self) -> bool:
+        """Return whether the work of any step is known."""
+        return self._counted
+
+    @property
     def any_announced(self) -> bool:
         """Return whether the end of any step is not known."""
         return bool(self._announced)
