@@ -21,7 +21,7 @@ from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator
 from services.metrics.status.past import StatusRecorder, record_status
-from services.metrics.status.report import status_now
+from services.metrics.status.report import measured_status
 from services.metrics.stream import TICK_NS, Hub, TickWriter, tick_forever
 
 MS_NS: Final = 1_000_000
@@ -57,7 +57,7 @@ async def serving_metrics(
     )  # fmt: skip
     try:
         tasks.spawn("workers", sending)
-        tasks.spawn("past status", record_status(recorder, partial(status_now, state, verdicts, desk.book), clock))
+        tasks.spawn("past status", record_status(recorder, partial(measured_status, state, verdicts, desk.book), clock))
         tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=LIVE_LAG_NS, verdicts=verdicts))
         async with serve_http(api, bind("127.0.0.1", port, "PORT"), tasks=tasks) as url:
             try:

@@ -1,6 +1,7 @@
 """Busy and prefill shares of one engine, estimated from its counters and the cost of its steps."""
 
-from collections import OrderedDict, deque
+from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import log2, sqrt
@@ -42,6 +43,15 @@ class Sample:
     took_s: float
     weight: float
 
+    @property
+    def row(self) -> tuple[float, ...]:
+        """The `ROW` numbers that a fit needs."""
+        work = self.work
+        return self.took_s, self.weight, work.steps, work.prefill_steps, work.prompt_tokens, work.decode_tokens
+
+
+ROW: Final = 6
+
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
@@ -67,26 +77,37 @@ class StepCost:
 
     def mixed_s(self, chunk_tokens: float, decoding: float) -> float:
         """Return the time of a step with both phases, at least the floor."""
-        together = self.decode_s(decoding) + self.prompt_token_s * chunk_tokens
-        return max(self.floor_s, together - self.ride * self.base_s * min(1.0, decoding))
+        near = self.base_s + self.sequence_s * decoding + self.prompt_token_s * chunk_tokens
+        near = max(self.floor_s, near - self.ride * self.base_s * min(1.0, decoding))
+        return near + self.further_sequence_s * max(0.0, decoding - KNEE_SEQUENCES)
 
     def prefill_share(self, chunk_tokens: float, decoding: float) -> float:
-        """Return prefill's share of a mixed step, in proportion to the times of both phases alone."""
+        """Return prefill's share of a step with prompts, in proportion to the times of both phases alone."""
         prefill_s = self.prefill_s(chunk_tokens)
-        mixed = min(1.0, decoding)  # below one sequence a step, some steps have prompts alone
         whole_s = prefill_s + self.decode_s(decoding)
-        return 1.0 - mixed + mixed * prefill_s / whole_s if whole_s else 1.0
+        return prefill_s / whole_s if decoding and whole_s else 1.0
 
     def prefill_and_decode_s(self, work: CountedWork) -> tuple[float, float]:
         """Return the seconds that the work took in each phase."""
+        prefill_s, decode_s = self._phases_s(work, 1.0)
+        if prefill_s and 0.0 < prefill_s + decode_s < work.wall_s:
+            # A prompt that finds the engine idle runs alone. Arrivals at random find it busy as often as it is.
+            return self._phases_s(work, (prefill_s + decode_s) / work.wall_s)
+        return prefill_s, decode_s
+
+    def _phases_s(self, work: CountedWork, beside: float) -> tuple[float, float]:
+        """Return the seconds in each phase if at most the part `beside` of prefill steps also decodes."""
         steps = max(work.steps, 1.0) if work.steps or work.prompt_tokens else 0.0
-        prefill_steps = min(work.prefill_steps, steps)
         if not steps:
             return 0.0, 0.0
-        decoding, chunk_tokens = work.decode_tokens / steps, work.chunk_tokens
-        mixed_s = prefill_steps * self.mixed_s(chunk_tokens, decoding) if prefill_steps else 0.0
+        prefill_steps, chunk_tokens = min(work.prefill_steps, steps), work.chunk_tokens
+        beside = min(beside, work.decode_tokens / steps)  # below one sequence a step, some steps have prompts alone
+        decode_steps = steps - (1.0 - beside) * prefill_steps
+        decoding = work.decode_tokens / decode_steps if decode_steps else 0.0
+        alone_s = (1.0 - beside) * prefill_steps * self.mixed_s(chunk_tokens, 0.0)
+        mixed_s = beside * prefill_steps * self.mixed_s(chunk_tokens, decoding)
         prefill_s = mixed_s * self.prefill_share(chunk_tokens, decoding)
-        return prefill_s, mixed_s - prefill_s + (steps - prefill_steps) * self.decode_s(decoding)
+        return alone_s + prefill_s, mixed_s - prefill_s + (steps - prefill_steps) * self.decode_s(decoding)
 
 
 def _columns(steps: Array, prompt_tokens: Array, decode_tokens: Array) -> Array:
@@ -100,7 +121,9 @@ def _prior(step_s: float) -> Array:
     """Return the prior's term of the normal equations, shape (4, 4), for steps of about this length."""
     ridge = np.array([-1.0, RIDGE_TOKENS, 0.0, 0.0])
     doubling = np.array([-1.0, 0.0, DOUBLING_SEQUENCES, 0.0])
-    prior: Array = PRIOR_WEIGHT / step_s**2 * (np.outer(ridge, ridge) + np.outer(doubling, doubling))
+    further = np.array([0.0, 0.0, 0.0, DOUBLING_SEQUENCES])  # a load barely beyond the knee says nothing of it
+    rows = np.stack([ridge, doubling, further])
+    prior: Array = PRIOR_WEIGHT / step_s**2 * (rows.T @ rows)
     return prior
 
 
@@ -132,21 +155,17 @@ def _non_negative(gram: Array, moments: Array) -> Array:
 class _Rows:
     """Samples as arrays, with the means of their steps."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
-        works = [sample.work for sample in samples]
-        steps = np.array([work.steps for work in works])
-        prompt_tokens = np.array([work.prompt_tokens for work in works])
-        decode_tokens = np.array([work.decode_tokens for work in works])
-        self.took = np.array([sample.took_s for sample in samples])
-        self.trust = np.array([sample.weight for sample in samples])
-        self.prefill_steps = np.array([work.prefill_steps for work in works])
+    def __init__(self, table: Array) -> None:
+        """`table` has a row of `Sample.row` for each sample, shape (samples, `ROW`)."""
+        self.took, self.trust, steps, self.prefill_steps, prompt_tokens, decode_tokens = table.T
         self.rows = _columns(steps, prompt_tokens, decode_tokens)
-        self.products = (self.rows[:, :, None] * self.rows[:, None, :]).reshape(len(works), -1)
+        self.products = (self.rows[:, :, None] * self.rows[:, None, :]).reshape(len(table), -1)
         self.prior = _prior(float((self.took / np.maximum(steps, 1.0)).min()))
-        ones = np.ones(len(works))
-        self.decoding = np.minimum(1.0, np.array([work.decoding for work in works]))
-        chunks = np.array([work.chunk_tokens for work in works])
-        self.mean_step = _columns(ones, chunks, np.array([work.decoding for work in works]))
+        decoding = decode_tokens / np.maximum(steps, 1.0)
+        self.decoding = np.minimum(1.0, decoding)
+        chunks = prompt_tokens / np.maximum(self.prefill_steps, 1.0)
+        self.mean_step = _columns(np.ones(len(table)), chunks, decoding)
+        self.mean_step[:, 3] = 0.0  # sequences beyond the knee cost time of the host, which a step at the floor has too
 
     def fit(self, floors_s: Array, rides: Array, start: Array) -> tuple[Array, Array]:
         """Return (mean relative errors [forms], coefficients [forms, 4]), robust against outliers."""
@@ -189,9 +208,11 @@ def fit_step_cost(samples: Sequence[Sample], before: StepCost | None = None) -> 
 
     With a cost found `before`, only forms next to its floor and ride are tried, which is a tenth of the work.
     """
-    if not samples:
-        return None
-    rows = _Rows(samples)
+    return _fit(np.array([each.row for each in samples]), before) if samples else None
+
+
+def _fit(table: Array, before: StepCost | None) -> StepCost:
+    rows = _Rows(table)
     rides = RIDES if before is None else _near(RIDES, before.ride)
     floors_s = FLOORS_S if before is None else _near(FLOORS_S, before.floor_s)
     forms = np.array([(ride, floor_s) for ride in rides for floor_s in floors_s])
@@ -282,7 +303,8 @@ class PhaseEstimator:
         self.cost: StepCost | None = None
         self._may_fit = may_fit
         self._variants: Sequence[StepCost] = ()
-        self._samples: OrderedDict[tuple[Kind, int, int], deque[Sample]] = OrderedDict()
+        self._samples: OrderedDict[tuple[Kind, int, int], array[float]] = OrderedDict()
+        """Rows of samples one after the other, by kind of load. As objects they would take three times the memory."""
         self._kind: Kind | None = None
         self._work = CountedWork()
         self._overlap = _Overlap()
@@ -300,11 +322,12 @@ class PhaseEstimator:
         self._collect(interval)
         since_s = interval.t_s - self._fitted_s
         learning = self.cost is None or interval.t_s - self._began_s < LEARNING_S
-        due = self._fresh and since_s >= (FIRST_FITS_EVERY_S if learning else FITS_EVERY_S)
+        soon = learning or self._new_load
+        due = self._fresh and since_s >= (FIRST_FITS_EVERY_S if soon else FITS_EVERY_S)
         if due and self._may_fit(self.cost is None):
-            kept = [sample for samples in self._samples.values() for sample in samples]
+            kept = np.concatenate([np.frombuffer(rows) for rows in self._samples.values()]).reshape(-1, ROW)
             # A kind of load not seen before may show another form of cost; known kinds move the constants alone.
-            self.cost = fit_step_cost(kept, None if self._new_load else self.cost)
+            self.cost = _fit(kept, None if self._new_load else self.cost)
             self._fitted_s, self._fresh, self._new_load = interval.t_s, False, False
         work = interval.work
         if not work.steps and not work.prompt_tokens:
@@ -314,7 +337,8 @@ class PhaseEstimator:
     def _estimate(self, cost: StepCost, interval: CounterChange, least_margin: float) -> PhaseEstimate:
         work = interval.work
         cost, half, *others = self._variants_of(cost)
-        wall_s, mid_s = (sum(each.prefill_and_decode_s(work)) for each in (cost, half))
+        parts = [each.prefill_and_decode_s(work) for each in (cost, half)]
+        wall_s, mid_s = (prefill_s + decode_s for prefill_s, decode_s in parts)
         if not wall_s:
             return PhaseEstimate(0.0, 0.0, 0.0, 0.0)
         if interval.prefills:
@@ -327,13 +351,13 @@ class PhaseEstimator:
             self._owed_s = 0.0
         total_s = work.wall_s if interval.busy_throughout else min(work.wall_s, wall_s)
         busy_s = total_s * mid_s / wall_s
-        shares = [_prefill_share(each, work) for each in (cost, half, *others)]
-        share = shares[1]
-        margin = max(least_margin, cost.residual * share)
-        low = max(0.0, min(*shares, share - margin))
-        high = min(1.0, max(*shares, share + margin))
-        if work.decode_tokens == 0 or work.prompt_tokens == 0:
-            low = high = share  # one phase alone: nothing to split
+        share = _prefill_share(parts[1])
+        low = high = share
+        if work.decode_tokens and work.prompt_tokens:  # one phase alone leaves nothing to split
+            shares = list(map(_prefill_share, (*parts, *(each.prefill_and_decode_s(work) for each in others))))
+            margin = max(least_margin, cost.residual * share)
+            low = max(0.0, min(*shares, share - margin))
+            high = min(1.0, max(*shares, share + margin))
         return PhaseEstimate(busy_s, busy_s * share, busy_s * low, busy_s * high)
 
     def _variants_of(self, cost: StepCost) -> Sequence[StepCost]:
@@ -362,17 +386,24 @@ class PhaseEstimator:
         elif work.steps and work.token_gaps and not work.prompt_tokens:
             kind = "gaps"
         elif interval.lone_prefill_s:
-            # The step that ran when the prompt was scheduled had to end first, so that two bases have passed. No
-            # prefill step is named, since the host's part in that time must not pass for a floor.
-            lone = CountedWork(steps=2.0, prompt_tokens=work.prompt_tokens / max(work.prefill_steps, 1.0))
+            # A step that ran when the prompt was scheduled had to end first, so that two bases have passed. Where only
+            # prompts run, the second base stands for the host's part in that time, which nothing else tells. No prefill
+            # step is named, since the host's part must not pass for a floor.
+            steps = 1.0 if interval.from_idle else 2.0
+            lone = CountedWork(steps=steps, prompt_tokens=work.prompt_tokens / max(work.prefill_steps, 1.0))
             self._keep("lone", Sample(lone, interval.lone_prefill_s, WEIGHTS["lone"]))
+            if interval.from_idle and work.steps > 1:
+                # Only the request itself has decoded, after its prompt.
+                kind = "gaps"
+                work = replace(work, steps=work.steps - 1.0, prompt_tokens=0.0, prefill_steps=0.0)
         if self._kind is not None and kind != self._kind:
             self._flush()
         if kind is None:
             return
         self._kind = kind
         self._work.add(work)
-        if self._work.wall_s >= SAMPLE_S or self._work.steps >= SAMPLE_STEPS:
+        enough = LEAST_SAMPLE_STEPS if interval.from_idle else SAMPLE_STEPS
+        if self._work.wall_s >= SAMPLE_S or self._work.steps >= enough:
             self._flush()
 
     def _flush(self) -> None:
@@ -380,12 +411,11 @@ class PhaseEstimator:
         self._kind, self._work = None, CountedWork()
         if kind is None or (work.steps < LEAST_SAMPLE_STEPS and work.wall_s < LEAST_SAMPLE_S):
             return
-        if kind == "throughout":
-            self._keep(kind, Sample(work, work.wall_s, WEIGHTS[kind]))
-        else:
+        took_s = work.wall_s
+        if kind == "gaps":
             took_s = work.steps * work.token_gaps_s / work.token_gaps
-            if took_s > 0:
-                self._keep(kind, Sample(work, took_s, WEIGHTS[kind]))
+        if took_s > 0:
+            self._keep(kind, Sample(work, took_s, WEIGHTS[kind]))
 
     def _keep(self, kind: Kind, sample: Sample) -> None:
         steps = max(sample.work.steps, 1.0)
@@ -393,12 +423,13 @@ class PhaseEstimator:
         # The load seen last goes last, so the one unseen for longest is dropped when there are too many.
         kept = self._samples.pop(load, None)
         self._new_load |= kept is None
-        kept = kept or deque(maxlen=SAMPLES_A_LOAD)
-        kept.append(sample)
+        kept = kept if kept is not None else array("d")
+        del kept[: max(len(kept) + ROW - SAMPLES_A_LOAD * ROW, 0)]
+        kept.extend(sample.row)
         put_newest(self._samples, load, kept, MOST_LOADS)
         self._fresh = True
 
 
-def _prefill_share(cost: StepCost, work: CountedWork) -> float:
-    prefill_s, decode_s = cost.prefill_and_decode_s(work)
+def _prefill_share(seconds: tuple[float, float]) -> float:
+    prefill_s, decode_s = seconds
     return prefill_s / (prefill_s + decode_s) if prefill_s + decode_s else 0.0

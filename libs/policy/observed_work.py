@@ -97,6 +97,8 @@ class CounterChange:
     busy_throughout: bool
     lone_prefill_s: float | None
     """Mean time from scheduling to the first token, if one request after the other began and ended here."""
+    from_idle: bool = False
+    """True if that was a single request, nothing ran or waited before it, and it went on to decode."""
     prefills: float = 0.0
     """Requests that ended with their first token in an interval of prompts alone; `prefills_s` is the sum of their
     times from scheduling to it.
@@ -126,6 +128,7 @@ def interval(before: Reading, after: Reading) -> CounterChange:
         work,
         _busy_throughout(before, after, work),
         prefills_s / first_tokens if alone and work.prompt_tokens > 0 else None,
+        first_tokens == 1 and work.token_gaps > 0 and not before.running and not before.waiting,
         first_tokens if prompts_alone else 0.0,
         prefills_s if prompts_alone else 0.0,
     )

@@ -3,24 +3,25 @@
 import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from libs.contracts.errors import FulcrumError
 from libs.runtime.http import ConnectionGuard, serve_http
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.net.access import Metadata, call_metadata
-from libs.runtime.net.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
 from libs.runtime.tasks import TaskOwner
+
+if TYPE_CHECKING:
+    import grpc.aio
 
 
 class Transport(Protocol):
     """Everything that leaves a gateway or a worker for another process, except through the stores' ports."""
 
-    def channel(self, address: str) -> grpc.aio.Channel:
+    def channel(self, address: str) -> "grpc.aio.Channel":
         """Return a channel to another process of the suite."""
         ...
 
@@ -28,7 +29,7 @@ class Transport(Protocol):
         """Return the metadata that authenticates each call over a channel to `address`."""
         ...
 
-    def server(self, address: str) -> tuple[grpc.aio.Server, int]:
+    def server(self, address: str) -> "tuple[grpc.aio.Server, int]":
         """Return a gRPC server bound to `address`, which admits authorized callers only, and its port. Raise
         StartupError.
         """
@@ -49,13 +50,17 @@ class SystemTransport:
         self._settings = settings
         self._guard = guard
 
-    def channel(self, address: str) -> grpc.aio.Channel:
+    def channel(self, address: str) -> "grpc.aio.Channel":
+        from libs.runtime.net.rpc import make_channel  # noqa: PLC0415 (9 MiB, which the metrics service does not need)
+
         return make_channel(self._settings, address)
 
     def metadata(self, address: str) -> Metadata:
         return call_metadata(self._settings, address)
 
-    def server(self, address: str) -> tuple[grpc.aio.Server, int]:
+    def server(self, address: str) -> "tuple[grpc.aio.Server, int]":
+        from libs.runtime.net.rpc import make_server  # noqa: PLC0415
+
         return make_server(self._settings, address)
 
     def http(

@@ -1,4 +1,7 @@
-"""A worker's steps, packed into 72 bytes each so that those of hundreds of workers fit in memory, and their phases."""
+"""A worker's steps, packed so that those of hundreds of workers fit in memory, and their phases.
+
+A step takes 72 bytes, or 24 as long as the work of all of them is unknown.
+"""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -81,6 +84,9 @@ class StepLog:
         self._ends = array("q")
         self._shares = array("q")
         self._counts = [array("Q") for _ in StepCounts._fields]
+        """The columns of `StepCounts`; empty while `_counted` is False."""
+        self._counted = False
+        """True once the work of any step is known. That of estimated steps never is."""
         self._announced: set[int] = set()
         """Starts of steps whose end is not known; their entry in `_ends` is how far they are known to have run."""
 
@@ -98,8 +104,11 @@ class StepLog:
             self._starts.insert(index, start)
             self._ends.insert(index, end)
             self._shares.insert(index, prefill_share)
-            for column, count in zip(self._counts, counts, strict=True):
-                column.insert(index, count)
+            if counts != UNKNOWN:
+                self._count_from_now(len(self) - 1)
+            if self._counted:
+                for column, count in zip(self._counts, counts, strict=True):
+                    column.insert(index, count)
             if announced:
                 self._announced.add(start)
         elif start in self._announced:
@@ -112,10 +121,23 @@ class StepLog:
     def extend(self, columns: Iterable[bytes]) -> None:
         """Append finished steps in order, all later than the known ones.
 
-        The columns are starts, ends, prefill shares and then `StepCounts`, 8 bytes an entry.
+        The columns are starts, ends, prefill shares and then `StepCounts`, 8 bytes an entry; a column of `StepCounts`
+        may be empty in place of zeros.
         """
-        for column, more in zip(self._columns(), columns, strict=True):
-            column.frombytes(more)
+        starts, ends, shares, *counts = columns
+        if any(counts):
+            self._count_from_now(len(self))
+        self._starts.frombytes(starts)
+        self._ends.frombytes(ends)
+        self._shares.frombytes(shares)
+        if self._counted:
+            for column, more in zip(self._counts, counts, strict=True):
+                column.frombytes(more or bytes(len(starts)))
+
+    @property
+    def any_counted(self) -> bool:
+        """Return whether the work of any step is known."""
+        return self._counted
 
     @property
     def any_announced(self) -> bool:
@@ -133,8 +155,7 @@ class StepLog:
         found = self.running()
         if found is None:
             return None
-        counts = StepCounts._make(column[-1] for column in self._counts)
-        return RanStep(found[0], reach(self._ends[-1]), found[1], counts, running=True)
+        return RanStep(found[0], reach(self._ends[-1]), found[1], self._counts_at(-1), running=True)
 
     def settle(self, reach: Callable[[int], int]) -> None:
         """End every announced step where it was last known to run, as its process can no longer finish it."""
@@ -183,8 +204,7 @@ class StepLog:
             end = reach(self._ends[index]) if announced else self._ends[index]
             end = end if newest else min(end, self._starts[index + 1])
             if end > low:
-                counts = StepCounts._make(column[index] for column in self._counts)
-                yield RanStep(start, end, self._shares[index], counts, running=announced and newest)
+                yield RanStep(start, end, self._shares[index], self._counts_at(index), running=announced and newest)
 
     def finished(self, low: int, high: int) -> FinishedSteps:
         """Return the finished steps that ran in [low, high), without cutting them at its ends."""
@@ -192,7 +212,9 @@ class StepLog:
         last = max(first, last)
         starts, ends = np.array(self._starts[first:last], np.int64), np.array(self._ends[first:last], np.int64)
         shares = np.array(self._shares[first:last], np.float64) / FULL_SHARE
-        counts = np.array([column[first:last] for column in self._counts], np.float64)
+        counts = np.zeros((len(self._counts), len(starts)))
+        if self._counted:
+            counts[:] = [column[first:last] for column in self._counts]
         # A step that encoded images has no tokens, and its work is not in the model's figures.
         has_tokens = counts[[_TOKENS, _DECODES]].any(axis=0)
         usable = (ends > starts) & has_tokens
@@ -221,7 +243,21 @@ class StepLog:
         ends = np.clip(ends, starts, high)
         return BusyTime(starts, ends, np.array(self._shares[first:last], dtype=np.int64), before, provisional)
 
+    def _counts_at(self, index: int) -> StepCounts:
+        return StepCounts._make(column[index] for column in self._counts) if self._counted else UNKNOWN
+
+    def _count_from_now(self, steps: int) -> None:
+        """Keep the work of steps from now on, after as many of unknown work."""
+        if not self._counted:
+            self._counted = True
+            for column in self._counts:
+                column.frombytes(bytes(column.itemsize * steps))
+
     def _set_counts(self, index: int, counts: StepCounts) -> None:
+        if counts != UNKNOWN:
+            self._count_from_now(len(self))
+        if not self._counted:
+            return
         for column, count in zip(self._counts, counts, strict=True):
             column[index] = count
 

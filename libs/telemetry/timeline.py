@@ -33,7 +33,9 @@ HISTORY_NS: Final = 660 * 1_000_000_000
 TRIM_NS: Final = 30 * 1_000_000_000
 """The size of the pieces in which history is dropped, so that dropping costs little."""
 MAX_STEPS: Final = 65_536
-"""The bound on steps kept of one worker, 72 bytes each. One with more steps in `HISTORY_NS` keeps a shorter history."""
+"""The bound on steps kept of one worker. One with more steps in `HISTORY_NS` keeps a shorter history."""
+UNCOUNTED_PART: Final = 4
+"""The divisor of that bound for a worker whose steps all have unknown work."""
 MAX_INTERVALS: Final = 16_384
 """The maximum number of covers, KV waits and runs of batch numbers, each at 16 bytes an entry."""
 MAX_NEW: Final = 16
@@ -49,7 +51,7 @@ made.
 
 
 def _joined(columns: Sequence[Sequence[bytes]], shares: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the columns of several batches for `StepLog.extend`, with zeros for omitted ones."""
+    """Yield the columns of several batches for `StepLog.extend`; those that all batches omit are empty."""
     whole = sum(map(len, shares))
     for index in (START, END):
         yield b"".join([each[index] for each in columns])
@@ -58,7 +60,7 @@ def _joined(columns: Sequence[Sequence[bytes]], shares: Sequence[bytes]) -> Iter
         column = b"".join([each[index] for each in columns])
         if len(column) != whole and column:
             column = b"".join([each[index] or bytes(len(each[START])) for each in columns])
-        yield column or bytes(whole)
+        yield column
 
 
 class BatchOutcome(StrEnum):
@@ -425,8 +427,10 @@ class Timeline:
         """Keep history within its bounds. Forgotten time is no longer covered, so it never turns idle."""
         oldest_ns = self._reported_to_ns - HISTORY_NS
         keep_from_ns = oldest_ns if oldest_ns > self._kept_from_ns + TRIM_NS else self._kept_from_ns
-        if len(self._steps) > self.max_steps:
-            keep_from_ns = max(keep_from_ns, self._steps.start_of_newest(self.max_steps * 15 // 16))
+        # Windows say as much of steps without known work, as those of observed servers.
+        most_steps = self.max_steps if self._steps.any_counted else self.max_steps // UNCOUNTED_PART
+        if len(self._steps) > most_steps:
+            keep_from_ns = max(keep_from_ns, self._steps.start_of_newest(most_steps * 15 // 16))
         for intervals in (self._covers, self._kv_waits, *self._phase_parts):
             of_steps = intervals is self._phase_parts.dummies or intervals is self._phase_parts.encodes
             bound = self.max_steps if of_steps else MAX_INTERVALS

@@ -1,9 +1,10 @@
-"""The cost of observing many vLLM servers by their /metrics, once a second each.
+"""The cost of observing many vLLM servers by their /metrics, with the real `fulcrum observe --page --file`.
 
 One process answers for all servers: each plays a recording of vLLM 0.32 from a moment of its own (FULCRUM_DATA, see
-docs/data.md), with the HELP and TYPE lines that the recording leaves out. The metrics service observes them in a
-process of its own, of which CPU and memory are measured: while it learns, and afterwards. Prints a table, then one
-JSON line. Exits with 1 if it misses its aim.
+docs/data.md), with the HELP and TYPE lines that the recording leaves out. Its CPU time counts apart. Where cores are
+too few or shared, so that servers are scraped less than once a second, memory is as measured, and the cores of the
+largest fleet are extrapolated from two smaller ones that were: `cores = fixed + servers x cost of a server`. Prints a
+table, then one JSON line. Exits with 1 if it misses its aim.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -25,15 +26,21 @@ from typing import Any, Final
 from urllib.request import urlopen
 
 import psutil
+import uvloop
 
-from load.measure import spawned
+from libs.observe.fleet import MOST_SERVERS
+from load.measure import cpu_points, percentiles, read_named, spawned
 
 MOST_CORES: Final = 1.0
-MOST_RSS_MB: Final = 200.0
+MOST_RSS_MIB: Final = 200.0
 RECORDING: Final = "vllm_h200/default.scrapes.jsonl.gz"
 SCRAPES_A_SECOND: Final = 2
 LEAST_LEFT_S: Final = 20
 """The least part of the recording that a server plays before it begins again."""
+EVERY_MS: Final = 1_000
+PACE: Final = 0.97
+"""The part of the scrapes that are due from which a fleet counts as scraped once a second."""
+SERVICE, COMMAND, PLAYER = "service", "command", "player"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +48,25 @@ class Measured:
     """The service over one stretch of time."""
 
     servers: int
-    stretch: str
     seconds: float
-    cpu_share: float
-    rss_mb: float
-    """Resident memory at the end of the stretch."""
+    cores: float
+    player_cores: float
+    rss_mib: float
+    """Resident memory of the service at the end of the stretch."""
+    command_rss_mib: float
+    """Resident memory of the command that started it."""
     scrapes_per_s: float
+    ms_a_server_second: float
+    late_p50_ms: float
+    """How much later than due a server is scraped again, as the servers see it."""
+    late_p99_ms: float
     failures: int
     known: int
     """Servers whose step costs are known at the end."""
+
+    @property
+    def kept_pace(self) -> bool:
+        return self.scrapes_per_s >= PACE * self.servers * 1000 / EVERY_MS
 
 
 def recorded() -> list[bytes]:
@@ -78,38 +95,60 @@ def _with_comments(lines: list[str]) -> Iterator[str]:
         yield line
 
 
+class _Fleet:
+    """What all servers answer, and when each was asked."""
+
+    def __init__(self, servers: int) -> None:
+        self.answers, chance = recorded(), random.Random(1)
+        last = len(self.answers) - LEAST_LEFT_S * SCRAPES_A_SECOND
+        self._starts = [chance.randrange(last) for _ in range(servers)]
+        self._began_s = time.monotonic()
+        self._asked_s = [0.0] * servers
+        self.gaps_s: list[float] = []
+
+    def answer(self, number: int) -> bytes:
+        now_s = time.monotonic()
+        if self._asked_s[number]:
+            self.gaps_s.append(now_s - self._asked_s[number])
+        self._asked_s[number] = now_s
+        at = self._starts[number] + int(SCRAPES_A_SECOND * (now_s - self._began_s))
+        return self.answers[at % len(self.answers)]
+
+
 class _Player(asyncio.Protocol):
-    answers: list[bytes]
-    starts: list[int]
-    began_s: float
+    def __init__(self, fleet: _Fleet) -> None:
+        self._fleet = fleet
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
 
     def data_received(self, data: bytes) -> None:
-        number = int(data.split(b" ", 2)[1].split(b"/")[1])
-        at = self.starts[number] + int(SCRAPES_A_SECOND * (time.monotonic() - self.began_s))
-        self._transport.write(self.answers[at % len(self.answers)])
+        self._transport.write(self._fleet.answer(int(data.split(b" ", 2)[1].split(b"/")[1])))
 
 
 def play(servers: int, pipe: Connection) -> None:
-    """Answer for all servers until terminated; send the port."""
-    _Player.answers, chance = recorded(), random.Random(1)
-    last = len(_Player.answers) - LEAST_LEFT_S * SCRAPES_A_SECOND
-    _Player.starts = [chance.randrange(last) for _ in range(servers)]
-    _Player.began_s = time.monotonic()
+    """Answer for all servers until terminated; send the port, and gaps between scrapes of a server when asked."""
+    fleet = _Fleet(servers)
 
     async def run() -> None:
-        server = await asyncio.get_running_loop().create_server(_Player, "127.0.0.1", 0, backlog=servers)
-        pipe.send(server.sockets[0].getsockname()[1])
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: _Player(fleet), "127.0.0.1", 0, backlog=servers)
+
+        def report() -> None:
+            pipe.recv()
+            gaps_s, fleet.gaps_s = fleet.gaps_s, []
+            pipe.send(gaps_s)
+
+        loop.add_reader(pipe.fileno(), report)
+        pipe.send((server.sockets[0].getsockname()[1], os.getpid()))
         await server.serve_forever()
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 @contextmanager
-def observing(servers: int, port: int) -> Iterator[tuple[psutil.Process, str]]:
-    """Run the metrics service over all servers; yield its process and address."""
+def observing(servers: int, port: int) -> Iterator[tuple[list[tuple[str, psutil.Process]], str]]:
+    """Run `fulcrum observe --page` over all servers; yield its processes by name and the page's address."""
     with TemporaryDirectory() as folder:
         fleet = Path(folder) / "fleet.toml"
         tables = (
@@ -117,43 +156,59 @@ def observing(servers: int, port: int) -> Iterator[tuple[psutil.Process, str]]:
             for number in range(servers)
         )
         fleet.write_text("".join(tables))
-        own = {
-            "FULCRUM_METRICS_OBSERVE_FILE": str(fleet), "FULCRUM_METRICS_PORT": "0", "FULCRUM_LOG_LEVEL": "warning",
-            "FULCRUM_METRICS_OBSERVE_EVERY_MS": "1000", "FULCRUM_KEYS": str(Path(folder) / "keys"),
-        }  # fmt: skip
-        command = [sys.executable, "-m", "services.metrics"]
+        own = {"FULCRUM_METRICS_OBSERVE_EVERY_MS": str(EVERY_MS), "FULCRUM_KEYS": str(Path(folder) / "keys")}
+        command = [
+            sys.executable, "-m", "libs.cli.main", "observe", "--page", "--port", "0", "--file", str(fleet), "--json",
+            "--history", str(Path(folder) / "history"), "--json-ready", str(Path(folder) / "ready.json"),
+        ]  # fmt: skip
         with subprocess.Popen(command, env={**os.environ, **own}, stdout=subprocess.PIPE, text=True) as child:
             try:
                 assert child.stdout is not None
-                for line in child.stdout:
-                    event = json.loads(line)
-                    if event["event"] == "ready":
-                        yield psutil.Process(child.pid), event["http"]
-                        return
-                sys.exit("the metrics service has not started")
+                line = child.stdout.readline()
+                if not line:
+                    sys.exit("fulcrum observe has not started")
+                top = psutil.Process(child.pid)
+                below = [each for each in top.children(recursive=True) if "services.metrics" in each.cmdline()]
+                yield [(COMMAND, top), (SERVICE, below[-1])], json.loads(line)["page"]
             finally:
                 child.terminate()
 
 
-def measure(process: psutil.Process, url: str, servers: int, stretch: str, seconds: float) -> Measured:
-    before, failed = _counts(url)
-    cpu, began_s = process.cpu_times(), time.monotonic()
-    time.sleep(seconds)
-    after, failed_then = _counts(url)
-    now, passed_s = process.cpu_times(), time.monotonic() - began_s
-    used_s = now.user + now.system - cpu.user - cpu.system
-    with urlopen(f"{url}/v1/status") as answer:
-        listed = json.load(answer)["observed"]["servers"]
+def measure(servers: int, learn_s: float, seconds: float) -> Measured:
+    with spawned(play, servers) as pipe:
+        port, player = pipe.recv()
+        with observing(servers, port) as (found, url):
+            processes = [*found, (PLAYER, psutil.Process(player))]
+            time.sleep(learn_s)
+            _gaps(pipe)
+            (done, failed), before = _counts(url), read_named(processes)
+            time.sleep(seconds)
+            after, (done_then, failed_then) = read_named(processes), _counts(url)
+            late_ms = [1000 * each - EVERY_MS for each in _gaps(pipe)]
+            with urlopen(f"{url}/v1/status") as answer:
+                listed = json.load(answer)["observed"]["servers"]
+    passed_s, cores = after.at_s - before.at_s, cpu_points(before, after)
+    late = percentiles(late_ms) or {"p50": 0.0, "p99": 0.0}
     return Measured(
-        servers,
-        stretch,
-        round(passed_s, 1),
-        round(used_s / passed_s, 3),
-        round(process.memory_info().rss / 1e6, 1),
-        round((after - before) / passed_s, 1),
-        round(failed_then - failed),
-        sum(each["state"] == "observed" for each in listed),
+        servers=servers,
+        seconds=round(passed_s, 1),
+        cores=round(cores[SERVICE] / 100, 3),
+        player_cores=round(cores[PLAYER] / 100, 3),
+        rss_mib=round(after.rss_mb[SERVICE], 1),
+        command_rss_mib=round(after.rss_mb[COMMAND], 1),
+        scrapes_per_s=round((done_then - done) / passed_s, 1),
+        ms_a_server_second=round(10 * cores[SERVICE] / servers, 3),
+        late_p50_ms=round(late["p50"], 1),
+        late_p99_ms=round(late["p99"], 1),
+        failures=round(failed_then - failed),
+        known=sum(each["state"] == "observed" for each in listed),
     )
+
+
+def _gaps(pipe: Connection) -> list[float]:
+    pipe.send(None)
+    found: list[float] = pipe.recv()
+    return found
 
 
 def _counts(url: str) -> tuple[float, float]:
@@ -169,25 +224,47 @@ def _counts(url: str) -> tuple[float, float]:
     return done, failed
 
 
+def extrapolated(found: Sequence[Measured]) -> float | None:
+    """Return the cores of the last fleet by those of two smaller ones; None if it was scraped once a second itself."""
+    paced = [each for each in found[:-1] if each.kept_pace]
+    if found[-1].kept_pace or len(paced) < 2 or paced[-1].servers <= paced[0].servers:
+        return None
+    few, many = paced[0], paced[-1]
+    server = (many.cores - few.cores) / (many.servers - few.servers)
+    return many.cores + server * (found[-1].servers - many.servers)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--servers", type=int, nargs="+", default=[100, 1000])
-    parser.add_argument("--seconds", type=float, default=60.0, help="length of each of the two stretches")
+    parser.add_argument("--servers", type=int, nargs="+", default=[100, 300, 1000], help="fleets, one run each")
+    parser.add_argument("--learn-s", type=float, default=60.0, help="time before each measurement, with most fits")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of each measurement")
     asked = parser.parse_args()
+    if not all(0 < each <= MOST_SERVERS for each in asked.servers):
+        parser.error(f"--servers: name fleets of 1 to {MOST_SERVERS}")
     found = []
-    print(f"{'servers':>8} {'stretch':10} {'cores':>6} {'MB':>6} {'scrapes/s':>9} {'failed':>6} {'known':>6}")
+    print(
+        f"{'servers':>7} {'cores':>6} {'ms/server s':>11} {'MiB':>6} {'scrapes/s':>9} {'late p50':>8} {'late p99':>8} "
+        f"{'failed':>6} {'known':>6} {'player cores':>12}",
+        flush=True,
+    )
     for servers in asked.servers:
-        with spawned(play, servers) as pipe, observing(servers, pipe.recv()) as (process, url):
-            for stretch in ("learning", "after"):
-                each = measure(process, url, servers, stretch, asked.seconds)
-                found.append(each)
-                print(
-                    f"{each.servers:8} {each.stretch:10} {each.cpu_share:6.2f} {each.rss_mb:6.0f} "
-                    f"{each.scrapes_per_s:9.1f} {each.failures:6} {each.known:6}",
-                    flush=True,
-                )
-    passed = all(each.cpu_share <= MOST_CORES and each.rss_mb <= MOST_RSS_MB for each in found)
-    print(json.dumps({"passed": passed, "measured": [asdict(each) for each in found]}))
+        each = measure(servers, asked.learn_s, asked.seconds)
+        found.append(each)
+        print(
+            f"{each.servers:7} {each.cores:6.2f} {each.ms_a_server_second:11.3f} {each.rss_mib:6.0f} "
+            f"{each.scrapes_per_s:9.1f} {each.late_p50_ms:8.1f} {each.late_p99_ms:8.1f} {each.failures:6} "
+            f"{each.known:6} {each.player_cores:12.2f}",
+            flush=True,
+        )
+    told = extrapolated(found)
+    if told is not None:
+        print(f"{found[-1].servers} servers once a second, extrapolated: {told:.2f} cores")
+    cores = max(each.cores for each in found) if told is None else told
+    paced = found[-1].kept_pace or told is not None
+    passed = paced and cores <= MOST_CORES and all(each.rss_mib <= MOST_RSS_MIB for each in found)
+    fields = {"passed": passed, "extrapolated_cores": told, "measured": [asdict(each) for each in found]}
+    print(json.dumps(fields))
     sys.exit(not passed)
 
 

@@ -31,7 +31,7 @@ from services.metrics.requests import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator
-from services.metrics.status.report import status_now
+from services.metrics.status.report import measured_status
 
 BEGAN_NS: Final = 1_800_000_000 * 10**9
 TICK_NS: Final = 100_000_000
@@ -107,7 +107,7 @@ async def run(servers: int, seconds: int, learn_s: int) -> dict[str, float]:
                     await verdicts.look(bus.at_ns)
             if tick % STATUS_TICKS == 0:
                 with part("status"):
-                    status_now(state, verdicts, alerts.book, bus.at_ns)
+                    measured_status(state, verdicts, alerts.book, bus.at_ns)
     return {name: each / 1e6 / seconds / servers for name, each in spent.items()}
 
 

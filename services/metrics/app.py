@@ -24,7 +24,6 @@ from libs.observe.router_roles import RouterRoles
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.paths import cache_dir
-from libs.runtime.redis import refuse_cluster
 from libs.runtime.service import Service
 from libs.telemetry.rollups import TIERS
 from services.metrics.demand.keeping import DemandFile
@@ -43,6 +42,8 @@ async def main(service: Service[MetricsSettings]) -> None:
         sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")
         stack.callback(sock.close)
         if settings.keys == IN_REDIS:
+            from libs.runtime.redis import refuse_cluster  # noqa: PLC0415 (19 MiB, which keys in a file do not need)
+
             await refuse_cluster(settings.redis)
         bus = _open_bus(service)
         stack.push_async_callback(bus.close)

@@ -53,7 +53,7 @@ from services.metrics.sharing import Sharing
 from services.metrics.state import MetricsState, Take, ingest, read_from_ns
 from services.metrics.status.evaluator import VerdictEvaluator
 from services.metrics.status.past import StatusRecorder, record_status
-from services.metrics.status.report import status_now
+from services.metrics.status.report import measured_status
 from services.metrics.stream import TICK_NS, Hub, LoadPublisher, TickWriter, tick_forever
 from services.metrics.traces import TraceBuffer, TraceExporter
 
@@ -152,7 +152,7 @@ async def open_metrics(
         audit = open_audit(bus, clock, ports.keys, tasks)
         tasks.spawn("refill", refill.run(bus.back_reader))
         writer, recorder = TickWriter(window_ns=TICK_NS, settled_ns=lag_ns), StatusRecorder()
-        tasks.spawn("past status", record_status(recorder, partial(status_now, state, verdicts, desk.book), clock))
+        tasks.spawn("past status", record_status(recorder, partial(measured_status, state, verdicts, desk.book), clock))
         live = tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns, loads=loads, verdicts=verdicts)
         tasks.spawn("live", live)
         await bus.start()

@@ -80,7 +80,9 @@ def show_page(
     kept = history or _history_file(own, port)
     if kept is not None:
         own["FULCRUM_METRICS_HISTORY_FILE"] = str(kept)
-    defaults = {"FULCRUM_LOG_LEVEL": "warning", "FULCRUM_LOG_FORMAT": "console"}
+    # Huge pages would back windows of the history long before anything is written to them.
+    huge_pages = {"NUMPY_MADVISE_HUGEPAGE": "0"}
+    defaults = {"FULCRUM_LOG_LEVEL": "warning", "FULCRUM_LOG_FORMAT": "console", **huge_pages}
     leashed = (sys.executable, "-I", "-S", str(Path(leash.__file__)), str(os.getpid()))
     child = subprocess.Popen(
         [*leashed, sys.executable, "-m", "services.metrics"],

@@ -111,24 +111,27 @@ class FitBudget:
         self._left_s = MOST_FITS_AT_ONCE_S
         self._filled_s = now_s()
         self._fitting = False
+        self._fit_began_s = 0.0
 
     def may_fit(self, first: bool) -> bool:
         now_s = self._now_s()
         self._left_s = min(self._left_s + FIT_SHARE * (now_s - self._filled_s), MOST_FITS_AT_ONCE_S)
         self._filled_s = now_s
         allowed = self._left_s > (0.0 if first else MOST_FITS_AT_ONCE_S / 2)
-        self._fitting |= allowed
+        if allowed and not self._fitting:
+            self._fitting, self._fit_began_s = True, self._thread_s()
         return allowed
 
     @contextmanager
     def charging(self) -> Iterator[None]:
-        """Charge the time of the context to the budget if it included a fit."""
-        self._fitting, began_s = False, self._thread_s()
+        """Charge the time from the first fit in the context to its end to the budget."""
+        # The clock of a thread takes a system call, too many for scrapes without a fit.
+        self._fitting = False
         try:
             yield
         finally:
             if self._fitting:
-                self._left_s -= self._thread_s() - began_s
+                self._left_s -= self._thread_s() - self._fit_began_s
 
 
 class ObservedFleet(Collector):

@@ -89,6 +89,8 @@ class ServerTelemetry:
         self._last: ServerSample | None = None
         self._covered_to_ns = 0
         self._incarnation = self._sequence = 0
+        self._step_time: tuple[StepCost, StepTime] | None = None
+        """The last cost of steps, and the same in telemetry's form."""
         self._prompt_tokens = 0.0
         """The running mean of computed tokens a prompt."""
 
@@ -181,13 +183,18 @@ class ServerTelemetry:
             covered_to_unix_ns=to_ns,
             steps=step_columns(StepRow(*each) for each in _stretches(from_ns, to_ns, busy)),
             load=self._load(sample),
-            step_time=None if cost is None else _step_time(cost),
+            step_time=None if cost is None else self._told_step_time(cost),
             kv_blocks=sample.kv_blocks,
             block_size_tokens=sample.block_size_tokens,
             max_sequences=target.max_sequences,
             chunk_tokens=target.chunk_tokens,
             estimate=_estimate(time, to_ns - from_ns),
         )
+
+    def _told_step_time(self, cost: StepCost) -> StepTime:
+        if self._step_time is None or self._step_time[0] is not cost:
+            self._step_time = cost, _step_time(cost)
+        return self._step_time[1]
 
     def _assignment(self) -> Assignment:
         role = ROLE_PREFILL if self.target.role == "prefill" else ROLE_MIXED

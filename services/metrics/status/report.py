@@ -373,7 +373,13 @@ def firing_codes(causes: Sequence[Cause]) -> frozenset[tuple[str, str]]:
 
 
 def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore, now_ns: int) -> ClusterStatus:
-    """Build the status from the evaluator's last result, with its age."""
+    """Build the status from the evaluator's last result, with its age and how its times were estimated."""
+    status = measured_status(state, verdicts, book, now_ns)
+    return status if verdicts.observed is None else _with_estimates(status, state, verdicts.observed, now_ns)
+
+
+def measured_status(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore, now_ns: int) -> ClusterStatus:
+    """Build the status without estimates, which take most of the time of many observed servers."""
     aged_ns, heard = state.age_ns(now_ns), state.gateways.waiting(now_ns)
     awaited = [each for model in state.gateways.awaited(now_ns).values() for each in model.ages]
     waiting, traffic = heard or {}, verdicts.traffic.traffic(now_ns, awaited)
@@ -384,7 +390,7 @@ def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore
             batch_at_workers=sum(each.batch_bound for each in heard.values()),
         )
     traffic = with_refusals(traffic, verdicts.refused.recent(now_ns), verdicts.refusals.total_per_s(now_ns))
-    status = cluster_status(
+    return cluster_status(
         verdicts.seen,
         verdicts.planner.status(now_ns),
         traffic,
@@ -395,7 +401,6 @@ def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore
         alerts_firing=len(book.firing()),
         outcomes=verdicts.promises,
     )
-    return status if verdicts.observed is None else _with_estimates(status, state, verdicts.observed, now_ns)
 
 
 def _with_estimates(status: ClusterStatus, state: MetricsState, observed: ObservedView, now_ns: int) -> ClusterStatus:

@@ -1,5 +1,6 @@
 """Busy time of few steps by a loop and of many by arrays: the same to the nanosecond; roles by the time they held."""
 
+from array import array
 from itertools import pairwise
 
 from hypothesis import given
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from libs.telemetry import steps as module
 from libs.telemetry.intervals import MAX_SPANS, RoleLog
-from libs.telemetry.steps import FULL_SHARE, StepLog
+from libs.telemetry.steps import FULL_SHARE, StepCounts, StepLog
 
 spans = st.lists(st.integers(0, 2_000), min_size=0, max_size=6, unique=True).map(
     lambda edges: list(zip(sorted(edges)[::2], sorted(edges)[1::2], strict=False))
@@ -80,3 +81,26 @@ def test_the_log_of_roles_is_bounded():
         log.add(at, at + 1, "ab"[at % 2])
     assert log.at(3 * MAX_SPANS) == "b"
     assert log.at(0) == log.at(2 * MAX_SPANS)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 9)), min_size=1, max_size=12))
+def test_steps_of_unknown_work_stay_so_beside_others(parts: list[tuple[bool, bool, int]]) -> None:
+    """Steps come one by one or in columns, with or without their work, which no other step's work changes."""
+    log, expected, at = StepLog(), [], 1
+    for in_columns, known, steps in parts:
+        counts = StepCounts(*range(at, at + len(StepCounts._fields))) if known else StepCounts()
+        starts = [at + each for each in range(steps)]
+        if in_columns:
+            columns = [array("q", starts), array("q", [each + 1 for each in starts]), array("q", [FULL_SHARE] * steps)]
+            work = [array("Q", [count] * steps).tobytes() if known else b"" for count in counts]
+            log.extend([*(each.tobytes() for each in columns), *work])
+        else:
+            for start in starts:
+                log.add(start, start + 1, FULL_SHARE, counts)
+        expected += [counts] * steps
+        at += steps
+    assert [each.counts for each in log.ran(0, at, lambda end: end)] == expected
+    assert log.finished(0, at).counts.T.tolist() == [list(each) for each in expected if any(each)]
+    log.forget_before(at // 2)
+    kept = [each.counts for each in log.ran(0, at, lambda end: end)]
+    assert kept == expected[len(expected) - len(kept) :]

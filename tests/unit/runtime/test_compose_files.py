@@ -1,4 +1,4 @@
-"""The compose files: what containers need to let one another in is there for all of them."""
+"""Compose files and the manifest of `observe`: tokens that containers share, and volumes that they can write."""
 
 from pathlib import Path
 from typing import Any
@@ -29,3 +29,35 @@ def test_every_service_of_ours_has_what_all_have_in_common(name: str) -> None:
     assert ours
     for service in ours.values():
         assert service["extends"]["file"] == "compose/common.yaml"
+
+
+def test_observe_keeps_its_history_in_a_volume_that_it_can_write() -> None:
+    found = read("observe.yaml")
+    service = found["services"]["observe"]
+    (mount,) = service["volumes"]
+    volume, _, folder = mount.partition(":")
+    assert volume in found["volumes"]
+    assert service["environment"]["FULCRUM_METRICS_HISTORY_FILE"].removesuffix("}").partition("-")[2].startswith(folder)
+    # Only this volume is written, and a new one has the owner of the image's folder.
+    assert service["read_only"] is True
+    dockerfile = (ROOT / "deploy" / "images" / "Dockerfile").read_text()
+    made, user = dockerfile.partition(f" {folder} ")[2], dockerfile.rpartition("\nUSER ")[2].split()[0]
+    _, _, owned = made.partition("\n")[0].partition(f"chown {user}: ")
+    assert folder in owned.split()
+
+
+def test_observe_on_kubernetes_keeps_its_history_in_a_claim_that_its_user_can_write() -> None:
+    manifest = (ROOT / "deploy" / "observe" / "kubernetes.yaml").read_text()
+    found = {each["kind"]: each for each in yaml.safe_load_all(manifest)}
+    spec, claim = found["Deployment"]["spec"], found["PersistentVolumeClaim"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    folder = Path(next(each["value"] for each in container["env"] if each["name"].endswith("HISTORY_FILE"))).parent
+    mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    claimed = volumes[mounted[str(folder)]]["persistentVolumeClaim"]["claimName"]
+    assert claimed == claim["metadata"]["name"]
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["fsGroup"]
+    assert f"--uid {pod['securityContext']['runAsUser']} " in (ROOT / "deploy" / "images" / "Dockerfile").read_text()
+    # A volume that one node mounts at a time must be given back before another pod begins.
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"] and spec["strategy"]["type"] == "Recreate"

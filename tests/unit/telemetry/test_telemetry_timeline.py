@@ -1,7 +1,7 @@
 from libs.telemetry import timeline as timelines
 from libs.telemetry.columns import prefill_shares
 from libs.telemetry.steps import FewBusyTime, PhaseTime
-from libs.telemetry.timeline import MAX_STEPS, BatchOutcome, Timeline
+from libs.telemetry.timeline import MAX_STEPS, UNCOUNTED_PART, BatchOutcome, Timeline
 from libs.testing.workers.telemetry import MS, at, step, step_batch
 
 
@@ -127,6 +127,24 @@ def test_more_steps_than_the_bound_shorten_history_and_never_turn_idle():
     covered, _, decode, _, idle = phases_ms(timeline, 0, end_ms)
     assert 0.9 * MAX_STEPS < covered < end_ms
     assert decode == covered
+    assert idle == 0
+
+
+def test_steps_of_unknown_work_have_a_part_of_the_bound_until_the_work_of_one_is_known():
+    timeline, each, batches = Timeline(prefill_shares), 16, 24
+    timeline.max_steps = 128
+    for number in range(batches):
+        first = number * each
+        timeline.add(step_batch(number, (first, first + each), [step(at, at + 1) for at in range(first, first + each)]))
+    covered, *_, idle = phases_ms(timeline, 0, batches * each)
+    assert 0.8 * 128 / UNCOUNTED_PART < covered <= 128 / UNCOUNTED_PART + each
+    assert idle == 0
+    for number in range(batches, 2 * batches):
+        first = number * each
+        steps = [step(at, at + 1, decode=1) for at in range(first, first + each)]
+        timeline.add(step_batch(number, (first, first + each), steps))
+    covered, *_, idle = phases_ms(timeline, 0, 2 * batches * each)
+    assert 0.8 * 128 < covered <= 128 + each
     assert idle == 0
 
 
