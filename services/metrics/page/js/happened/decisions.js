@@ -77,10 +77,10 @@ export class Decisions {
     add("why", decision.reason);
     add("mode", decision.mode);
     for (const each of decision.changes) add(each.worker, `${each.role}${each.budget_tokens ? `, ${each.budget_tokens} prompt tokens a step` : ""}`);
-    if (decision.candidates.length) add("weighed", tableOf(["prefill", "decode", "prompts press", "decodes press", "TTFT", "TPOT", "in time"], decision.candidates.map(candidateCells)));
+    if (decision.candidates.length) add("weighed", tableOf(["prefill", "decode", "prefill pressure", "decode pressure", "TTFT", "TPOT", "in time"], decision.candidates.map(candidateCells)));
     if (decision.measured) {
       const { before, after, after_ms: ms } = decision.measured;
-      add("seen", tableOf(["", "prefill", "decode", "prompts press", "decodes press"], [seenCells("before", before), seenCells(`${(ms / 1000).toFixed(1)} s after`, after)]));
+      add("seen", tableOf(["", "prefill", "decode", "prefill pressure", "decode pressure"], [seenCells("before", before), seenCells(`${(ms / 1000).toFixed(1)} s after`, after)]));
       add("", "Other things happened too, so this is no proof.");
     }
     this.dialog.showModal();
