@@ -56,7 +56,7 @@ export class Decisions {
 
   #fill(decisions) {
     this.#decisions = decisions;
-    this.note.textContent = decisions.length ? "" : "none that changes a worker, since this service started";
+    this.note.textContent = decisions.length ? "" : "none has changed a worker since this service started";
     const shown = decisions.map((each) => `${each.id} ${each.measured !== null}`).join();
     if (shown === this.#shown) return;
     this.#shown = shown;
@@ -90,7 +90,7 @@ export class Decisions {
 function rowOf(decision) {
   const row = document.createElement("tr");
   const at = row.insertCell().appendChild(document.createElement("button"));
-  [at.textContent, at.dataset.id, at.title] = [clockText(decision.unix_ms / 1000), decision.id, "what was weighed, and what came of it"];
+  [at.textContent, at.dataset.id, at.title] = [clockText(decision.unix_ms / 1000), decision.id, "alternatives and outcome"];
   row.insertCell().textContent = decision.action.replace("_", " ");
   row.insertCell().textContent = workersOf(decision);
   row.insertCell().textContent = decision.reason;
