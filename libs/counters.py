@@ -219,5 +219,5 @@ class GpuSampler:
             os.close(descriptor)
             return False
         stack.callback(os.close, descriptor)
-        log.info("samples the GPUs of this host")
+        log.info("sampling the GPUs of this host")
         return True

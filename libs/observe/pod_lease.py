@@ -101,7 +101,7 @@ class PodLease:
                 if found.spec.holder_identity == self._identity:
                     await self._write(found, "")
         except ActuatorDown as error:
-            log.warning("the lease to act was not given up; it ends by itself", seconds=LEASE_S, error=str(error))
+            log.warning("the lease to act could not be released; it will expire", seconds=LEASE_S, error=str(error))
         finally:
             await self._client.close()
 

@@ -108,7 +108,7 @@ class PodFollower:
                 async for _ in self._changes():
                     if self._failure:
                         self._failure = ""
-                        log.info("pods are followed again", namespace=self.namespace)
+                        log.info("pods are watched again", namespace=self.namespace)
                     pause_s = FIRST_PAUSE_S
                     changed()
                 await asyncio.sleep(FIRST_PAUSE_S)
@@ -120,7 +120,7 @@ class PodFollower:
                 # version.
                 self._version = ""
                 if not self._failure:
-                    log.warning("pods are not followed: asked again", error=plain(str(error)))
+                    log.warning("pods cannot be watched: retrying", error=plain(str(error)))
                 self._failure = self._explained(error)
                 changed()
                 await asyncio.sleep(pause_s)

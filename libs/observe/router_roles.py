@@ -121,7 +121,7 @@ class RouterRoles:
                 continue
             missing.append(url)
             if lost.tries >= MOST_TRIES:
-                log.error("a server that a change removed does not come back to the router", server=url)
+                log.error("a server removed for a change of role could not be added to the router again", server=url)
                 del self._lost[url]
         if missing:
             raise FleetAway(
@@ -137,7 +137,9 @@ class RouterRoles:
             there = {each.url for each in await self._list()} if lost else set()
             for each in lost:
                 if each.url not in there and not await self._add(each, each.worker_type):
-                    log.error("a server that a change removed does not come back to the router", server=each.url)
+                    log.error(
+                        "a server removed for a change of role could not be added to the router again", server=each.url
+                    )
         except FleetAway as error:
             log.warning("servers may be missing at the router", servers=[each.url for each in lost], error=str(error))
         finally:

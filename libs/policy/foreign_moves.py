@@ -48,9 +48,9 @@ class ForeignMove:
         if self.plan.code is RoleReason.LIMITS:
             return f"limits ask for other numbers than {now.prefill} prefill and {now.mixed} decode; {leaves}"
         if self.plan.code is RoleReason.DECODES_PRESS:
-            word = "press" if now.decode_pressure >= DECODES_PRESS else "gather and press"
-            return f"decodes {word} {figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}; {leaves}"
-        return f"prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}; {leaves}"
+            word = "decode" if now.decode_pressure >= DECODES_PRESS else "rising decode"
+            return f"{word} pressure {figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}; {leaves}"
+        return f"prefill pressure {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}; {leaves}"
 
 
 def plan_move(
@@ -115,13 +115,13 @@ def why_kept(model: str, plan: RolePlan) -> str:
     """Return a model's pressures, and the reason why its roles stay."""
     now = plan.now
     found = (
-        f"{model}: prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}, decodes"
+        f"{model}: pressure {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')},"
         f" {figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}"
     )
     return found + {
-        RoleReason.HELD: "; another split would relieve it, but a move must first pay off, or workers are fixed",
-        RoleReason.BEST: "; no other split of roles relieves it by enough",
-        RoleReason.TOO_SMALL: ", which is more than there is in any split of roles",
+        RoleReason.HELD: "; another split would lower it, but a move must first pay off, or workers are fixed",
+        RoleReason.BEST: "; no other split of roles lowers it by enough",
+        RoleReason.TOO_SMALL: ", which is more than any split of roles has room for",
         RoleReason.UNMET: ", in numbers that limits do not allow",
         RoleReason.UNMET_YET: ", in numbers that limits do not allow yet",
     }.get(plan.code, "")

@@ -264,7 +264,7 @@ class RedisKvIndex:
 
     def _failed(self, what: str, error: Exception) -> None:
         if not self._away:
-            log.warning("kv index is away", call=what, error=repr(error))
+            log.warning("KV index does not answer", call=what, error=repr(error))
         self._away = True
 
 

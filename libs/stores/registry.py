@@ -317,4 +317,4 @@ class _Skipped:
         if known:
             return
         self.total += 1
-        log.warning("registry entry is no worker", id=repr(member[:SHOWN_BYTES]), why=why)
+        log.warning("registry entry is not a worker", id=repr(member[:SHOWN_BYTES]), why=why)

@@ -124,7 +124,9 @@ class FileStepTimes:
         try:
             return await asyncio.to_thread(self._lock, key)
         except OSError as error:
-            log.warning("measuring is not locked on disk", folder=str(self._folder), error=str(error))
+            log.warning(
+                "no lock file: workers may measure at the same time", folder=str(self._folder), error=str(error)
+            )
             return True
 
     async def release(self, key: StepTimeKey) -> None:
@@ -262,7 +264,7 @@ class RedisStepTimes:
     async def _put(self, key: str, values: dict[Any, Any]) -> None:
         """Set fields, replacing a key of another type, which must be foreign."""
         if is_wrong_type(await self._bounded(self._redis.hset(key, mapping=values))):
-            log.warning("step times replace what is no hash", key=key)
+            log.warning("step times overwrite a key that is not a hash", key=key)
             await self._bounded(self._redis.unlink(key))
             await self._bounded(self._redis.hset(key, mapping=values))
 

@@ -210,7 +210,7 @@ class PoolMember:
             try:
                 await self._open(settings, info, goal, slept.engine, began_ns, answer=slept.answer)
             except StartupError as error:  # its processes may have died meanwhile
-                log.warning("a model cannot be woken, and is loaded", model=goal.model, error=error.message)
+                log.warning("a model cannot be woken: loading it from its files", model=goal.model, error=error.message)
             else:
                 return
         # In a thread: an engine's first imports take long, and the registration has to be renewed meanwhile.
@@ -284,7 +284,7 @@ class PoolMember:
             try:
                 await engine.sleep(keep_weights=self._leaving is Leaving.WITH_WEIGHTS)
             except SleepFailed as error:
-                log.warning("a model is given up in place of sleeping", model=goal.model, error=error.message)
+                log.warning("a model cannot be put to sleep: closing it", model=goal.model, error=error.message)
                 self._leaving = Leaving.CLOSED
             else:
                 return
@@ -326,12 +326,12 @@ class PoolMember:
 
     async def _give_up_oldest(self) -> None:
         name, oldest = self._asleep.popitem(last=False)
-        log.info("a model that slept is given up", model=name)
+        log.info("closing a sleeping model to make room", model=name)
         await oldest.engine.close()
 
     def _failed(self, goal: Goal, error: Exception) -> None:
         message = error.message if isinstance(error, FulcrumError) else str(error) or type(error).__name__
-        log.warning("a model cannot be brought up", model=goal.model, error=message)
+        log.warning("a model cannot be loaded", model=goal.model, error=message)
         now_ns = self._clock.now_ns()
         self._last = common.ModelMove(model=goal.model, error=message, unix_ns=now_ns)
         self._goal = Goal()
@@ -347,7 +347,7 @@ class PoolMember:
         try:
             await self._registry.withdraw(self._settings.id, self._clock.now_ns())
         except RegistryDown as error:
-            log.info("its registration runs out by itself", error=str(error))
+            log.info("the registration could not be withdrawn: it will expire", error=str(error))
 
     # ------------------------------------------------------------ what is said of it
 

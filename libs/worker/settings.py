@@ -128,7 +128,7 @@ class WorkerSettings(CommonSettings):
     sim_load_gb_per_s: float = Field(4.0, gt=0)
     """Sim engine: speed of a pool's models from their source to the device, as one NVMe drive reads."""
     sim_wake_gb_per_s: float = Field(25.0, gt=0)
-    """Sim engine: the same from host memory and back, as over PCIe 4.0 x16."""
+    """Sim engine: speed of a pool's models from host memory to the device and back, as over PCIe 4.0 x16."""
     sim_load_overhead_s: float = Field(0.5, ge=0)
     """Sim engine: overhead of each model load, beyond the time for its bytes."""
     sim_link_gbps: float = Field(100.0, gt=0)

@@ -402,10 +402,12 @@ class PrefillTuner:
         self._take(found.chunk_tokens)
         if not found.is_whole:
             largest = found.curve[-1].tokens
-            log.warning("prefill saturates beyond what was measured: not kept for others", largest_tokens=largest)
+            log.warning(
+                "prefill saturates beyond the measured sizes: not kept for other workers", largest_tokens=largest
+            )
             return
         if not found.is_steady:
-            log.warning("prefill measured while equal steps differed", scatter=round(found.scatter, 3))
+            log.warning("prefill measured, but equal steps took different times", scatter=round(found.scatter, 3))
             kept = await self._step_times.kept_curve()
             if kept is not None and kept.saturation.is_steady:
                 return

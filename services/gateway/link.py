@@ -281,7 +281,7 @@ class WorkerLink:
                 reason = error.message
             except (MalformedFrame, DecodeError) as error:
                 end = _End.OURS
-                reason = f"the worker sent what is no frame: {error}"
+                reason = f"the worker sent an invalid frame: {error}"
             except asyncio.CancelledError:
                 end = _End.OURS
                 raise

@@ -41,7 +41,7 @@ class GatewayMetrics:
         ProcessCollector(registry=self.registry)
         self.responses = self._counter("responses", "Answered requests", "route", "status")
         self.failed_answers = self._counter(
-            "failed_answers", "Answers that ended with an error, streams whose status was 200 included", "route", "code"
+            "failed_answers", "Answers that ended with an error, including streams with status 200", "route", "code"
         )
         self.choices = self._counter("choices", "Ended choices", "model", "outcome", "reason")
         self.prompt_tokens = self._counter("prompt_tokens", "ISL summed over choices", "model")
@@ -49,13 +49,15 @@ class GatewayMetrics:
         self.output_tokens = self._counter("output_tokens", "OSL summed over choices", "model")
         self.reroutes = self._counter("reroutes", "Choices sent to another worker because one failed them", "model")
         self.stale_role_retries = self._counter(
-            "bounces", "Choices sent elsewhere because a worker had another role by then", "model"
+            "bounces", "Choices sent to another worker because the first had changed its role", "model"
         )
         self.frames = self._counter("frames", "Frames on workers' streams", "direction")
         self.frame_bytes = self._counter("frame_bytes", "Bytes of those frames", "direction")
-        self.silences = self._counter("silences", "Workers left because they were silent")
-        self.late_s = self._counter("late_seconds", "Time by which the event loop was late to listen")
-        self.moves = self._counter("moves", "Running choices that went on elsewhere with their KV", "model")
+        self.silences = self._counter("silences", "Workers given up because they were silent")
+        self.late_s = self._counter(
+            "late_seconds", "Delay of the event loop beyond the time when it meant to listen to workers"
+        )
+        self.moves = self._counter("moves", "Running choices moved to another worker with their KV", "model")
         self.recomputes = Counter(
             names.GATEWAY_RECOMPUTES,
             "Prompts computed again after their first token",
@@ -64,19 +66,19 @@ class GatewayMetrics:
         )
         self.ttft_predicted = Histogram(
             names.GATEWAY_TTFT_PREDICTED_RATIO,
-            "TTFT predicted when bound, over TTFT seen",
+            "TTFT predicted at binding, divided by the measured TTFT",
             ("model",),
             buckets=_RATIOS,
             registry=self.registry,
         )
         self.ttft_likely = Counter(
             names.GATEWAY_TTFT_LIKELY,
-            "First tokens that came by what was to hold with this chance, and those that did not",
+            "First tokens, by whether they came within the time predicted to hold with this chance",
             ("model", "chance", "came"),
             registry=self.registry,
         )
         self._slots_held = Gauge(
-            names.GATEWAY_SLOTS_HELD, "Slots that tenants share and hold", ("of",), registry=self.registry
+            names.GATEWAY_SLOTS_HELD, "Held slots of those that tenants share", ("of",), registry=self.registry
         )
         self._slots_waiting = Gauge(
             names.GATEWAY_SLOTS_WAITING, "Requests that wait for such a slot", ("of",), registry=self.registry
@@ -108,10 +110,10 @@ class GatewayMetrics:
         """Register gauges that call these functions at each scrape."""
         for name, text, read in (
             ("waiting", "Choices in the queue", waiting),
-            ("late", "Of them, those that can no longer have their first token in time", late),
+            ("late", "Waiting choices whose first token can no longer be in time", late),
             ("live", "Choices that have not ended", live),
-            ("workers", "Workers with a stream that stands", workers),
-            ("unpaired_workers", "Registered workers that get no work: nobody has KV like theirs", unpaired),
+            ("workers", "Workers with an open stream", workers),
+            ("unpaired_workers", "Registered workers that get no work, because no other has compatible KV", unpaired),
             ("legs", "Sequences on workers", legs),
             ("tasks", "Background tasks", tasks),
             ("open", "Requests whose body is read or whose answer is not fully sent", open_requests),
@@ -128,7 +130,9 @@ class GatewayMetrics:
     def watch_index(self, index: KvIndex, *, late: Callable[[], float]) -> None:
         """Register the KV index's counters, and the number of requests that went on without its answer."""
         self.registry.register(KvIndexCollector(index))
-        gauge = Gauge(names.GATEWAY_LATE_HINTS, "Requests bound before their look-up came", registry=self.registry)
+        gauge = Gauge(
+            names.GATEWAY_LATE_HINTS, "Requests bound before their prefix look-up was answered", registry=self.registry
+        )
         gauge.set_function(late)
 
     def watch_registry(self, registry: Registry) -> None:
@@ -148,7 +152,7 @@ class ImageFetchMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._fetches = Counter(
             names.GATEWAY_IMAGE_FETCHES,
-            "Images fetched from addresses; outcomes but ok say why they were not",
+            "Images fetched from addresses, by outcome: ok or the reason for the failure",
             ("outcome",),
             registry=registry,
         )

@@ -64,7 +64,7 @@ _ROUTES = (
 _TOKEN_ROUTES = (
     Declared(
         "/tokenize",
-        "Show a prompt or a chat as its model's tokens.",
+        "Tokenize a prompt or a chat.",
         TokenizeRequest,
         Tokenized,
         streams=False,
@@ -73,11 +73,11 @@ _TOKEN_ROUTES = (
     Declared("/detokenize", "Show tokens as text.", DetokenizeRequest, Detokenized, streams=False, tag="tokens"),
 )
 _HEADERS = (
-    ("x-request-id", "Echoed; made up where absent."),
+    ("x-request-id", "Echoed; generated if absent."),
     ("x-fulcrum-tenant", "Who asks."),
     ("x-fulcrum-class", "Service class, online by default."),
-    ("x-fulcrum-ttft-deadline-ms", "Time to first token that this request should have."),
-    ("x-fulcrum-tpot-target-ms", "Time per output token that it should have."),
+    ("x-fulcrum-ttft-deadline-ms", "TTFT target of this request."),
+    ("x-fulcrum-tpot-target-ms", "TPOT target of this request."),
     ("x-fulcrum-details", "1: the (last) JSON says who served and how fast."),
     ("traceparent", "W3C trace context."),
 )
@@ -210,13 +210,13 @@ def make_routes(
         catalog.need(name, caller_of(request.scope).models)
         return _model(catalog, name, started, loadable)
 
-    @app.get("/healthz", tags=["operation"], summary="Tell whether the process lives.")
-    @app.get("/health", tags=["operation"], summary="Tell whether the process lives, by vLLM's name.")
+    @app.get("/healthz", tags=["operation"], summary="Return 200 while the process is alive.")
+    @app.get("/health", tags=["operation"], summary="Return 200 while the process is alive, at vLLM's path.")
     async def healthz() -> dict[str, str]:
         """Answer as long as the process is alive."""
         return {"status": "ok"}
 
-    @app.get("/readyz", tags=["operation"], summary="Tell whether requests can be served.")
+    @app.get("/readyz", tags=["operation"], summary="Return 200 while requests can be served, else 503.")
     async def readyz(request: Request) -> JSONResponse:
         """200 as long as new requests are taken, and both phases of some model have a worker or there is a catalogue
         of models that are loaded when they are asked for."""
@@ -295,7 +295,7 @@ async def _unexpected(_request: Request, _error: Exception) -> Response:
 
 _REFUSED: Final[dict[int | str, dict[str, Any]]] = {
     400: {"description": "No tenant can have this name."},
-    503: {"description": "Keys cannot be written now: ask again later."},
+    503: {"description": "Keys cannot be written now: try again later."},
 }
 
 
@@ -304,7 +304,10 @@ def make_tenant_router(store: KeyStore, table: KeyTable, clock: Clock) -> APIRou
     router = APIRouter()
 
     @router.delete(
-        "/v1/tenants/{tenant}", tags=["tenants"], summary="Delete a tenant with all that it has.", responses=_REFUSED
+        "/v1/tenants/{tenant}",
+        tags=["tenants"],
+        summary="Delete a tenant with its keys, files, batches and responses.",
+        responses=_REFUSED,
     )
     async def delete_tenant(tenant: str) -> dict[str, Any]:
         """Revoke its keys and remove its limits. Its data is inaccessible at once, and deleted within a minute."""

@@ -41,7 +41,7 @@ class GatewaySettings(HttpSettings):
     tls_role: ClassVar[str] = "gateway"
 
     id: MemberName = Field(default_factory=lambda: own_name("gateway"))
-    """Unique in the cluster."""
+    """Id of this gateway, unique in the cluster."""
     port: int = Field(8000, ge=0, le=65535)
     """Port of the REST API; 0 picks one."""
     models: Annotated[dict[str, str], NoDecode, BeforeValidator(_from_json)] = Field(

@@ -195,9 +195,9 @@ class EventLog:
             worker=_named(decision)[:MAX_TEXT],
             role=_role(decision),
             actor="",
-            reason=f"{measured.after_ms / 1e3:.1f} s later prompts press"
+            reason=f"{measured.after_ms / 1e3:.1f} s later prefill pressure"
             f" {pressure_change(measured, 'prompt_pressure')}"
-            f" and decodes {pressure_change(measured, 'decode_pressure')}",
+            f", decode pressure {pressure_change(measured, 'decode_pressure')}",
             planner=decision.planner_id[:MAX_TEXT],
         )
         self._enter(identity, event)

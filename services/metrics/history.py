@@ -127,7 +127,7 @@ class HistoryFile:
             raise
         except sqlite3.DatabaseError as error:
             aside = self._path.with_name(f"{self._path.name}.unreadable-{int(time.time())}")
-            log.warning("the history file is put aside and begun anew", problem=str(error), aside=str(aside))
+            log.warning("the history file was renamed, and history begins again", problem=str(error), aside=str(aside))
             self._path.rename(aside)
             for rest in ("-wal", "-shm"):
                 self._path.with_name(self._path.name + rest).unlink(missing_ok=True)

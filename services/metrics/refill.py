@@ -104,7 +104,7 @@ class Refill:
 
     def note(self, gap: Gap) -> None:
         """Record a gap over which the live reader has jumped."""
-        log.warning("telemetry is read from now on, and what lies before afterwards", records=gap.end - gap.start)
+        log.warning("reading current telemetry first and the skipped records afterwards", records=gap.end - gap.start)
         self._gaps.add(Stretch((gap.topic, gap.partition), gap.start, gap.end), self._clock.now_ns())
 
     async def run(self, connect: Connect) -> None:
@@ -121,7 +121,7 @@ class Refill:
                         backoff.reset()
             except CONNECTION_ERRORS as error:
                 wait_s = backoff.next_s()
-                log.info("what lies behind cannot be read now", error=repr(error))
+                log.info("skipped telemetry cannot be read now", error=repr(error))
                 await asyncio.sleep(wait_s)
 
     async def _take(self, reader: BackReader, chunk: GapChunk[Partition]) -> None:

@@ -79,23 +79,23 @@ class MetricsSettings(HttpSettings):
     observe_kubernetes: str = ""
     """Label selector of the pods to observe in a Kubernetes cluster, say app=vllm, in place of such a list."""
     observe_namespace: str = ""
-    """Their namespace; empty: that of the service account or kubeconfig."""
+    """Namespace of the observed pods; empty: that of the service account or kubeconfig."""
     observe_port: int = Field(0, ge=0, le=65_535)
-    """Port of their metrics; 0: each pod's container port named metrics or http, or 8000."""
+    """Port of the observed pods' metrics; 0: each pod's container port named metrics or http, or 8000."""
     observe_role_label: str = ROLE_LABEL
     """Label of pods with their role: prefill or decode; others do both."""
     observe_kubeconfig: str = ""
     """Kubeconfig file; empty: the pod's service account, or outside a cluster the file that kubectl uses."""
     observe_every_ms: int = Field(0, ge=0, le=1_000)
-    """Time between two scrapes of each; 0: twice a second, or once a second where there are over a hundred."""
+    """Time between two scrapes of each server; 0: twice a second, or once a second where there are over a hundred."""
     observe_act: bool = False
     """Move observed servers between prefill and decode: pods by their role label, others by their router."""
     observe_router: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
     """Address of the sglang-router in front of servers that are not pods, to change their roles."""
     observe_prefill_min: int = Field(1, ge=1)
-    """The least number of a model's prefill servers to keep; ..."""
+    """Minimum number of a model's prefill servers to keep."""
     observe_decode_min: int = Field(1, ge=1)
-    """... and of decode servers."""
+    """Minimum number of a model's decode servers to keep."""
     observe_rest_s: float = Field(30.0, ge=5, le=3_600)
     """The least time between two moves, in seconds."""
     traces_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
@@ -124,25 +124,25 @@ class MetricsSettings(HttpSettings):
     """Time for which an alert must be clear before it is over. It doubles each time the alert has fired in the last
     half hour, up to four times."""
     alert_busy: float = Field(0.9, gt=0, le=1)
-    """The share of its time in steps from which a phase with waiting work counts as starved ..."""
+    """Busy share of its time from which a phase with waiting work counts as starved."""
     alert_busy_clear: float = Field(0.75, ge=0, le=1)
-    """... and at which it no longer does."""
+    """Busy share below which it no longer counts as starved."""
     alert_idle: float = Field(0.6, gt=0, le=1)
-    """The share of the other phase's time in which nothing runs, from which it counts as idle ..."""
+    """Share of time in which nothing runs, from which the other phase counts as idle."""
     alert_idle_clear: float = Field(0.4, ge=0, le=1)
-    """... and at which it no longer does."""
+    """Share below which it no longer counts as idle."""
     alert_queue_tokens: int = Field(8_192, ge=1)
-    """Prompt tokens for each prefill GPU that make a queue long, and by which it must grow a minute."""
+    """Waiting prompt tokens per prefill GPU that make a queue long, and by which it must grow in a minute."""
     alert_queue_sequences: int = Field(16, ge=1)
-    """The same for decode, in sequences for each decode GPU."""
+    """Waiting sequences per decode GPU that make a queue long, and by which it must grow in a minute."""
     alert_kv_wait: float = Field(0.2, gt=0, le=1)
-    """The share of decode's time spent waiting for KV blocks from which transfers count as its bottleneck ..."""
+    """Share of decode's time spent waiting for KV blocks from which transfers count as its bottleneck."""
     alert_kv_wait_clear: float = Field(0.1, ge=0, le=1)
-    """... and at which they no longer do."""
+    """Share below which transfers no longer count as its bottleneck."""
     alert_kv_used: float = Field(0.95, gt=0, le=1)
-    """The share of a worker's KV blocks held by sequences from which its cache is nearly full ..."""
+    """Share of a worker's KV blocks held by sequences from which its cache counts as nearly full."""
     alert_kv_used_clear: float = Field(0.85, ge=0, le=1)
-    """... and at which it no longer is."""
+    """Share below which its cache no longer counts as nearly full."""
     alert_stuck_ms: int = Field(10_000, ge=200, le=3_600_000)
     """A worker with work is stuck when no step has ended for this long."""
     alert_stale_ms: int = Field(3_000, ge=500, le=60_000)

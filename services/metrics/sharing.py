@@ -289,7 +289,7 @@ class Sharing:
         if message.incarnation == self._began_ns or message.told_unix_ns < self._began_ns + MAX_APART_NS:
             return
         if not self.left_out[LeftOut.NAMESAKE]:
-            log.warning("another metrics service has the same id, and neither hears the other", id=self.shares.own_id)
+            log.warning("another metrics service has the same id, so the two ignore each other", id=self.shares.own_id)
         self.left_out[LeftOut.NAMESAKE] += 1
 
     def _hear_windows(self, message: SharedWindows, now_ns: int, rollups: RollUps, from_ns: int) -> None:

@@ -116,12 +116,12 @@ class MetricsState:
         if self._observes and (not latest_ns or now_ns - latest_ns > STALE_NS):
             return "no observed server answers" + ("; figures are the last known" if latest_ns else "")
         if not latest_ns:
-            return "nothing has come from the broker yet: no worker and no planner sends, or the broker is away"
+            return "nothing has arrived from the broker yet: no worker or planner sends, or the broker is away"
         silent_ns = now_ns - latest_ns
         if silent_ns <= STALE_NS:
             return None
         return (
-            f"nothing has come from the broker for {silent_ns / 1e9:.1f} s: nobody sends, or the broker is away; "
+            f"nothing has arrived from the broker for {silent_ns / 1e9:.1f} s: no worker sends, or the broker is away; "
             "figures are the last known"
         )
 

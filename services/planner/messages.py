@@ -60,12 +60,12 @@ def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
     # A move ahead of a queue is decided before the assessment, which needs a rate of some seconds, shows pressure.
     if assigned.code is RoleReason.DECODES_PRESS:
         if now.decode_pressure < DECODES_PRESS:
-            return f"sequences gather on {workers(now.mixed, 'decode')}; {way} before they press"
-        return f"decodes press {figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}; {leaves}"
+            return f"sequences gather on {workers(now.mixed, 'decode')}; {way} before pressure rises"
+        return f"decode pressure {figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}; {leaves}"
     waits = _waits(plan, assigned.now)
     if now.prompt_pressure < PROMPTS_PRESS:
-        return f"a queue of prompts begins on {workers(now.prefill, 'prefill')}{waits}; {way} before it presses"
-    return f"prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}{waits}; {leaves}"
+        return f"a queue of prompts begins on {workers(now.prefill, 'prefill')}{waits}; {way} before pressure rises"
+    return f"prefill pressure {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}{waits}; {leaves}"
 
 
 def why_called(plan: ModelPlan, assigned: RolePlan) -> str:
@@ -105,13 +105,13 @@ def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
             return f"a queue of prompts begins on {on}{waits}; {whose} {take} up to {tokens} prompt tokens a step"
         lent = figure(plan.shown(then, lending=True).prompt_pressure)
         # Without a worker the pressure has no bound, and its figure says nothing.
-        begins = f"prompts press {presses} on {on}" if then.prefill else "no worker is for prompts alone"
+        begins = f"prefill pressure {presses} on {on}" if then.prefill else "no worker is for prompts alone"
         lent = lent if then.prefill else f"a pressure of {lent}"
         return f"{begins}{waits}; {whose} that {take} up to {tokens} prompt tokens a step {leave} {lent}"
     if assigned.memory.apart.on:
-        return f"more work is done with decodes apart from prompts, which press {presses} on {on} without {whose}"
+        return f"more work is done with prompts on {on} only, at a pressure of {presses}, and none on {whose}"
     return (
-        f"prompts have pressed less than {LOWER:g} on {on} for {CALM_NS / 1e9:g} s; without any on {whose} they press"
+        f"prefill pressure on {on} was below {LOWER:g} for {CALM_NS / 1e9:g} s; without prompts on {whose} it is"
         f" {presses}"
     )
 
@@ -130,13 +130,13 @@ def why_advised(plan: ModelPlan, assigned: RolePlan) -> str:
 
 
 _WHY_KEPT: Final = {
-    RoleReason.TOO_SMALL: ", which is more than there is in any split of roles",
-    RoleReason.BEST: "; no other split of roles relieves it by enough",
+    RoleReason.TOO_SMALL: ", which is more than any split of roles has room for",
+    RoleReason.BEST: "; no other split of roles lowers it by enough",
     RoleReason.UNMET: ", in numbers that limits do not allow; no others can be reached",
     RoleReason.UNMET_YET: ", in numbers that limits do not allow; missing workers have "
     f"{STARTING_NS // 1_000_000_000} s to start before roles change",
-    RoleReason.HELD: "; another split would relieve it, but workers rest or are pinned, or roles have just changed or "
-    "stand still",
+    RoleReason.HELD: "; another split would lower it, but workers moved recently or are pinned, or roles have just "
+    "changed or may not change",
 }
 
 
@@ -154,7 +154,7 @@ def _stands(plan: ModelPlan) -> str:
     if assigned.code is RoleReason.TOO_SMALL and not _is_too_small(plan, assigned, now):
         why = _queued(plan.observed.work)
     return (
-        f"{model}: prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}, decodes "
+        f"{model}: pressure {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}, "
         f"{figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}{why}"
     )
 

@@ -231,7 +231,7 @@ async def lead_forever(
             asked_s, before = loop.time(), lease.at(loop.time())
             if lease.outrun and asked_s >= renewed_s + OUTRUN_S:
                 lease.outrun, renewed_s = False, asked_s
-                log.warning("a worker knows a later lead than this planner's: the lead is acquired anew")
+                log.warning("a worker has seen a later leader: acquiring the lead again")
                 await store.follow(who)
             found = await store.lead(who)
             state.lead_term = store.term

@@ -307,7 +307,9 @@ class Scaler:
             async with asyncio.timeout(CALL_S):
                 await pools.actuator.show(roles)
         except (ActuatorDown, TimeoutError) as error:
-            log.warning("roles of workers cannot be shown: tried again", error=str(error) or "it took too long")
+            log.warning(
+                "workers' roles could not be passed to the actuator: retrying", error=str(error) or "it took too long"
+            )
 
     async def _ask(self, actuator: Actuator, count: int, first_to_end: Sequence[str]) -> None:
         try:
@@ -319,7 +321,7 @@ class Scaler:
 
     def _failed(self, error: Exception) -> None:
         self.asked[ActuatorCall.FAILED] += 1
-        log.warning("the actuator was asked in vain: it is asked again", error=str(error) or "it took too long")
+        log.warning("the actuator failed: retrying", error=str(error) or "it took too long")
 
     def _learn(self, pools: ActuatorPools, now_ns: int) -> None:
         """Measure how long started workers take until they are registered."""

@@ -49,7 +49,7 @@ class RedisPlannerStore:
         try:
             mode, limits = await _within(self._redis.mget(self._mode_key, self._limits_key))
         except (RedisError, OSError, TimeoutError) as error:
-            log.warning("what the planner kept cannot be read: it acts on nothing until then", error=str(error))
+            log.warning("mode and limits cannot be read: the planner waits for them", error=str(error))
             return None
         return StoredPlannerSettings(MODES.get(_text(mode)) if mode else None, _text(limits) if limits else None)
 
@@ -63,7 +63,7 @@ class RedisPlannerStore:
         try:
             written = await _within(self._redis.get(keys.planner_memory(self._cluster, what)))
         except (RedisError, OSError, TimeoutError) as error:
-            log.warning("what the planner remembered cannot be read", what=what, error=str(error))
+            log.warning("the planner's memory cannot be read", what=what, error=str(error))
             return None
         return _text(written) if written else None
 
@@ -93,7 +93,7 @@ class RedisPlannerStore:
             if await _within(self._redis.get(self._lead_key)) == who.encode():
                 await _within(self._redis.delete(self._lead_key))
         except (RedisError, OSError, TimeoutError) as error:
-            log.info("the lead runs out by itself", error=str(error))
+            log.info("the lead could not be released: it will expire", error=str(error))
 
     async def close(self) -> None:
         await self._redis.aclose()

@@ -158,7 +158,7 @@ def bomb() -> bytes:
     ("url", "reason"),
     [
         ("https://example.com/fox.png", "FULCRUM_GATEWAY_IMAGE_HOSTS of the gateway, and example.com is none of them"),
-        ("fox.png", "the URL is no image's"),
+        ("fox.png", "the URL is not an image"),
         ("data:image/png;base64,@@@@", "is not base64"),
         (url_of(b"no picture"), "not an image in a known format"),
         (url_of(picture(1, form="TIFF")), "not an image in a known format"),

@@ -225,7 +225,7 @@ async def test_an_entry_is_logged_and_counted_once_however_often_it_is_read(
     for _ in range(3):
         assert await registry.workers() == []
     assert (registry.stats().skipped, registry.stats().unusable) == (2, 2)
-    assert capsys.readouterr().out.count("registry entry is no worker") == 2
+    assert capsys.readouterr().out.count("registry entry is not a worker") == 2
     shown = CollectorRegistry()
     shown.register(RegistryCollector(registry))
     assert b"fulcrum_registry_skipped_entries_total 2.0" in generate_latest(shown)

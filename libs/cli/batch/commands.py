@@ -8,7 +8,7 @@ import typer
 
 from libs.cli.options import Json, ReadyFile
 
-batch = typer.Typer(help="Run files of requests, each line answered once, when there is room.", no_args_is_help=True)
+batch = typer.Typer(help="Run files of requests with free capacity; each line is answered once.", no_args_is_help=True)
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, as `fulcrum batch list` shows it.")]
 Output = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write answers to.")]

@@ -77,7 +77,7 @@ def explain(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Show which simple forecasts carry each phase and horizon, how far each has been off, and since when."""
+    """Show the simple forecasts behind each phase and horizon, with their weights and past errors."""
     from libs.cli.forecast.backtest import show_explanation  # noqa: PLC0415 (what only this command needs)
 
     show_explanation(ready, file, model, horizon, as_json=json)
@@ -115,13 +115,13 @@ def backtest(
 SLO: Final = "ttft=2s,tpot=50ms"
 
 capacity = typer.Typer(
-    help="Plan the GPUs that each pool will need, hour by hour, with the certainty of the plan.", no_args_is_help=True
+    help="Plan the GPUs that each pool will need, hour by hour, and how certain that is.", no_args_is_help=True
 )
 
 
 @capacity.callback()
 def options() -> None:
-    """Plan the GPUs that each pool will need, hour by hour, with the certainty of the plan."""
+    """Plan the GPUs that each pool will need, hour by hour, and how certain that is."""
 
 
 @capacity.command(epilog="Example: fulcrum capacity plan --horizon 7d --slo ttft=2s,tpot=50ms --what-if traffic=1.3")
@@ -165,8 +165,8 @@ def plan(
 ) -> None:
     """Plan GPUs per pool and hour for a running suite's forecast or for a trace: when workers run short, and the cost.
 
-    Demand is drawn as sample paths over tables that the lab measures once for workers, SLO and traffic (some
-    seconds).
+    The lab first measures what such workers serve within the SLO, which takes some seconds. The plan must then meet
+    the given share of many possible courses of demand.
     """
     from libs.cli.forecast.capacity import PlanOptions, print_plan  # noqa: PLC0415 (what only this command needs)
 

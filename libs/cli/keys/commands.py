@@ -137,7 +137,7 @@ def revoke(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Revoke a key. Within two seconds it stops working, and running answers end."""
+    """Revoke a key. It stops working within two seconds; its running answers finish."""
     from libs.cli.keys.book import revoke_key  # noqa: PLC0415
 
     revoke_key(key, ready_file=ready, as_json=json)

@@ -41,7 +41,9 @@ Seconds = Annotated[float, typer.Option(min=0, metavar="S", help="Length of the 
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of random draws.")]
 Interference = Annotated[
     float,
-    typer.Option(min=-1, max=1, metavar="I", help="Interference of prompts with decodes. Default: the profile's own."),
+    typer.Option(
+        min=-1, max=1, metavar="I", help="Slowdown of steps with prompts and decodes, 0 to 1. Default: the profile's."
+    ),
 ]
 ClosedLoop = Annotated[
     bool,
@@ -54,7 +56,7 @@ Allowed = Annotated[
     typer.Option(
         min=0,
         metavar="N",
-        help="Output tokens that clients allow if the trace does not say; 0 means as many as were generated.",
+        help="Output limit of requests for which the trace has none; 0 sets it to the tokens generated.",
     ),
 ]
 Lose = Annotated[
@@ -65,7 +67,11 @@ Lose = Annotated[
 ]
 WrongOption = Annotated[
     list[str] | None,
-    typer.Option("--wrong", metavar="WHAT=X", help="telemetry=500, steps=0.2, slow=3:2, hints=0.05. Repeatable."),
+    typer.Option(
+        "--wrong",
+        metavar="WHAT=X",
+        help="Inject an error: telemetry=500 (ms), steps=0.2, slow=3:2, hints=0.05. Repeatable.",
+    ),
 ]
 Jobs = Annotated[int, typer.Option(min=0, metavar="N", help="Runs at the same time. Default: one per core.")]
 
@@ -226,7 +232,7 @@ def traces(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Describe a trace, or list the formats that can be read and the kinds that can be made."""
+    """Describe a trace, or list the formats of files and the kinds of generated traces."""
     from libs.cli.lab.runs import show_traces  # noqa: PLC0415
 
     show_traces(trace, start_s=start, seconds=seconds, seed=seed, write=write, as_json=json)

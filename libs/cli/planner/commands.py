@@ -131,7 +131,7 @@ def limits(
     planner_limits(settings or [], model=model, pin=pin or [], unpin=unpin or [], ready_file=ready, as_json=json)
 
 
-tune = typer.Typer(help="Measure workers and set them accordingly.", no_args_is_help=True)
+tune = typer.Typer(help="Measure workers, and set their prefill chunks.", no_args_is_help=True)
 
 Target = Annotated[float, typer.Option("--tpot", min=0, metavar="MS", help="TPOT target in milliseconds.")]
 
@@ -157,7 +157,7 @@ def prefill(
     kept: Annotated[
         bool,
         typer.Option(
-            "--kept", metavar="", help="Show the last measurement, which may be that of the start, and measure nothing."
+            "--kept", metavar="", help="Show the last measurement, such as that of the start, without measuring."
         ),
     ] = False,
     set_tokens: Annotated[
@@ -205,7 +205,7 @@ def decode(
 ) -> None:
     """Show the largest decode batch within a TPOT target, by the step times that each worker has learned.
 
-    This changes nothing: requests with a TPOT target get it at every step anyway.
+    This changes nothing: workers keep the TPOT targets of requests anyway.
     """
     from libs.cli.planner.tune import tune_decode  # noqa: PLC0415 (what only this command needs)
 

@@ -180,7 +180,7 @@ def _stands(model: dict[str, Any]) -> Iterator[Text | str]:
 
 
 def _candidates(candidates: list[dict[str, Any]]) -> Table:
-    table = plain_table("prefill", "decode", "prompts press", "decodes press", "TTFT", "TPOT", "served in time")
+    table = plain_table("prefill", "decode", "prefill pressure", "decode pressure", "TTFT", "TPOT", "served in time")
     for number, each in enumerate(candidates):
         table.add_row(
             str(each["prefill"]),
@@ -196,7 +196,7 @@ def _candidates(candidates: list[dict[str, Any]]) -> Table:
 
 
 def _seen(measured: dict[str, Any]) -> Table:
-    table = plain_table("", "prefill", "decode", "prompts press", "decodes press", "prompts wait", "decodes")
+    table = plain_table("", "prefill", "decode", "prefill pressure", "decode pressure", "prompts wait", "decodes")
     for name in ("before", "after"):
         each = measured[name]
         table.add_row(

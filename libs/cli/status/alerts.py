@@ -67,7 +67,7 @@ def silence_line(silence: dict[str, Any], now_ms: int) -> str:
     """Return a silence's remaining time, author, reason and id."""
     why = f": {silence['reason']}" if silence["reason"] else ""
     if silence["alert_id"]:
-        return f"looked after by {silence['actor']} for {span(now_ms - silence['made_unix_ms'])}{why} ({silence['id']})"
+        return f"acknowledged by {silence['actor']} for {span(now_ms - silence['made_unix_ms'])}{why} ({silence['id']})"
     left = span(silence["until_unix_ms"] - now_ms)
     return f"silent for {left} more, by {silence['actor']}{why} ({silence['id']})"
 

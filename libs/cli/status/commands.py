@@ -51,7 +51,7 @@ def advice(
     ] = False,
     score: Annotated[
         bool,
-        typer.Option("--score", metavar="", help="Compare followed commands' promises with their effect."),
+        typer.Option("--score", metavar="", help="Compare what past commands promised with their effect."),
     ] = False,
     ready: ReadyFile = None,
     json: Json = False,
@@ -97,7 +97,9 @@ def _list_alerts(over: bool, ready: Path | None, as_json: bool) -> None:
     show_alerts(ready, over=over, as_json=as_json)
 
 
-@alerts.command(epilog="Example: fulcrum alerts silence WorkerStuck --label worker=gpu-3 --for 2h --reason replaced")
+@alerts.command(
+    epilog="Example: fulcrum alerts silence FulcrumWorkerStuck --label worker=gpu-3 --for 2h --reason replaced"
+)
 def silence(
     name: Annotated[
         str, typer.Argument(metavar="[NAME]", help="Name of alerts, e.g. FulcrumWorkerStuck. Default: any.")
@@ -283,7 +285,7 @@ Servers = Annotated[
 ]
 Recording = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Recorded expositions (.scrapes.jsonl, also .gz) instead of servers."),
+    typer.Option(metavar="FILE", help="Recorded /metrics (.scrapes.jsonl, also .gz) instead of servers."),
 ]
 MostLines = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Stop after N lines of each server. Default: at Ctrl-C.")

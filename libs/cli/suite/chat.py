@@ -77,7 +77,7 @@ async def ask(gateway: str, body: dict[str, Any], answer: ChatAnswer) -> AsyncIt
     except httpx.ConnectError:
         raise no_suite(gateway) from None
     except httpx.TransportError as error:
-        raise StartupError(f"the gateway's answer broke off ({type(error).__name__}): ask again") from None
+        raise StartupError(f"the answer broke off ({type(error).__name__}): ask again") from None
 
 
 def take_line(line: str, answer: ChatAnswer) -> str:
@@ -86,7 +86,7 @@ def take_line(line: str, answer: ChatAnswer) -> str:
         return ""
     chunk = json.loads(line.removeprefix("data: "))
     if "error" in chunk:
-        raise StartupError(f"the gateway gave up: {chunk['error'].get('message', chunk['error'])}")
+        raise StartupError(f"the answer ended with an error: {chunk['error'].get('message', chunk['error'])}")
     answer.usage = chunk.get("usage") or answer.usage
     answer.served = chunk.get("fulcrum") or answer.served
     text = ""

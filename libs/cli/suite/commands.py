@@ -114,7 +114,7 @@ def role(
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Reason recorded with the move.")] = "by hand",
     first_step_s: Annotated[
         float,
-        typer.Option(min=0, max=600, metavar="S", help="How long to wait for the first step of the new role's kind."),
+        typer.Option(min=0, max=600, metavar="S", help="How long to wait for the first step in the new role."),
     ] = 2.0,
     ready: ReadyFile = None,
     json: Json = False,

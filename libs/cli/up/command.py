@@ -48,7 +48,7 @@ MixedCount = Annotated[
 ]
 SpareCount = Annotated[
     int,
-    typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Workers on standby that the planner may start."),
+    typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Further workers that the planner may start."),
 ]
 WorkersPerProcess = Annotated[
     int,
@@ -244,7 +244,7 @@ def profile(
     *,
     json: Json = False,
 ) -> None:
-    """List deployment profiles, or print one: its workers' settings, its predictions, and what has never been run."""
+    """List deployment profiles, or print one: its workers' settings, its predictions, and what is untested."""
     import msgspec  # noqa: PLC0415 (what only this command needs)
 
     from libs.launch.profile import load_profile, profile_names  # noqa: PLC0415

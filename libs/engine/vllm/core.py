@@ -197,7 +197,7 @@ class VllmCore:
             async with asyncio.timeout(ASK_LIMIT_S):
                 found = await self._running.collective_rpc_async("fulcrum_device_memory")
         except Exception:  # whatever vLLM raises; without its process there is nothing to ask
-            log.warning("vLLM's workers do not say how much memory is free", exc_info=True)
+            log.warning("vLLM's workers do not report free memory", exc_info=True)
             return None
         devices = [DeviceMemory(*each) for each in found if each is not None]
         return min(devices, key=lambda each: each.free_bytes, default=None)

@@ -259,7 +259,7 @@ def capacity_conditions(pools: Sequence[PoolAhead], when: Sequence[str]) -> Iter
             yield Condition(Name.CAPACITY_SHORT, labels, Grade.FIRE, reason)
             continue
         grade = Grade.CLEAR if pool.most_short < CLEAR_SHARE else Grade.HOLD
-        reason = f"{pool.phase} is enough: at most {pool.most_short:.0%} of what may come is more"
+        reason = f"{pool.phase} suffices: it is short on at most {pool.most_short:.0%} of sampled paths"
         yield Condition(Name.CAPACITY_SHORT, labels, grade, reason)
 
 

@@ -120,7 +120,7 @@ class AlertStateMachine:
         over = []
         for key, track in list(self._tracks.items()):
             if track.fired and track.seen_ns <= at_ns - FORGET_NS:
-                over.append(self._over(track, at_ns, f"not heard of for {FORGET_NS // 10**9} s"))
+                over.append(self._over(track, at_ns, f"no data for {FORGET_NS // 10**9} s"))
             if track.seen_ns < at_ns:
                 track.pending_ns = track.clear_ns = None
             if track.fired or track.pending_ns is not None:

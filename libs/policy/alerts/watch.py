@@ -111,12 +111,12 @@ def _all_stale(snapshot: Snapshot, limits: AlertLimits) -> Condition:
     staying = [worker for worker in snapshot.workers if not worker.left]
     grade = limits.stale_s.grade(max(silent_s, behind_s)) if staying else Grade.CLEAR
     if silent_s >= limits.stale_s.clear:
-        reason = f"no telemetry has come from any of {len(staying)} workers for {silent_s:.1f} s"
+        reason = f"no telemetry from any of {len(staying)} workers for {silent_s:.1f} s"
     else:
         silent = sum(worker.silent_ns / 1e9 >= limits.stale_s.fire for worker in staying)
         reason = f"telemetry is {behind_s:.1f} s behind: {silent} of {len(staying)} workers are silent or read too late"
     if grade is Grade.FIRE:
-        reason += "; alerts that stand on it are held back"
+        reason += "; alerts that depend on it are held back"
     # Silent workers are forgotten in time, which must not end the silence.
     known = snapshot.workers or not silent_s
     return Condition(Name.TELEMETRY_STALE, CLUSTER, grade if known else None, reason, "critical")
@@ -135,7 +135,7 @@ def _stale(worker: WorkerReport, own_silent_ns: int | None, limits: AlertLimits)
     """Grade a worker's own silence; `own_silent_ns` is None where that is unknown."""
     silent_s = worker.silent_ns / 1e9
     if worker.left:
-        return Condition(Name.TELEMETRY_STALE, _worker_labels(worker), Grade.CLEAR, "the worker has left in good order")
+        return Condition(Name.TELEMETRY_STALE, _worker_labels(worker), Grade.CLEAR, "the worker has signed off")
     grade: Grade | None = limits.stale_s.grade(silent_s)
     if grade is Grade.FIRE and (own_silent_ns is None or own_silent_ns / 1e9 < limits.stale_s.fire):
         grade = None  # others were silent too, so the worker is neither blamed nor cleared
@@ -146,7 +146,7 @@ def _stuck(worker: WorkerReport, busy_ns: int, limits: AlertLimits) -> Condition
     """Grade a worker that reports sequences while no step ends."""
     since_s = min(worker.since_step_ns, busy_ns) / 1e9
     grade = None if _is_silent(worker, limits) else limits.stuck_s.grade(since_s)
-    reason = f"no step has ended for {since_s:.1f} s with {worker.at_hand} sequences at hand"
+    reason = f"no step has ended for {since_s:.1f} s while it holds {worker.at_hand} sequences"
     return Condition(Name.WORKER_STUCK, _worker_labels(worker), grade, reason, "critical")
 
 
@@ -216,7 +216,7 @@ class QueueLog:
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
 MAX_NAMED: Final = 4
-SOUND: Final = "KV comes over no link at a fraction of the speed of others"
+SOUND: Final = "no KV link is much slower than others"
 
 
 def pool_conditions(
@@ -322,7 +322,7 @@ def _slow_links(slow: Sequence[JudgedLink]) -> str:
     more = f" and over {len(slow) - MAX_NAMED} more" if len(slow) > MAX_NAMED else ""
     link = slow[0].link
     way = "by shared memory" if link.shared_memory else "within a node" if link.one_node else "by the network"
-    return f"KV comes from {named}{more}, where others {way} reach {slow[0].fastest_gb_per_s:.3g}: look at the link"
+    return f"slow KV link: {named}{more}; others {way} reach {slow[0].fastest_gb_per_s:.3g} GB/s"
 
 
 PHASES: Final = {
@@ -330,7 +330,7 @@ PHASES: Final = {
     CauseCode.DECODE_BOUND_TPOT: "decode",
     CauseCode.DECODE_BOUND_KV: "decode",
 }
-OVER: Final = "work presses no more than there is room for"
+OVER: Final = "there is room for all work"
 
 
 def cause_conditions(snapshot: Snapshot, followed: Collection[str]) -> Iterator[Condition]:
@@ -340,16 +340,16 @@ def cause_conditions(snapshot: Snapshot, followed: Collection[str]) -> Iterator[
         yield from _imbalances(model, causes)
         yield _one(Name.TOO_SMALL, model, [each for each in causes if each.code is CauseCode.TOO_SMALL], OVER)
         links = [each for each in causes if each.code is CauseCode.SLOW_LINK]
-        yield _one(Name.KV_TRANSFER_BOUND, model, links, "KV that is ready comes as soon as it is awaited")
+        yield _one(Name.KV_TRANSFER_BOUND, model, links, "ready KV arrives in time")
         short = [each for each in causes if each.code is CauseCode.SHORT_OF_CPU]
-        yield _one(Name.SHORT_OF_CPU, model, short, "no wait for a CPU holds up requests")
+        yield _one(Name.SHORT_OF_CPU, model, short, "no wait for a CPU delays requests")
         yield from _slow_workers(model, causes, followed)
 
 
 def refused_condition(snapshot: Snapshot) -> Condition:
     """Judge the share of refused requests. Gateways count refusals, so this needs no telemetry of workers."""
     causes = [each for each in snapshot.causes if each.code is CauseCode.REFUSED]
-    return _condition(Name.REQUESTS_REFUSED, CLUSTER, causes, "most requests get in")
+    return _condition(Name.REQUESTS_REFUSED, CLUSTER, causes, "most requests are accepted")
 
 
 def is_explained(condition: Condition, causes: Sequence[Cause]) -> bool:

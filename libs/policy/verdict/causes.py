@@ -102,10 +102,10 @@ def amount(number: float) -> str:
 
 
 def backlog(state: ModelState) -> str:
-    """Format what waits, as work and beside the target: "90k prompt tokens wait, 12 s of work for a TTFT of 5 s"."""
+    """Format a backlog: "90k prompt tokens wait, 12 s of work against a TTFT target of 5 s"."""
     work_s = f"{state.backlog_s:.0f}" if state.backlog_s >= 10 else f"{state.backlog_s:.1f}"
     waiting = f"{amount(state.waiting_tokens)} prompt tokens wait"
-    return f"{waiting}, {work_s} s of work for a TTFT of {state.ttft_ns / 1e9:g} s"
+    return f"{waiting}, {work_s} s of work against a TTFT target of {state.ttft_ns / 1e9:g} s"
 
 
 def workers(count: int, role: str) -> str:
@@ -361,16 +361,16 @@ def _said(cause: Cause, state: ModelState) -> str:
         on_prefill = on_decode = workers(state.mixed, "mixed")
     then = "" if action is None else _then(action, state)
     if code is CauseCode.TOO_SMALL:
-        more = f"; {workers(cause.missing_workers, 'more')} would do" if cause.missing_workers else ""
+        more = f"; {workers(cause.missing_workers, 'more')} would suffice" if cause.missing_workers else ""
         if state.roles_fixed:
             return (
-                f"Too small{easing}: prompts press {figure(found.prefill)} and decodes {figure(found.decode)} on "
-                f"{on_decode}, {backlog(state)}{more}."
+                f"Too small{easing}: prefill pressure {figure(found.prefill)} and decode pressure "
+                f"{figure(found.decode)} on {on_decode}, {backlog(state)}{more}."
             )
         return (
-            f"Too small{easing}: prompts press {figure(found.prefill)} on {on_prefill}, decodes "
-            f"{figure(found.decode)} on {on_decode}, {backlog(state)}, and no other roles of them leave less than "
-            f"{figure(found.cluster)}{more}.{then}"
+            f"Too small{easing}: pressure {figure(found.prefill)} on {on_prefill} and {figure(found.decode)} on "
+            f"{on_decode}, {backlog(state)}, and no other roles would leave less than {figure(found.cluster)}"
+            f"{more}.{then}"
         )
     if code is CauseCode.PREFILL_BOUND:
         return (

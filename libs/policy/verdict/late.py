@@ -39,18 +39,19 @@ def late_causes(state: ModelState, first: Punctuality, tokens: Punctuality) -> I
     grade = max(first.grade, tokens.grade)
     if grade is Grade.CLEAR:
         return
-    presses = f"although prompts press {figure(state.pressures.prefill)} and decodes {figure(state.pressures.decode)}"
+    prefill, decode = figure(state.pressures.prefill), figure(state.pressures.decode)
+    although = f"although prefill pressure is {prefill} and decode pressure {decode}"
     where = "`fulcrum request --slowest` shows where their time goes."
     if first.grade is grade:
         # Workers compute prompts that can still meet their target before those that cannot (ADR 49).
         sentence = (
-            f"Late: {first.late:,} of {first.requests:,} requests are over their TTFT of {state.ttft_ns / 1e9:g} s,"
-            f" {presses}. Prompts that are late wait behind those that can still be in time: {where}"
+            f"Late: {first.late:,} of {first.requests:,} requests are over their TTFT target of"
+            f" {state.ttft_ns / 1e9:g} s, {although}. Late prompts wait behind those that can still be in time: {where}"
         )
     else:
         # KV on its way to a decode worker counts too: the client waits for it between two tokens.
         sentence = (
-            f"Late: {tokens.late:,} of {tokens.requests:,} answers are over their TPOT of"
-            f" {state.work.tpot_ns / 1e6:g} ms, {presses}: {where}"
+            f"Late: {tokens.late:,} of {tokens.requests:,} answers are over their TPOT target of"
+            f" {state.work.tpot_ns / 1e6:g} ms, {although}: {where}"
         )
     yield Cause(CauseCode.LATE, state.model, sentence, grade=grade, rank=RANK)

@@ -185,6 +185,6 @@ def _calm(models: Sequence[ModelState | UnknownState]) -> tuple[CauseCode, str, 
     targets = {(each.ttft_ns, each.work.tpot_ns) for each in known}
     ttft_ns, tpot_ns = min(targets)
     met = f"a TTFT of {ttft_ns / 1e9:g} s and a TPOT of {tpot_ns / 1e6:g} ms" if len(targets) == 1 else "all targets"
-    figures = f"prompts press {prefill:.1f}, decodes {decode:.1f}"
+    figures = f"prefill pressure {prefill:.1f}, decode pressure {decode:.1f}"
     settled = "Balanced" if max(prefill, decode) <= 1 else "Balanced until a moment ago"
-    return CauseCode.BALANCED, only, f"{settled}: {figures}, where 1 just meets {met}."
+    return CauseCode.BALANCED, only, f"{settled}: {figures}, and 1 would just meet {met}."

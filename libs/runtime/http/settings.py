@@ -114,7 +114,7 @@ class HttpSettings(CommonSettings):
 
     keys: str = Field("", validation_alias="FULCRUM_KEYS")
     """Store of the hashes of API keys: `redis`, or the path of a file; empty means a file in the cache folder, by
-    cluster. From the first key on every request needs one.
+    cluster. Once a key exists, every request needs one.
     """
     http_hosts: str = Field("", validation_alias="FULCRUM_HTTP_HOSTS")
     """Host names, separated by commas, that HTTP on loopback answers to beside loopback's own while there is no key;

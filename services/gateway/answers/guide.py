@@ -60,7 +60,7 @@ class SchemaCheck:
         """`tenants` share the checks; None treats all requests alike."""
         self._verdicts: OrderedDict[str, SchemaVerdict] = OrderedDict()
         self._chars = 0
-        full = f"{MAX_CHECKS} schemas are checked at a time, and too many wait: others need room too"
+        full = f"{MAX_CHECKS} schemas are checked at a time, and too many are waiting: try again"
         self.slots = FairSlots(MAX_CHECKS, MAX_WAITING, full, tenants=tenants)
         self._checks: dict[tuple[str, str], asyncio.Lock] = {}
         """The locks of schemas that are being checked or wait for it, by tenant and schema."""

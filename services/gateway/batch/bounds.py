@@ -232,7 +232,7 @@ class Retention:
                 try:
                     await look()
                 except FulcrumError as error:
-                    log.warning("files that expired stay for now", error=error.message)
+                    log.warning("expired files could not be deleted yet", error=error.message)
             await asyncio.sleep(LOOK_S)
 
     async def forget(self) -> None:
@@ -249,7 +249,7 @@ class Retention:
             for file_id in there.intersection((job.finished.output_file_id, job.finished.error_file_id)):
                 with suppress(FileNotFound):
                     await self._files.delete(file_id)
-                    log.info("a file of a deleted tenant is gone", file=file_id, tenant=job.created.tenant)
+                    log.info("deleted a file of a deleted tenant", file=file_id, tenant=job.created.tenant)
 
     async def expire(self) -> None:
         """Delete expired files, except those that an unfinished job reads."""

@@ -269,7 +269,7 @@ class _LaneJobs:
                     else:
                         await self._hand_out(dealer, turns[job_id], now_ns)
                 except StoreUnavailable as error:
-                    log.warning("shares wait", job=job_id, error=error.message)
+                    log.warning("shares of a batch wait for the file store", job=job_id, error=error.message)
                     await asyncio.sleep(RETRY_FIRST_S)
             if not self._dealers:
                 self._some.clear()
@@ -285,7 +285,7 @@ class _LaneJobs:
         try:
             await self._commit(dealer.job, found.dealt, [*found.produced, *found.copies])
         except TopicRefused as error:
-            log.warning("a batch's topic takes no answers", job=dealer.job.id, error=error.message)
+            log.warning("a batch's topic refuses answers", job=dealer.job.id, error=error.message)
             self._refusals.copies_refused(dealer.job.id, error)
             await self._commit(dealer.job, found.dealt, found.produced)
         self._keeper.metrics.committed([False] * found.lines)
@@ -358,7 +358,7 @@ class _LaneJobs:
         try:
             await sweep(self._keeper.files, self._book.get)
         except FulcrumError as error:
-            log.warning("files of batch jobs that nobody needs stay for now", error=error.message)
+            log.warning("unneeded files of batch jobs could not be deleted yet", error=error.message)
 
     async def _seat(self, job: Job) -> AbstractAsyncContextManager[None]:
         """Wait until the job's answers may be read; return a context to hold while they are."""

@@ -260,7 +260,7 @@ class _ShareRun:
             await self._publish_refused(ready, error)
 
     async def _publish_refused(self, ready: list[tuple[int, Result]], error: TopicRefused) -> None:
-        log.warning("a batch's topic takes no answers", job=self._share.job_id, error=error.message)
+        log.warning("a batch's topic refuses answers", job=self._share.job_id, error=error.message)
         self._runner.copies.refuse(self._share.job_id, error)
         await self._publish(ready, ())
 

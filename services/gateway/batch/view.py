@@ -410,4 +410,4 @@ async def look_back(view: JobView, clock: Clock, lane: Lane, job_id: str, *, nex
                     await read.wait()
                     return
             except TimeoutError:
-                log.warning("a lane waits to know what was done before it", job=job_id, partition=lane.partition)
+                log.warning("a lane waits for the outcome of earlier lines", job=job_id, partition=lane.partition)

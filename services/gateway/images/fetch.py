@@ -226,7 +226,7 @@ class ImageFetcher:
 
 
 def _refusal(image: SentImage, refused: RefusedUrl) -> UnsupportedField:
-    return UnsupportedField(f"{image.field}: {refused}: have it named there, or {_INSTEAD}", param=image.field)
+    return UnsupportedField(f"{image.field}: {refused}: add the host there, or {_INSTEAD}", param=image.field)
 
 
 def _fault(image: SentImage, reason: str) -> InvalidRequest:

@@ -90,7 +90,7 @@ def _file(url: str, field: str, limits: ImageLimits) -> bytes:
     found = _DATA_URL.match(url)
     if found is None:
         text = "send data:image/png;base64, and the file in base64, or an address with http:// or https://"
-        raise InvalidRequest(f"{field}: the URL is no image's: {text}", param=field)
+        raise InvalidRequest(f"{field}: the URL is not an image: {text}", param=field)
     if (len(url) - found.end()) // 4 * 3 - 2 > limits.max_bytes:
         raise _too_large(field, limits)
     try:

@@ -97,7 +97,7 @@ def _network(entry: str) -> IPv4Network | IPv6Network:
     try:
         return ip_network(entry)
     except ValueError as error:
-        raise ValueError(f"{entry!r} is no network such as 10.0.0.0/8: {error}") from None
+        raise ValueError(f"{entry!r} is not a network such as 10.0.0.0/8: {error}") from None
 
 
 def _authority(entry: str) -> tuple[str, int | None]:
@@ -107,10 +107,12 @@ def _authority(entry: str) -> tuple[str, int | None]:
     try:
         url = URL(f"any://{entry}")
     except (InvalidURL, ValueError) as error:
-        raise ValueError(f"{entry!r} is no host: {error}") from None
+        raise ValueError(f"{entry!r} is not a host: {error}") from None
     host = host_of(url)
     if url.userinfo or url.query or url.fragment or not (_NAME.fullmatch(host) or _literal(host)):
-        raise ValueError(f"{entry!r} is no host: write a name or an address, with :port where it is not the usual one")
+        raise ValueError(
+            f"{entry!r} is not a host: write a name or an address, with :port where it is not the usual one"
+        )
     return host, url.port
 
 

@@ -204,7 +204,7 @@ async def read_body(
 
 
 def _too_slow() -> InvalidRequest:
-    return InvalidRequest(f"the body did not come within {BODY_TIMEOUT_S:g} s", param="body")
+    return InvalidRequest(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", param="body")
 
 
 DONE = b"data: [DONE]\n\n"

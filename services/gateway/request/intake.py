@@ -172,7 +172,7 @@ class Intake:
         self._limits = limits
         self._cache_salt = cache_salt
         self._fetcher = fetcher
-        full = f"{MAX_ARRIVING} requests may wait to be tokenised, and too many do: others need room too"
+        full = f"{MAX_ARRIVING} requests may wait to be tokenised, and too many are waiting: try again"
         # Nobody is held to a part of the threads: each prompt has them for moments, so turns are enough.
         self.tokenising = FairSlots(TOKENISE_THREADS, MAX_ARRIVING, full, tenants=tenants, shared=False)
         self.schemas = SchemaCheck(tenants)

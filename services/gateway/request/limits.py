@@ -301,7 +301,7 @@ class TenantLimiter:
         if kind == "gpu_ms":
             text = f"tenant {tenant} has used its limit of {(limit or 0) // 1000} GPU-seconds a day"
             return RateLimited(
-                f"{text}: more are there in {written_s(wait_s)}", retry_after_s=wait_s, headers=self.headers(found)
+                f"{text}: more are available in {written_s(wait_s)}", retry_after_s=wait_s, headers=self.headers(found)
             )
         text = f"tenant {tenant} has used its limit of {limit} {kind} a minute: {units} more fit in {written_s(wait_s)}"
         if limit is not None and units > limit:
@@ -311,7 +311,7 @@ class TenantLimiter:
     def _is_away(self, error: LedgerDown) -> None:
         if self._now_s >= self._away_until_s:
             log.warning(
-                "Redis does not answer: this gateway holds tenants to its share of their limits",
+                "Redis does not answer: this gateway applies its share of tenants' limits",
                 gateways=self._gateways,
                 error=str(error),
             )
@@ -368,7 +368,9 @@ class PlaceExchange:
                 found = await self._ledger.exchange(self._gateway_id, msgspec.json.encode(own) if own else b"")
             except LedgerDown as error:
                 if not self._is_away:
-                    log.warning("Redis does not answer: this gateway shares the places that it holds", error=str(error))
+                    log.warning(
+                        "Redis does not answer: this gateway shares only its own decode places", error=str(error)
+                    )
                 self._is_away, found = True, {}
             else:
                 self._is_away, self._has_report = False, bool(own)

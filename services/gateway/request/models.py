@@ -325,7 +325,7 @@ class LoadableModels:
     def _adapter(self, entry: ModelEntry, model: ServedModel | None) -> ServedModel | None:
         """Return the adapter of an entry on top of its model."""
         if model is None or model.base:
-            self._breaks(entry.name, f"it is an adapter of {entry.parent}, which is no model that is served here")
+            self._breaks(entry.name, f"it is an adapter of {entry.parent}, which is not a model that is served here")
             return None
         self._mended(entry.name)
         return replace(

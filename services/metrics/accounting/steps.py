@@ -63,9 +63,7 @@ def steps_of(fleet: FleetTelemetry, worker_id: str, end_ns: int, window_ns: int,
     """
     facts, timeline, low_ns = fleet.directory.facts(worker_id), fleet.timeline(worker_id), end_ns - window_ns
     if facts is None:
-        raise UnknownWorker(
-            f"worker={worker_id[:80]!r} has not been heard of; /v1/occupancy lists them", param="worker"
-        )
+        raise UnknownWorker(f"worker={worker_id[:80]!r} is not known; /v1/occupancy lists the workers", param="worker")
     if timeline is None:
         raise StoredElsewhere(
             f"{worker_id} is read by the metrics service {fleet.directory.reader(worker_id)!r}, which has its steps",

@@ -126,7 +126,7 @@ class Webhook:
                 await self._wait_for_news()
                 while error := await self._post(http):
                     if not backoff.failures:
-                        log.warning("alerts are not taken", error=error)
+                        log.warning("a webhook does not accept alerts: retrying", error=error)
                     await asyncio.sleep(backoff.next_s())
                 backoff.reset()
 

@@ -310,8 +310,10 @@ class ObservedFleet(Collector):
                 self._follow(read_fleet(file))
                 self.trouble = ""
             except InvalidRequest as error:
-                self.trouble = f"the file is not followed: {error.message}"
-                log.warning("the file of observed servers is not followed", error=plain(error.message))
+                self.trouble = f"the file is invalid, so the last valid one applies: {error.message}"
+                log.warning(
+                    "the file of observed servers is invalid: the last valid one applies", error=plain(error.message)
+                )
 
     # ------------------------------------------------------------ scraping
 

@@ -196,5 +196,5 @@ def read_limits(written: str | None) -> LimitsBody:
     try:
         return LimitsBody.model_validate_json(written)
     except ValidationError as error:
-        log.warning("the limits that were kept are not understood: there are none", error=str(error))
+        log.warning("the stored limits are invalid: no limits apply", error=str(error))
         return LimitsBody()

@@ -91,7 +91,7 @@ class ModelLoop:
         left = list(seed)
         async for found in self._store.watch():
             if self._leads() and not found.entries and (known := list(self._keeper.found.entries.values())):
-                log.warning("the model catalogue was emptied: it is written anew", models=len(known))
+                log.warning("the model catalogue was lost: writing it again", models=len(known))
                 left = known
             else:
                 self._keeper.take_catalogue(found)

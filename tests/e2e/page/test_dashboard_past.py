@@ -188,7 +188,7 @@ async def test_a_worker_that_has_gone_counts_with_all_its_gpus_where_it_was(monk
             assert shown == await figures(page, lambda again: again["gpu_ns"] == shown["gpu_ns"])
             assert await page.locator("#gpus").inner_text() == "9"
             await expect(page.locator("#tables .table").nth(2)).to_contain_text("node-a")
-            assert "not heard of" not in await page.locator("#tables").inner_text()
+            assert "is not known" not in await page.locator("#tables").inner_text()
             await page.locator("#pause").click()
             await figures(page, lambda later: later["gpu_ns"]["covered"] == 2_000 * MS)
             await expect(page.locator("#tables tr", has_text="prefill-0")).to_have_count(0)

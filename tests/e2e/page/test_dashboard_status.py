@@ -133,7 +133,7 @@ async def test_what_happened_and_what_was_decided_are_listed_with_what_came_of_i
 
 async def test_a_decision_and_what_was_seen_after_it_are_asked_for_as_soon_as_the_stream_brings_word_of_them() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
-        await expect(page.locator("#decisions-note")).to_contain_text("none that changes", timeout=WAIT_MS)
+        await expect(page.locator("#decisions-note")).to_contain_text("none has changed", timeout=WAIT_MS)
         # From here on no timer of the page fires but those that are as short as a frame or so.
         await page.evaluate("""() => {
             const later = window.setTimeout;
@@ -154,7 +154,7 @@ async def test_a_decision_and_what_was_seen_after_it_are_asked_for_as_soon_as_th
         decided.measured.CopyFrom(seen)
         service.take(DECISIONS, decided)
         await expect(row).to_contain_text("1.80 → 0.90, seen 0.95", timeout=WAIT_MS)
-        await expect(page.locator("#events")).to_contain_text("2.0 s later prompts press 1.80 → 0.95")
+        await expect(page.locator("#events")).to_contain_text("2.0 s later prefill pressure 1.80 → 0.95")
 
 
 async def test_the_toolbar_of_a_phone_is_one_row_and_nothing_runs_over_the_edge() -> None:

@@ -189,7 +189,7 @@ async def test_both_outlive_their_stores_keep_what_they_knew_and_say_what_is_awa
 async def test_both_start_without_their_stores_and_say_that_nothing_has_come(tmp_path, cluster):
     stores = ("127.0.0.1:1", "redis://127.0.0.1:1/0")
     async with control("metrics", *stores, cluster) as metrics, control("planner", *stores, cluster) as planner:
-        assert "nothing has come from the broker yet" in (await metrics.http.get("/readyz")).json()["reason"]
+        assert "nothing has arrived from the broker yet" in (await metrics.http.get("/readyz")).json()["reason"]
         assert "registry has not answered yet" in (await planner.http.get("/readyz")).json()["reason"]
         assert (await planner.http.get("/v1/workers")).json() == []
         assert await metrics.stop() == 0

@@ -70,7 +70,7 @@ def test_it_fires_only_after_its_condition_has_held_and_ends_only_after_it_was_c
             subject = dict(each.labels)["worker"]
             if each.ended_ns is None:
                 assert now_ns - since[subject, Grade.FIRE] >= rule.for_ns
-            elif "not heard of" not in each.reason:
+            elif "no data for" not in each.reason:
                 assert now_ns - since[subject, Grade.CLEAR] >= rule.clear_ns
 
 

@@ -256,7 +256,7 @@ async def test_why_there_are_no_steps_is_told_in_place_of_those_of_before() -> N
             await seen(pilot, lambda: isinstance(app.screen, Detail) and "prefill" in listed())
             service.state.fleet = FleetTelemetry(prefill_shares)
             service.busy.clear()
-            await seen(pilot, lambda: "worker='prefill-0' has not been heard of" in listed())
+            await seen(pilot, lambda: "worker='prefill-0' is not known" in listed())
 
 
 async def test_the_newest_of_thousands_of_steps_are_told() -> None:

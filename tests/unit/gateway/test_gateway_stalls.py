@@ -92,7 +92,7 @@ async def test_a_body_that_does_not_come_is_told_so() -> None:
     task = asyncio.create_task(serve())
     await asyncio.sleep(0)
     stalls.look(loop.time() + BODY_TIMEOUT_S + 1)
-    with pytest.raises(InvalidRequest, match="did not come"):
+    with pytest.raises(InvalidRequest, match="did not arrive"):
         await task
 
 

@@ -50,8 +50,8 @@ def test_files_of_known_formats_come_through_unchanged_whatever_type_is_named(fo
 @pytest.mark.parametrize(
     ("image", "error", "reason"),
     [
-        (SentImage("https://example.com/fox.png", FIELD), InvalidRequest, "the URL is no image's"),
-        (SentImage("data:text/plain;base64,AAAA", FIELD), InvalidRequest, "the URL is no image's"),
+        (SentImage("https://example.com/fox.png", FIELD), InvalidRequest, "the URL is not an image"),
+        (SentImage("data:text/plain;base64,AAAA", FIELD), InvalidRequest, "the URL is not an image"),
         (SentImage("data:image/png;base64,A", FIELD), InvalidRequest, "is not base64"),
         (sent(b""), InvalidRequest, "not an image in a known format"),
         (sent(picture("TIFF")), InvalidRequest, "send PNG, JPEG, WEBP, GIF"),

@@ -165,7 +165,7 @@ def test_what_was_seen_after_a_decision_is_an_event_of_its_own_and_comes_once() 
     effect = log.add(decided)
     assert effect is not None and log.add(decided) is None
     assert (effect.action, effect.worker, effect.unix_ms) == ("effect", "d", BEGIN_NS // 1_000_000 + 2_000)
-    assert effect.reason == "2.0 s later prompts press 1.80 → 0.90 and decodes 0.25 → 0.50"
+    assert effect.reason == "2.0 s later prefill pressure 1.80 → 0.90, decode pressure 0.25 → 0.50"
     assert [each.action for each in log.after(0)] == ["set_role", "effect"]
 
 

@@ -106,7 +106,7 @@ def test_where_nothing_is_fast_nothing_is_slow() -> None:
 def test_a_link_far_below_the_others_fires_with_both_ends_and_figures() -> None:
     (found,) = link_conditions([link(12), link(0.4, "p", "e"), link(11, "q", "e")])
     assert (found.grade, found.labels, found.command) == (Grade.FIRE, (("model", "m"),), "fulcrum doctor")
-    assert found.reason == "KV comes from p to e at 0.4 GB/s, where others by the network reach 12: look at the link"
+    assert found.reason == "slow KV link: p to e at 0.4 GB/s; others by the network reach 12 GB/s"
 
 
 def test_between_slow_and_sound_an_alert_stays_as_it_is() -> None:

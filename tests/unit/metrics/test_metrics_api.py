@@ -150,7 +150,7 @@ async def test_a_bad_window_is_a_400_that_names_the_parameter_and_what_is_allowe
 
 async def test_readiness_says_in_words_whether_figures_are_live(metrics):
     answer = await metrics.http.get("/readyz")
-    assert (answer.status_code, "nothing has come" in answer.json()["reason"]) == (503, True)
+    assert (answer.status_code, "nothing has arrived" in answer.json()["reason"]) == (503, True)
     metrics.take(STEPS, step_batch(1, (0, 100)))
     assert (await metrics.http.get("/readyz")).json() == {"status": "ready"}
     metrics.clock.advance_ms(3500)

@@ -84,7 +84,7 @@ def test_of_too_many_the_oldest_are_told_and_the_others_counted() -> None:
 def test_a_worker_that_is_unknown_or_read_elsewhere_or_a_time_that_is_gone_is_refused_in_words() -> None:
     fleet = fleet_of(step_batch(1, (1_000, 2_000), [step(1_000, 1_500, decode=1)]))
     fleet.relay(SharedWorker(newest=step_batch(1, (0, 2_000), worker="other")), at(2_000), None, "metrics-2")
-    with pytest.raises(UnknownWorker, match="'nobody' has not been heard of"):
+    with pytest.raises(UnknownWorker, match="'nobody' is not known"):
         steps_of(fleet, "nobody", at(2_000), 100 * MS, LIMIT)
     with pytest.raises(StoredElsewhere, match="'metrics-2'"):
         steps_of(fleet, "other", at(2_000), 100 * MS, LIMIT)

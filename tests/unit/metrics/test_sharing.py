@@ -262,7 +262,7 @@ def test_that_instances_tell_does_not_make_figures_live() -> None:
         one.hear(told, silent_ms)
         other.hear(told, silent_ms)
     for instance in (one, other):
-        assert "nothing has come from the broker for" in str(instance.state.not_live(at(silent_ms)))
+        assert "nothing has arrived from the broker for" in str(instance.state.not_live(at(silent_ms)))
 
 
 def test_who_takes_a_worker_over_knows_what_its_batches_tell_once() -> None:

@@ -222,15 +222,15 @@ async def test_a_backlog_beyond_the_target_is_no_balance_though_all_of_it_is_lat
     await cluster.run(25, waiting_tokens=20_000, late=True, come=100)
     verdict = cluster.status().verdict
     assert verdict.code == "balanced", "less than a second of work"
-    assert verdict.sentence.endswith("where 1 just meets a TTFT of 5 s and a TPOT of 50 ms.")
+    assert verdict.sentence.endswith("and 1 would just meet a TTFT of 5 s and a TPOT of 50 ms.")
     await cluster.run(25, waiting_tokens=200_000, late=True, come=100)
     status = cluster.status()
     assert status.verdict.code == "prefill_bound" and status.verdict.action.command
-    assert "200k prompt tokens wait, 7.6 s of work for a TTFT of 5 s" in status.verdict.sentence
+    assert "200k prompt tokens wait, 7.6 s of work against a TTFT target of 5 s" in status.verdict.sentence
     await cluster.run(25, waiting_tokens=800_000, late=True, come=100)
     verdict = cluster.status().verdict
     assert verdict.code == "too_small", "no roles of six workers compute it within 5 s"
-    assert "800k prompt tokens wait, 30 s of work for a TTFT of 5 s" in verdict.sentence
+    assert "800k prompt tokens wait, 30 s of work against a TTFT target of 5 s" in verdict.sentence
     await cluster.run(60, come=100)
     assert cluster.status().verdict.code == "balanced"
 

@@ -125,11 +125,11 @@ async def test_a_planner_that_acts_gives_the_pressures_that_status_shows_as_its_
     decided = await both.run(1, waiting_tokens=100_000, come=1_000)
     (of_status, _), _ = both.voices()
     changed = [each for each in decided.decisions if each.changes]
-    assert changed and all(f"prompts press {of_status:.1f} on" in each.reason for each in changed)
+    assert changed and all(f"prefill pressure {of_status:.1f} on" in each.reason for each in changed)
 
 
 async def test_a_planner_that_acts_before_the_status_shows_pressure_says_that_a_queue_begins():
-    """What came before: "prompts press 0.0 on 2 prefill workers; 4 decode workers ... leave 0.0"."""
+    """What came before: "prefill pressure 0.0 on 2 prefill workers; 4 decode workers ... leave 0.0"."""
     both = BothServices(MODE_AUTO)
     await both.run(12)
     decided = await both.run(1, waiting_tokens=20_000, come=100)

@@ -24,12 +24,12 @@ def test_decode_workers_take_prompts_when_these_press_on_prefill_workers() -> No
     cluster = Cluster(p="prefill", d="decode", e="decode")
     (kept,) = cluster.decide(p=0.4).decisions
     assert (kept.action, kept.reason_code) == (ACTION_KEEP, "balanced")
-    assert kept.reason == "keep: sim: prompts press 0.1 on 1 prefill worker, decodes 0.0 on 2 decode workers"
+    assert kept.reason == "keep: sim: pressure 0.1 on 1 prefill worker, 0.0 on 2 decode workers"
     decided = cluster.decide(p=0.6)
     assert actions(decided) == [(ACTION_SET_BUDGET, "d", "mixed"), (ACTION_SET_BUDGET, "e", "mixed")]
     (told,) = decided.decisions
     assert told.reason == (
-        "prompts press 0.6 on 1 prefill worker; 2 decode workers that take up to 512 prompt tokens a step leave 0.2"
+        "prefill pressure 0.6 on 1 prefill worker; 2 decode workers that take up to 512 prompt tokens a step leave 0.2"
     )
     assert (told.reason_code, told.model) == ("prompts_press", "sim")
     first = told.changes[0]
@@ -71,7 +71,7 @@ def test_prompts_leave_decode_workers_once_they_have_not_pressed_for_a_while() -
         assert cluster.decide().orders == ()
     decided = cluster.decide()
     assert actions(decided) == [(ACTION_SET_BUDGET, "d", "decode")]
-    assert "prompts have pressed less than 0.2 on 1 prefill worker for 10 s" in decided.decisions[0].reason
+    assert "prefill pressure on 1 prefill worker was below 0.2 for 10 s" in decided.decisions[0].reason
 
 
 def test_a_prefill_worker_becomes_a_decode_worker_where_sequences_fill_those_there_are() -> None:
@@ -84,7 +84,9 @@ def test_a_prefill_worker_becomes_a_decode_worker_where_sequences_fill_those_the
     cluster.hear(batch, cluster.ms + 1)
     decided = cluster.state.decide(at(cluster.ms + 1))
     assert actions(decided) == [(ACTION_SET_ROLE, "p", "mixed")]
-    assert decided.decisions[0].reason.startswith("decodes press 1.1 on 1 decode worker; 1 prefill to decode leaves 0.")
+    assert decided.decisions[0].reason.startswith(
+        "decode pressure 1.1 on 1 decode worker; 1 prefill to decode leaves 0."
+    )
     (order,) = decided.orders
     cluster.state.done(order, None, at(cluster.ms))
     again = cluster.state.decide(at(cluster.ms + 2))
@@ -99,7 +101,7 @@ def test_in_advisory_mode_the_same_is_told_and_nothing_is_asked_for() -> None:
         (told,) = decided.decisions
         assert told.action == ACTION_RECOMMEND
         assert (
-            "In mode auto it would act: prompts press 0.9 on 1 prefill worker; 1 decode worker that takes"
+            "In mode auto it would act: prefill pressure 0.9 on 1 prefill worker; 1 decode worker that takes"
             in told.reason
         )
         assert [(each.worker_id, each.assignment.budget_tokens) for each in told.changes] == [("d", CHUNK)]

@@ -125,7 +125,7 @@ def test_the_planner_asks_all_ranks_of_a_group_and_counts_it_as_one_worker() -> 
     cluster = grouped()
     (kept,) = cluster.decide(p0=0.4, p1=0.4).decisions
     assert [(pool.workers, pool.gpus) for pool in kept.inputs.pools] == [(1, 2), (2, 4)]
-    assert "on 1 prefill worker, decodes 0.0 on 2 decode workers" in kept.reason
+    assert "on 1 prefill worker, 0.0 on 2 decode workers" in kept.reason
     decided = cluster.decide(p0=0.6, p1=0.6)
     assert sorted(order.worker.id for order in decided.orders) == ["d0", "d1", "e0", "e1"]
     assert "2 decode workers that take up to" in decided.decisions[0].reason

@@ -44,13 +44,13 @@ def kept(assessment: Assessment | None) -> str:
 
 def test_a_queue_of_a_second_is_not_more_than_there_is_room_for() -> None:
     said = kept(judged(0.6))
-    assert "prompts press 0.3 on 2 prefill workers" in said
+    assert "pressure 0.3 on 2 prefill workers" in said
     assert said.endswith("; no split of roles computes all that waits within a second")
 
 
 def test_work_beyond_every_split_is_called_so() -> None:
     for assessment in (judged(60.0), None):
-        assert kept(assessment).endswith(", which is more than there is in any split of roles")
+        assert kept(assessment).endswith(", which is more than any split of roles has room for")
 
 
 def test_budgets_that_end_because_decodes_do_better_apart_claim_no_calm() -> None:
@@ -58,7 +58,7 @@ def test_budgets_that_end_because_decodes_do_better_apart_claim_no_calm() -> Non
     code, memory = RoleReason.PROMPTS_PRESS, Memory(apart=Apart(on=True))
     apart = RolePlan((), [order], code, SPLITS[0], SPLITS[0], SPLITS, memory)
     said = why_budgets(plan(apart, judged(1.4)), apart)
-    assert said.startswith("more work is done with decodes apart from prompts, which press 0.7 on 2 prefill workers")
+    assert said.startswith("more work is done with prompts on 2 prefill workers only, at a pressure of 0.7")
     calm = replace(apart, code=RoleReason.CALM, memory=Memory())
     assert "for 10 s" in why_budgets(plan(calm, judged(0.2)), calm)
 

@@ -21,13 +21,13 @@ def test_more_than_one_late_request_in_twenty_is_a_cause_and_chance_is_none():
     assert judged(100, 4).grade is Grade.HOLD
     assert judged(100, 6).grade is Grade.FIRE
     assert judged(10, 2).grade is Grade.HOLD
-    assert "6 of 100 requests are over their TTFT of" in judged(100, 6).sentence
+    assert "6 of 100 requests are over their TTFT target of" in judged(100, 6).sentence
 
 
 def test_answers_over_their_tpot_are_late_too_and_ttft_comes_first():
     slow = next(late_causes(state(), Punctuality(100, 0), Punctuality(80, 9)))
     assert slow.grade is Grade.FIRE
-    assert "9 of 80 answers are over their TPOT of" in slow.sentence
+    assert "9 of 80 answers are over their TPOT target of" in slow.sentence
     both = next(late_causes(state(), Punctuality(100, 50), Punctuality(80, 9)))
     assert "50 of 100 requests are over their TTFT" in both.sentence
     held = next(late_causes(state(), Punctuality(100, 4), Punctuality(80, 9)))

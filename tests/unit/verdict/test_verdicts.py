@@ -131,7 +131,7 @@ def test_decodes_are_bound_by_tpot_or_by_kv_whichever_is_worse():
 def test_what_no_roles_relieve_is_too_small_and_says_how_many_workers_would_do():
     found = causes(state(prompts=6.0, decodes=800), LIMITS)[0]
     assert found.code is CauseCode.TOO_SMALL
-    assert "would do" in found.sentence
+    assert "would suffice" in found.sentence
 
 
 def test_a_busy_cluster_that_is_not_short_has_no_cause():
@@ -280,8 +280,8 @@ def test_decodes_are_named_after_a_moment_or_as_slight_after_two_seconds(pressur
 def test_pressure_that_has_not_lasted_is_not_called_balanced_now():
     watch, short = VerdictWatch(LIMITS), state(prompts=5.0, decodes=20)
     sentence = watch.look([short], S).sentence
-    assert sentence.startswith("Balanced until a moment ago: prompts press 1.")
-    assert watch.look([state(prompts=1.0, decodes=20)], 2 * S).sentence.startswith("Balanced: prompts press 0.")
+    assert sentence.startswith("Balanced until a moment ago: prefill pressure 1.")
+    assert watch.look([state(prompts=1.0, decodes=20)], 2 * S).sentence.startswith("Balanced: prefill pressure 0.")
 
 
 def test_between_the_thresholds_what_stands_goes_on_and_what_does_not_stays_away():

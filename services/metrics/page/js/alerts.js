@@ -105,8 +105,8 @@ export class AlertList {
     const { silent, seen } = alerts.quietOf(alert);
     entry.classList.toggle("silent", Boolean(silent));
     const button = entry.querySelector("small").appendChild(document.createElement("button"));
-    [button.textContent, button.title] = ["…", "silence it, or look after it"];
-    button.setAttribute("aria-label", `silence ${nameOf(alert)}, or look after it`);
+    [button.textContent, button.title] = ["…", "silence or acknowledge"];
+    button.setAttribute("aria-label", `silence or acknowledge ${nameOf(alert)}`);
     button.addEventListener("click", () => this.#open(alerts, alert, alike));
     for (const each of [silent, seen].filter(Boolean)) {
       const line = entry.appendChild(document.createElement("span"));
@@ -120,7 +120,7 @@ export class AlertList {
     const { silent, seen } = alerts.quietOf(alert);
     const [$, several] = [(id) => document.getElementById(id), alike.length > 1];
     this.dialog.querySelector("h2").textContent = several ? `${wordsOf(alert)} × ${alike.length}` : nameOf(alert);
-    $("quiet-what").textContent = [silent, seen].filter(Boolean).map(quietText).join("; ") || "A silent alert fires as before, and nobody is called. Who looks after one takes it out of the count until it is over.";
+    $("quiet-what").textContent = [silent, seen].filter(Boolean).map(quietText).join("; ") || "A silenced alert still fires, but notifies nobody. An acknowledged one is left out of the count until it is over.";
     $("quiet-end").hidden = !silent && !seen;
     $("quiet-ack").hidden = several || Boolean(seen);
     const field = $("quiet-token"), said = () => ({ actor: "the page", reason: $("quiet-reason").value });
@@ -137,7 +137,7 @@ export class AlertList {
 /** Until when, by whom, and why. */
 function quietText(each) {
   const why = each.reason ? `: ${each.reason}` : "";
-  if (each.alert_id) return `looked after by ${each.actor} for ${span(Date.now() - each.made_unix_ms)}${why}`;
+  if (each.alert_id) return `acknowledged by ${each.actor} for ${span(Date.now() - each.made_unix_ms)}${why}`;
   return `silent for ${span(each.until_unix_ms - Date.now())} more, by ${each.actor}${why}`;
 }
 

@@ -27,9 +27,9 @@ export const COLUMNS = [
     text: ({ sums }) => coverageText(sums) + (sums[PROVISIONAL_NS] ? " ~" : ""),
   },
   { key: "trend", head: "trend" },
-  depth("running", "running", 0, "requests that are computed now"),
+  depth("running", "running", 0, "requests being computed now"),
   depth("waiting", "waiting", 1, "requests that wait now"),
-  depth("tokens", "tokens", 2, "of prompts that wait to be computed now"),
+  depth("tokens", "tokens", 2, "of prompts waiting to be computed"),
   { key: "clock", head: "clock ahead", of: ["node"], tip: "of the median node's clock, to some milliseconds", value: ({ clock }) => clock, text: ({ clock }) => (clock === undefined ? "–" : `${clock.toFixed(1)} ms`) },
 ];
 

@@ -91,7 +91,7 @@ export class Steps {
       `${steps.length + reported.left_out} steps in ${windowMs / 1000} s to ${clockText(endMs / 1000, 1)}: ` +
       [part("prefill", spent.prefill), part("decode", spent.decode), part("KV wait", spent.kv_wait), part("idle", spent.idle)].join(", ");
     const notes = [];
-    if (!reported.complete) notes.push(`steps before ${clockText(reported.kept_from_unix_ns / 1e9, 1)} are not known any more`);
+    if (!reported.complete) notes.push(`steps before ${clockText(reported.kept_from_unix_ns / 1e9, 1)} are no longer stored`);
     if (reported.left_out) notes.push(`${reported.left_out} later steps are left out`);
     if (steps.length > MAX_ROWS) notes.push(`the table has the last ${MAX_ROWS}, the file ${reported.left_out ? "the first" : "all"} ${steps.length}`);
     this.note.textContent = notes.join("; ");

@@ -77,7 +77,7 @@ def test_a_reader_that_is_behind_raises_one_alert_for_all_its_workers():
     told = cluster.run(40, *many, behind_ms=12_000)
     assert told == [("FulcrumTelemetryStale", "firing", {"scope": "cluster"})]
     assert cluster.desk.book.held_back == ON_TELEMETRY
-    assert cluster.reasons["FulcrumTelemetryStale"].endswith("alerts that stand on it are held back")
+    assert cluster.reasons["FulcrumTelemetryStale"].endswith("alerts that depend on it are held back")
 
 
 def test_alerts_that_fired_before_neither_end_nor_fire_anew_on_old_telemetry():

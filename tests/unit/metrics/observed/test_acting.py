@@ -86,7 +86,7 @@ async def test_a_flood_of_prompts_moves_one_decode_server_and_promises_what_that
     assert (status.planner.last_move.worker, status.planner.last_move.to_role) == move
     (decided,) = acting.events("set_role")
     assert decided.worker == move[0]
-    assert "prompts press" in decided.reason and "decode to prefill leaves" in decided.reason
+    assert "prefill pressure" in decided.reason and "decode to prefill leaves" in decided.reason
     (moved,) = acting.events("role_moved")
     assert moved.actor == "observe"
     (audit,) = acting.audits

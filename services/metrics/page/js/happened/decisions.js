@@ -56,7 +56,7 @@ export class Decisions {
 
   #fill(decisions) {
     this.#decisions = decisions;
-    this.note.textContent = decisions.length ? "" : "none that changes a worker, since this service started";
+    this.note.textContent = decisions.length ? "" : "none has changed a worker since this service started";
     const shown = decisions.map((each) => `${each.id} ${each.measured !== null}`).join();
     if (shown === this.#shown) return;
     this.#shown = shown;
@@ -77,10 +77,10 @@ export class Decisions {
     add("why", decision.reason);
     add("mode", decision.mode);
     for (const each of decision.changes) add(each.worker, `${each.role}${each.budget_tokens ? `, ${each.budget_tokens} prompt tokens a step` : ""}`);
-    if (decision.candidates.length) add("weighed", tableOf(["prefill", "decode", "prompts press", "decodes press", "TTFT", "TPOT", "in time"], decision.candidates.map(candidateCells)));
+    if (decision.candidates.length) add("weighed", tableOf(["prefill", "decode", "prefill pressure", "decode pressure", "TTFT", "TPOT", "in time"], decision.candidates.map(candidateCells)));
     if (decision.measured) {
       const { before, after, after_ms: ms } = decision.measured;
-      add("seen", tableOf(["", "prefill", "decode", "prompts press", "decodes press"], [seenCells("before", before), seenCells(`${(ms / 1000).toFixed(1)} s after`, after)]));
+      add("seen", tableOf(["", "prefill", "decode", "prefill pressure", "decode pressure"], [seenCells("before", before), seenCells(`${(ms / 1000).toFixed(1)} s after`, after)]));
       add("", "Other things happened too, so this is no proof.");
     }
     this.dialog.showModal();
@@ -90,7 +90,7 @@ export class Decisions {
 function rowOf(decision) {
   const row = document.createElement("tr");
   const at = row.insertCell().appendChild(document.createElement("button"));
-  [at.textContent, at.dataset.id, at.title] = [clockText(decision.unix_ms / 1000), decision.id, "what was weighed, and what came of it"];
+  [at.textContent, at.dataset.id, at.title] = [clockText(decision.unix_ms / 1000), decision.id, "alternatives and outcome"];
   row.insertCell().textContent = decision.action.replace("_", " ");
   row.insertCell().textContent = workersOf(decision);
   row.insertCell().textContent = decision.reason;

@@ -24,7 +24,7 @@ export class Fan {
     this.point = head.appendChild(document.createElement("small"));
     const plot = section.appendChild(document.createElement("div"));
     plot.setAttribute("role", "img");
-    plot.setAttribute("aria-label", `${title}: what came, and bands of what may come`);
+    plot.setAttribute("aria-label", `${title}: actual values, and bands of the forecast`);
     const line = (name, width) => ({ stroke: () => colors()[name].css, width, points: { show: false }, spanGaps: false });
     const faded = (alpha) => () => `rgba(${colors()[color].rgb.join()}, ${alpha})`;
     this.chart = makeChart(plot, {
@@ -60,7 +60,7 @@ export class Fan {
   #say(index) {
     const at = (name) => this.chart.data[1 + COLUMNS.indexOf(name)]?.[index];
     if (index == null) this.point.textContent = "";
-    else if (at("past") != null) this.point.textContent = `${when(this.chart, index)} came ${short(at("past"))}`;
+    else if (at("past") != null) this.point.textContent = `${when(this.chart, index)} actual ${short(at("past"))}`;
     else if (at("p50") != null) this.point.textContent = `${when(this.chart, index)} ${short(at("p50"))}, 90 %: ${short(at("p5"))} to ${short(at("p95"))}`;
     else this.point.textContent = "not known";
   }

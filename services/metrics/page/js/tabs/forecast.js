@@ -1,4 +1,4 @@
-// The view of demand to come: a fan for each series, and GPUs needed against GPUs there.
+// The view of demand to come: a fan for each series, and GPUs needed and available.
 
 import { ask } from "../ask.js";
 import { Fan } from "./fan.js";
@@ -88,7 +88,7 @@ export class ForecastTab {
     this.#needs.draw(plan ?? null);
     $("capacity-note").textContent = plan
       ? `${plan.model}, ${plan.slo}: ${planWords(plan)}`
-      : "no plan yet; the metrics service makes one every five minutes where FULCRUM_METRICS_CAPACITY_SLO is set";
+      : "no plan yet; the metrics service makes one every five minutes if FULCRUM_METRICS_CAPACITY_SLO is set";
   }
 
   async #plan() {

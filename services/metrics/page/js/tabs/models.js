@@ -54,7 +54,7 @@ function figuresOf(found) {
   const figures = [
     ["GPUs busy now", String(found.active_now), `of ${found.gpus} in the pool`],
     [`at once within ${span(1000 * found.window_s)}`, ...outcomes(found.at_once)],
-    ...Object.entries(found.asked_within).map(([seconds, each]) => [`models asked within ${span(1000 * Number(seconds))}`, ...outcomes(each)]),
+    ...Object.entries(found.asked_within).map(([seconds, each]) => [`models requested within ${span(1000 * Number(seconds))}`, ...outcomes(each)]),
     ["GPUs to reserve", found.reserve_gpus == null ? DASH : String(found.reserve_gpus), "enough in 99 of 100 windows"],
     ["GPUs kept", String(found.kept_gpus), `by floors, pins and reservations · ${found.needed_gpus} needed now`],
   ];

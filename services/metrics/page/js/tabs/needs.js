@@ -6,7 +6,7 @@ import { DASH } from "../status/words.js";
 import { dayTime } from "./words.js";
 
 const { uPlot } = globalThis;
-const HEADS = ["pool", "there", "needed now", "at most", "short from, half of paths", "one of twenty", "most likely to be short"];
+const HEADS = ["pool", "there", "needed now", "at most", "short from (half of sampled paths)", "one of twenty", "most likely to be short"];
 const HEADROOM = 1.25;
 
 export class Needs {
@@ -53,7 +53,7 @@ class NeedChart {
     this.point = head.appendChild(document.createElement("small"));
     const plot = section.appendChild(document.createElement("div"));
     plot.setAttribute("role", "img");
-    plot.setAttribute("aria-label", `GPUs that ${phase} needs over time, and those there`);
+    plot.setAttribute("aria-label", `GPUs that ${phase} needs over time, and those available`);
     const stepped = uPlot.paths.stepped({ align: 1 });
     const line = (color, more) => ({ stroke: () => colors()[color].css, width: 2, points: { show: false }, paths: stepped, ...more });
     this.chart = makeChart(plot, {
@@ -81,6 +81,6 @@ class NeedChart {
   #say(index) {
     const [times, asked, half, there] = this.chart.data;
     const have = there[0] == null ? "" : ` · red: ${there[0]} there`;
-    this.point.textContent = index == null ? `bold: enough at the asked confidence · dashed: in half of the paths${have}` : `${dayTime(times[index])} ${asked[index]} needed, in half of the paths ${half[index]}${have}`;
+    this.point.textContent = index == null ? `bold: enough at the chosen confidence · dashed: in half of the sampled paths${have}` : `${dayTime(times[index])} ${asked[index]} needed, in half of the paths ${half[index]}${have}`;
   }
 }

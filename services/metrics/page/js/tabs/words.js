@@ -35,6 +35,6 @@ export function planWords({ shortages, confidence, pools }) {
   if (shortages.length) {
     return shortages.map(({ phase, gpus, at_unix_s: at, sure }) => `${phase} is short by ${gpus} GPU${gpus === 1 ? "" : "s"} from ${dayTime(at)}, ${Math.round(100 * sure)} % sure`).join("; ");
   }
-  if (Object.values(pools).every(({ there }) => there === null)) return "how many GPUs are there is not known";
-  return `those there are enough; figures are enough for ${Math.round(100 * confidence)} % of what may come`;
+  if (Object.values(pools).every(({ there }) => there === null)) return "the number of available GPUs is unknown";
+  return `enough GPUs are available; figures suffice for ${Math.round(100 * confidence)} % of possible demand`;
 }

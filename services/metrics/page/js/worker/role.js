@@ -7,7 +7,7 @@ const WHAT = {
   prefill: "computes prompts; its running sequences move with their KV",
   decode: "computes tokens after the first",
   mixed: "computes tokens, and prompts beside them",
-  standby: "takes no work; what runs on it ends or moves",
+  standby: "takes no work; its running sequences end or move",
 };
 const $ = (id) => document.getElementById(id);
 
@@ -36,7 +36,7 @@ export class RoleControl {
   #open(role) {
     const [worker, dialog, field] = [this.#worker, $("ask-role"), $("ask-role-token")];
     dialog.querySelector("h2").textContent = `${worker} → ${role}?`;
-    $("ask-role-what").textContent = `A worker that is ${role} ${WHAT[role]}. The planner leaves it so for a minute.`;
+    $("ask-role-what").textContent = `A worker that is ${role} ${WHAT[role]}. The planner does not change it for a minute.`;
     askWith(dialog, field, $("ask-role-refused"), async () => {
       const body = { role, actor: "the page", reason: $("ask-role-reason").value };
       const found = await change("PUT", `v1/workers/${encodeURIComponent(worker)}/role`, body, field);
