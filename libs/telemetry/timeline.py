@@ -113,6 +113,8 @@ class Timeline:
         self._newest: StepBatch | None = None
         self._stays: tuple[object, ...] = ()
         """The worker's description as of the newest batch, in the fields of `what_stays`."""
+        self.revision = 0
+        """The number of changes of the description, the incarnation included."""
         self._goes_on = False
         """True if the state of the worker allows `follow` to take its next batch."""
         self._facts: WorkerFacts | None = None
@@ -351,6 +353,7 @@ class Timeline:
         self._shape.take(batch)
         stays = what_stays(batch)
         if stays != self._stays:
+            self.revision += 1
             self._stays = deepcopy(stays)  # copied, as a submessage keeps its whole batch in memory
         self._newest, self._facts = batch, None
 
@@ -358,6 +361,7 @@ class Timeline:
         number = batch.sequence
         if number >= self._next:
             self._take_newest(batch)
+            self.revision += (batch.incarnation, batch.last) != (self._incarnation, self._left)
             self._incarnation, self._left = batch.incarnation, batch.last
             if number == self._next:  # the usual case
                 self._next += 1
