@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -307,7 +308,8 @@ class FleetTelemetry:
         taken = self._sort_in_time(batch, worker_id)
         if taken is BatchOutcome.COUNTED:
             self.directory.heard(worker_id, batch.covered_to_unix_ns)
-            self._note_asides([batch], [now_ns])
+            self._nodes.note([batch.node], [batch.covered_to_unix_ns], [now_ns])
+            self._note_asides([batch])
         return taken
 
     def _sort_in_time(self, batch: StepBatch, worker_id: str) -> BatchOutcome:
@@ -325,8 +327,9 @@ class FleetTelemetry:
             self._report_change(timeline, worker_id, batch.covered_to_unix_ns)
         return taken
 
-    def _note_asides(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
-        self._nodes.note(batches, arrived_ns)
+    def _note_asides(self, batches: Sequence[StepBatch]) -> None:
+        for batch in batches:
+            self._nodes.add(batch)
         self.estimates.note(batches)
         if self.directory.relayed:  # the process that reads such a worker counts its transfers
             batches = [batch for batch in batches if batch.worker_id not in self.directory.relayed]
@@ -356,7 +359,10 @@ class FleetTelemetry:
         gathered, self._followed = StepBatchColumns.of(self._followed), []
         worker_ids = gathered.worker_ids
         self._batches[BatchOutcome.COUNTED] += len(worker_ids)
-        self._note_asides(gathered.batches, gathered.arrived_ns)
+        self._nodes.note(gathered.nodes, gathered.highs_ns, gathered.arrived_ns)
+        # A worker with estimates drops them with the first batch that has none.
+        noted = gathered.batches if len(self.estimates) else list(compress(gathered.batches, gathered.fuller))
+        self._note_asides(noted)
         laid = lay(gathered, self._prefill_shares)
         if not laid.plain.all():  # a batch that is not plain affects the worker's other batches
             sorted_in = {worker_ids[index] for index in np.flatnonzero(~laid.plain).tolist()}

@@ -249,6 +249,9 @@ class CpuWaits:
         self._known: OrderedDict[str, tuple[float, int]] = OrderedDict()
         """Pairs of (share, end of the newest batch) by worker."""
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def note(self, batch: StepBatch) -> None:
         """Record a worker's batch; one that is older than the known ones changes nothing."""
         end_ns, span_ns = batch.covered_to_unix_ns, batch.covered_to_unix_ns - batch.covered_from_unix_ns
@@ -286,15 +289,13 @@ class NodeStats:
         self.cpu_waits = CpuWaits()
         self.kv_links = KvLinks(incarnation_of, self.cpu_waits.are_long)
 
-    def note(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
-        """Update clocks and counters from batches and their times of arrival."""
-        for batch in batches:
-            self.add(batch)
-        delays_ns = [at_ns - batch.covered_to_unix_ns for batch, at_ns in zip(batches, arrived_ns, strict=True)]
+    def note(self, nodes: Sequence[str], covered_to_ns: Sequence[int], arrived_ns: Sequence[int]) -> None:
+        """Update clocks from the nodes of batches, the ends of their covers and their times of arrival."""
+        delays_ns = np.array(arrived_ns, np.int64) - np.array(covered_to_ns, np.int64)
         # Index of the batch with the smallest delay, by node. The others arrived with it and add nothing.
-        longest_first = sorted(range(len(batches)), key=delays_ns.__getitem__, reverse=True)
-        for node, place in {batches[place].node: place for place in longest_first}.items():
-            self.clocks.note(node, batches[place].covered_to_unix_ns, arrived_ns[place])
+        longest_first = np.argsort(-delays_ns, kind="stable").tolist()
+        for node, place in {nodes[place]: place for place in longest_first}.items():
+            self.clocks.note(node, covered_to_ns[place], arrived_ns[place])
 
     def add(self, batch: StepBatch) -> None:
         if batch.gpu_readings:

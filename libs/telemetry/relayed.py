@@ -57,13 +57,12 @@ def _most() -> NDArray[np.uint64]:
 _MOST: Final = _most()
 
 
-def shared_loads(worker_ids: Sequence[str], rows: Sequence[tuple[int, ...]], part: int) -> SharedLoads:
-    """Build the columns of workers from one row each in the order of `COLUMNS`; no rows leave the columns out."""
+def shared_loads(worker_ids: Sequence[str], columns: Columns | None, part: int) -> SharedLoads:
+    """Build the message about workers; without `columns` it only names them."""
     message = SharedLoads(worker_ids=worker_ids, part=part)
-    if rows:
+    if columns is not None:
         # One worker's impossible count must not make the columns of all of them invalid.
-        columns = np.minimum(np.array(rows, np.uint64), _MOST).T
-        for name, column in zip(COLUMNS, columns, strict=True):
+        for name, column in zip(COLUMNS, np.minimum(columns, _MOST[:, None]), strict=True):
             if column.any():
                 setattr(message, name, column.astype("<u8").tobytes())
     return message

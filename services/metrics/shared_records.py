@@ -5,6 +5,7 @@ The form with columns costs a tenth. The one with a message for each worker is f
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import chain
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -21,7 +22,7 @@ from libs.telemetry.columns import Ints
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.fleet_loads import cpu_wait
 from libs.telemetry.history import WrittenWindow
-from libs.telemetry.relayed import LOAD_FIELDS, shared_loads
+from libs.telemetry.relayed import COLUMNS, LOAD_FIELDS, Columns, shared_loads
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.timeline import Timeline
 
@@ -70,15 +71,28 @@ def _steps_of(worker_id: str, fleet: FleetTelemetry) -> tuple[int, int, int, int
 class Report(NamedTuple):
     """A worker's newest batch with its arrival, and the number of the description that it belongs to."""
 
+    worker_id: str
     batch: StepBatch
     arrived_ns: int
     description: int
 
-    def row(self, fleet: FleetTelemetry) -> tuple[int, ...]:
-        """Return the worker's entries in the columns of a record."""
-        covered_to_ns, dropped, dummy_steps, load = _OF_BATCH(self.batch)
-        own = (self.description, self.arrived_ns, covered_to_ns, *_steps_of(self.batch.worker_id, fleet))
-        return (*own, dropped, dummy_steps, cpu_wait(fleet, self.batch), *_OF_LOAD(load))
+
+def _columns_of(reports: Sequence[Report], fleet: FleetTelemetry) -> Columns:
+    """Return the columns of workers in the order of `COLUMNS`."""
+    count = len(reports)
+    if not count:
+        return np.zeros((len(COLUMNS), 0), np.uint64)
+    worker_ids, batches, arrived_ns, descriptions = zip(*reports, strict=True)
+    covered_to_ns, dropped, dummy_steps, loads = zip(*map(_OF_BATCH, batches), strict=True)
+    steps = zip(*(_steps_of(worker_id, fleet) for worker_id in worker_ids), strict=True)
+    waits = [cpu_wait(fleet, batch) for batch in batches] if len(fleet.cpu_waits) else [0] * count
+    own = (descriptions, arrived_ns, covered_to_ns, *steps, dropped, dummy_steps, waits)
+    found = np.zeros((len(COLUMNS), count), np.uint64)
+    for column, entries in enumerate(own):
+        found[column] = np.fromiter(entries, np.uint64, count)
+    counts = np.fromiter(chain.from_iterable(map(_OF_LOAD, loads)), np.uint64, count * len(LOAD_FIELDS))
+    found[len(own) :] = counts.reshape(count, len(LOAD_FIELDS)).T
+    return found
 
 
 class Descriptions:
@@ -126,17 +140,17 @@ def column_messages(
     reports: Sequence[Report], due: Sequence[Report], windows: Sequence[WrittenWindow], fleet: FleetTelemetry
 ) -> Iterator[SharedWindows]:
     """Yield as many messages as needed, at least one, with columns of all reports and the descriptions in `due`."""
-    described = {each.batch.worker_id: each for each in due}
+    described = {each.worker_id: each for each in due}
     for part, first in enumerate(range(0, max(len(reports), 1), MAX_WORKERS_A_RECORD)):
         own = reports[first : first + MAX_WORKERS_A_RECORD]
-        ids = [each.batch.worker_id for each in own]
+        ids = [each.worker_id for each in own]
         places = {worker_id: place for place, worker_id in enumerate(ids)}
         wanted = [each for worker_id in ids if (each := described.get(worker_id)) is not None]
         cells = [found for window in windows if (found := _columns(window, places)) is not None]
         records = max(-(-len(wanted) // MAX_DESCRIBED), -(-len(cells) // MAX_WINDOWS_A_RECORD), 1)
         for number in range(records):
             # The last record has the loads, when all descriptions are known.
-            loads = shared_loads(ids, [each.row(fleet) for each in own] if number == records - 1 else (), part)
+            loads = shared_loads(ids, _columns_of(own, fleet) if number == records - 1 else None, part)
             loads.windows.extend(cells[number * MAX_WINDOWS_A_RECORD : (number + 1) * MAX_WINDOWS_A_RECORD])
             sent = wanted[number * MAX_DESCRIBED : (number + 1) * MAX_DESCRIBED]
             workers = [shared_worker(each.batch, each.arrived_ns, fleet, each.description) for each in sent]

@@ -237,7 +237,7 @@ class Sharing:
             return messages([shared_worker(*each, fleet) for _, each in newest], windows)
         before, timelines = self._descriptions.last, fleet.directory.timelines
         reports = [
-            Report(batch, arrived_ns, self._descriptions.number(name, timelines.get(name)))
+            Report(name, batch, arrived_ns, self._descriptions.number(name, timelines.get(name)))
             for name, (batch, arrived_ns) in newest
         ]
         self._descriptions.forget_all_but(self._newest.keys())

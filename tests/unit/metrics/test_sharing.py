@@ -249,7 +249,7 @@ def test_however_much_there_is_to_tell_each_record_with_columns_is_one_that_a_br
     for batch in batches:
         batch.compute.CopyFrom(COMPUTE)
         batch.step_time.CopyFrom(STEP_TIME)
-    reports = [Report(batch, at(100), number) for number, batch in enumerate(batches, 1)]
+    reports = [Report(batch.worker_id, batch, at(100), number) for number, batch in enumerate(batches, 1)]
     everybody = cells([Written(name, PhaseTime(TICK_NS, 30 * MS, 40 * MS, 10 * MS), 1) for name in names])
     windows = [WrittenWindow(at(100 * n), everybody, False) for n in range(45)]
     told = list(column_messages(reports, reports, windows, teller.fleet))

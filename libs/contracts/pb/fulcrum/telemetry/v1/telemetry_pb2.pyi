@@ -22,7 +22,7 @@ OUTCOME_REJECTED: Outcome
 OUTCOME_FAILED: Outcome
 
 class StepBatch(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "starved", "kv_transfers", "load", "dropped_batches", "engine", "step_time", "compute", "gpu_readings", "kv_blocks", "max_sequences", "last", "block_size_tokens", "chunk_tokens", "group", "dummy_steps", "sched_delay_ns", "estimate")
+    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "starved", "kv_transfers", "load", "dropped_batches", "engine", "step_time", "compute", "gpu_readings", "kv_blocks", "max_sequences", "last", "block_size_tokens", "chunk_tokens", "group", "dummy_steps", "sched_delay_ns", "estimate", "description")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class StepBatch(_message.Message):
     DUMMY_STEPS_FIELD_NUMBER: _ClassVar[int]
     SCHED_DELAY_NS_FIELD_NUMBER: _ClassVar[int]
     ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     sequence: int
@@ -77,7 +78,8 @@ class StepBatch(_message.Message):
     dummy_steps: DummySteps
     sched_delay_ns: int
     estimate: PhaseEstimate
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., starved: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., compute: _Optional[_Union[_common_pb2.Compute, _Mapping]] = ..., gpu_readings: _Optional[_Iterable[_Union[GpuReading, _Mapping]]] = ..., kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., last: _Optional[bool] = ..., block_size_tokens: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., group: _Optional[str] = ..., dummy_steps: _Optional[_Union[DummySteps, _Mapping]] = ..., sched_delay_ns: _Optional[int] = ..., estimate: _Optional[_Union[PhaseEstimate, _Mapping]] = ...) -> None: ...
+    description: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., starved: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., compute: _Optional[_Union[_common_pb2.Compute, _Mapping]] = ..., gpu_readings: _Optional[_Iterable[_Union[GpuReading, _Mapping]]] = ..., kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., last: _Optional[bool] = ..., block_size_tokens: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., group: _Optional[str] = ..., dummy_steps: _Optional[_Union[DummySteps, _Mapping]] = ..., sched_delay_ns: _Optional[int] = ..., estimate: _Optional[_Union[PhaseEstimate, _Mapping]] = ..., description: _Optional[int] = ...) -> None: ...
 
 class PhaseEstimate(_message.Message):
     __slots__ = ("busy_ns", "prefill_ns", "prefill_low_ns", "prefill_high_ns")
