@@ -260,7 +260,8 @@ class Sharing:
             self._hear_peer(message)
         from_ns = max(from_ns, now_ns - MAX_AGE_NS)
         if message.HasField("loads"):
-            self._hear_columns(message, now_ns, fleet, ahead_ns=now_ns - sent_ns if fresh else None)
+            if not self._hear_columns(message, now_ns, fleet, ahead_ns=now_ns - sent_ns if fresh else None):
+                return
             worker_ids = list(message.loads.worker_ids)
             for each in message.loads.windows:
                 cells = partial(cells_of_columns, each, worker_ids, rollups.tiers[0].window_ns)
@@ -277,14 +278,17 @@ class Sharing:
 
     def _hear_columns(
         self, message: SharedWindows, now_ns: int, fleet: FleetTelemetry, *, ahead_ns: int | None
-    ) -> None:
+    ) -> bool:
+        """Enter a record's loads; return False if its columns are invalid, so that its windows cannot be trusted."""
         try:
             invalid = fleet.relay_columns(
                 message.loads, message.workers, now_ns, ahead_ns=ahead_ns, reader=message.metrics_id
             )
         except ValueError:
-            invalid = 1
+            self.left_out[LeftOut.MALFORMED] += 1
+            return False
         self.left_out[LeftOut.MALFORMED] += invalid
+        return True
 
     def _hear_peer(self, message: SharedWindows) -> None:
         known = self._peers.get(message.metrics_id)

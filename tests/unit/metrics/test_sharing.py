@@ -350,7 +350,6 @@ def test_columns_of_nonsense_change_nothing() -> None:
     ):
         bad = SharedWindows.FromString(message.SerializeToString())
         setattr(bad.loads, name, spoiled)
-        del bad.loads.windows[:]
         hearer.hear([bad], 200)
         assert hearer.sharing.left_out[LeftOut.MALFORMED] == count
         assert hearer.fleet.directory.facts("w") == known
