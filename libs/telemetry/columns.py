@@ -7,7 +7,7 @@ gathered, computed in arrays and summed into the newest windows before anything 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from itertools import pairwise, repeat
+from itertools import compress, pairwise, repeat
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -38,7 +38,7 @@ PrefillShares = Callable[[StepBatch], list[int]]
 """A function that returns the prefill part of each step of a batch, 0..`FULL_SHARE`; it raises ValueError for
 malformed steps.
 """
-Followed = tuple[StepBatch, str, int, int, Sequence[bytes], int]
+Followed = tuple[StepBatch, str, int, int, Sequence[bytes], int, str, bool]
 """A single batch with the fields of `StepBatchColumns` in order. It is a bare tuple, as millions are made."""
 
 
@@ -53,6 +53,9 @@ class StepBatchColumns(NamedTuple):
     columns: Sequence[Sequence[bytes]]
     """Packed columns of each batch's steps, in the order of `StepRow`; one of zeros may be empty."""
     arrived_ns: Sequence[int]
+    nodes: Sequence[str]
+    fuller: Sequence[bool]
+    """False for batches with nothing but steps and loads. Asking each part of them costs as much as their steps."""
 
     @classmethod
     def of(cls, followed: Sequence[Followed]) -> Self:
@@ -96,14 +99,15 @@ def lay(gathered: StepBatchColumns, prefill_shares: Callable[[StepBatch], list[i
         return side_by_side([columns[index] for columns in gathered.columns], counts)
 
     covers = Spans(indices, np.array(gathered.lows_ns, np.int64), np.array(gathered.highs_ns, np.int64))
-    steps, waits = Spans(of, column(START), column(END)), _waits(gathered.batches)
+    fuller = list(compress(enumerate(gathered.batches), gathered.fuller))
+    steps, waits = Spans(of, column(START), column(END)), _waits(fuller)
     plain = _apart(covers, steps, waits)
     has_prefill, has_decode = column(PREFILL_TOKENS) != 0, column(DECODE_SEQUENCES) != 0
-    if any(batch.steps.encoded_images for batch in gathered.batches):
+    if any(columns[ENCODED_IMAGES] for columns in gathered.columns):
         has_prefill |= column(ENCODED_IMAGES) != 0
     shares = np.where(has_prefill, FULL_SHARE, 0)
     mixed = {*np.unique(of[has_prefill & has_decode]).tolist()}
-    mixed.update(index for index, batch in enumerate(gathered.batches) if batch.HasField("estimate"))
+    mixed.update(index for index, batch in fuller if batch.HasField("estimate"))
     for index in sorted(mixed):
         try:
             shares[edges[index] : edges[index + 1]] = prefill_shares(gathered.batches[index])
@@ -169,12 +173,9 @@ def _prior(engine: str) -> StepTimeModel:
     return prior_step_time(engine)
 
 
-def _waits(batches: Sequence[StepBatch]) -> Spans:
-    waits = [
-        (index, wait.start_unix_ns, wait.end_unix_ns)
-        for index, batch in enumerate(batches)
-        for wait in batch.kv_waits or ()
-    ]
+def _waits(batches: Iterable[tuple[int, StepBatch]]) -> Spans:
+    """Return the KV waits of batches that come with their places."""
+    waits = [(index, wait.start_unix_ns, wait.end_unix_ns) for index, batch in batches for wait in batch.kv_waits]
     # Values too large for an int64 wrap from uint64 to negative ones, which lie before any cover.
     return Spans(*np.array(waits, np.uint64).reshape(-1, 3).T.astype(np.int64))
 

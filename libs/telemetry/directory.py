@@ -1,26 +1,27 @@
 """The workers that are known, and the latest report of each. Pure."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
+import numpy as np
+
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker
-from libs.telemetry.steps import FULL_SHARE, RunningStep
+from libs.telemetry.relayed import Relayed, RelayedRow, RelayTable, reported_by
+from libs.telemetry.rollups import MAX_WORKERS
 from libs.telemetry.timeline import Timeline
 from libs.telemetry.workers import (
     LISTED_FACTS,
     LISTED_FOR_NS,
     LOAD_NS,
     RELIST_NS,
+    REPORTED,
     Listing,
     Loads,
     WorkerFacts,
-    facts_of,
     listed_of,
     loads_of,
-    reported_compute,
+    reported_of,
 )
 
 LISTED_NS: Final = 300 * 1_000_000_000
@@ -29,38 +30,13 @@ exceeds the delay of alerts: Prometheus's rule waits a minute over gauges of 15 
 """
 LEFT_NS: Final = 60 * 1_000_000_000
 """The time for which a worker that left in good order stays listed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Relayed:
-    """A worker whose telemetry another process reads, as that process reports it."""
-
-    facts: WorkerFacts
-    last_step_end_ns: int
-    lost_batches: int
-    running_step: RunningStep | None
-    reader: str = ""
-    """The name of the process that reads the worker's telemetry."""
-
-    @property
-    def incarnation(self) -> int:
-        return self.facts.incarnation
+BEHIND_NS: Final = 500_000_000
+"""The lead of another process's report at which this process drops its own timeline of a worker."""
+MAX_TABLES: Final = 256
+"""The maximum number of reported tables, of 1,000 workers each; the one that was reported first gives way."""
 
 
 _described: Final = attrgetter("reader", *(f"facts.{name}" for name in LISTED_FACTS))
-
-
-def relayed_of(worker: SharedWorker, reader: str) -> Relayed:
-    """Build the entry of a worker that the process `reader` reports."""
-    batch = worker.newest
-    facts = facts_of(batch, reported_compute(batch))
-    return Relayed(facts, worker.last_step_end_unix_ns, worker.lost_batches, _running_step(worker), reader)
-
-
-def _running_step(worker: SharedWorker) -> RunningStep | None:
-    if not 0 < worker.running_step_unix_ns <= worker.newest.covered_to_unix_ns:
-        return None
-    return worker.running_step_unix_ns, min(worker.running_step_share, FULL_SHARE)
 
 
 class WorkerDirectory:
@@ -69,10 +45,12 @@ class WorkerDirectory:
     def __init__(self) -> None:
         self.timelines: dict[str, Timeline] = {}
         """Timelines of the workers that this process reads. The fleet adds and removes them, then calls `heard`."""
-        self.relayed: dict[str, Relayed] = {}
+        self.relayed: dict[str, Relayed | RelayedRow] = {}
         """Workers that other processes report. A worker that this process reads is also here while the other process
         covers more of its time.
         """
+        self._tables: dict[tuple[str, int], RelayTable] = {}
+        """Reports of other processes as columns, by process and part."""
         self.newest_cover_ns = 0
         """The latest moment that any batch covers."""
         self._order: list[str] | None = None
@@ -90,14 +68,43 @@ class WorkerDirectory:
         if worker_id not in self._listing.known_ids:  # it was given up or had left
             self._listed_ns = None
         relayed = self.relayed.get(worker_id) if self.relayed else None
-        if relayed is not None and covered_to_ns > relayed.facts.covered_to_unix_ns:
+        if relayed is not None and covered_to_ns > relayed.covered_to_ns:
+            relayed.detach()
             del self.relayed[worker_id]
             self._listed_ns = None
 
-    def relay(self, worker: Relayed) -> None:
+    def covers_more(self, worker_id: str, covered_to_ns: int) -> bool:
+        """Report whether more of a worker's time is known than another process reports."""
+        timeline, known = self.timelines.get(worker_id), self.relayed.get(worker_id)
+        newest = None if timeline is None else timeline.newest
+        if newest is not None and newest.covered_to_unix_ns > covered_to_ns - BEHIND_NS:
+            return True
+        return known is not None and known.covered_to_ns > covered_to_ns
+
+    def table(self, reader: str, part: int) -> RelayTable:
+        """Return the table of a part of the workers that the process `reader` reports."""
+        table = self._tables.get((reader, part))
+        if table is None:
+            if len(self._tables) >= MAX_TABLES:
+                self._tables.pop(next(iter(self._tables))).enrol([])
+            table = self._tables[reader, part] = RelayTable(reader)
+        return table
+
+    def relay_rows(self, table: RelayTable, places: Iterable[int], newest_cover_ns: int) -> None:
+        """Record that the workers at `places` follow a table from now on, whose newest columns cover so far."""
+        for place in places:
+            self.relay(table.attach(place))
+        self.newest_cover_ns = max(newest_cover_ns, self.newest_cover_ns)
+        self._known = None
+
+    def relay(self, worker: Relayed | RelayedRow) -> None:
         """Record the state of a worker that another process reads."""
-        worker_id, covered_to_ns = worker.facts.worker_id, worker.facts.covered_to_unix_ns
+        worker_id, covered_to_ns = worker.facts.worker_id, worker.covered_to_ns
         known = self.relayed.get(worker_id)
+        if known is None and len(self.relayed) >= MAX_WORKERS:
+            self.relayed.pop(self.longest_silent(self.relayed)).detach()
+        elif known is not None and known is not worker:
+            known.detach()
         self.relayed[worker_id] = worker
         self.newest_cover_ns = max(covered_to_ns, self.newest_cover_ns)
         self._known = None
@@ -123,7 +130,7 @@ class WorkerDirectory:
         relayed = self.relayed.get(worker_id)
         return relayed.reader if relayed else None
 
-    def newest(self, worker_id: str) -> Relayed | Timeline | None:
+    def newest(self, worker_id: str) -> Relayed | RelayedRow | Timeline | None:
         """Return the source that covers most of a worker's time; None for an unknown worker."""
         return self.relayed.get(worker_id) or self.timelines.get(worker_id)
 
@@ -177,14 +184,23 @@ class WorkerDirectory:
     def loads(self, now_ns: int) -> Loads:
         """Return the latest loads of the workers of `listing`."""
         listing, relayed, timelines = self.listing(now_ns), self.relayed, self.timelines
-        newest = [relayed[name].facts if name in relayed else timelines[name].newest for name in listing.ids]
-        return loads_of(listing, newest, now_ns)
+        if not relayed:
+            return loads_of(listing, reported_of([timelines[name].newest for name in listing.ids]), now_ns)
+        reported = np.zeros((len(listing.ids), len(REPORTED)), np.uint64)
+        others = [relayed.get(name) for name in listing.ids]
+        single = [place for place, each in enumerate(others) if not isinstance(each, RelayedRow)]
+        newest = [timelines[listing.ids[place]].newest if others[place] is None else others[place] for place in single]
+        reported[single] = reported_of([each.facts if isinstance(each, Relayed) else each for each in newest])
+        rows = [(place, each) for place, each in enumerate(others) if isinstance(each, RelayedRow)]
+        if rows:
+            reported[[place for place, _ in rows]] = reported_by([row for _, row in rows])
+        return loads_of(listing, reported, now_ns)
 
     def silent_elsewhere(self, since_ns: int, now_ns: int) -> list[WorkerFacts]:
         """Return listed workers of other processes that have not left and whose last report covers less than
         `since_ns`.
         """
-        silent = (each.facts for each in self.relayed.values() if each.facts.covered_to_unix_ns < since_ns)
+        silent = [each.facts for each in self.relayed.values() if each.covered_to_ns < since_ns]
         return [facts for facts in silent if not facts.left and self._is_listed(facts, now_ns)]
 
     def longest_silent(self, worker_ids: Iterable[str]) -> str:

@@ -1,14 +1,13 @@
-"""The timelines of all workers, bounded in number, and the history of windows that follows them. Time is passed in."""
+"""The timelines of all workers, bounded in number. Time is passed in."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import compress, islice
+from itertools import compress
 from typing import Final
 
 import numpy as np
 
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedLoads, SharedWorker, StepBatch
 from libs.contracts.step_row import ENTRY_BYTES
 from libs.perfmodel.utilisation import Effort
 from libs.policy.kv_links import KvLink
@@ -22,13 +21,21 @@ from libs.telemetry.columns import (
     WindowAccumulator,
     lay,
 )
-from libs.telemetry.directory import Relayed, WorkerDirectory, relayed_of
+from libs.telemetry.directory import WorkerDirectory
 from libs.telemetry.estimates import Estimates
 from libs.telemetry.nodes import Clocks, NodeGpus, NodeStats, Peer
-from libs.telemetry.rollups import MAX_WORKERS, NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells, RollUps
+from libs.telemetry.relayed import (
+    ARRIVED,
+    COVERED_TO,
+    LAST_STEP_END,
+    Relayed,
+    RelayedRow,
+    columns_of,
+    relayed_of,
+)
+from libs.telemetry.rollups import MAX_WORKERS, NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.steps import PhaseTime, RunningStep
 from libs.telemetry.timeline import MAX_STEPS, BatchOutcome, Timeline
-from libs.telemetry.workers import Listing, Members, member_of
 
 MAX_FLEET_STEPS: Final = 1_250_000
 """The bound on steps of all workers, 90 MB with what the steps computed.
@@ -42,8 +49,6 @@ MAX_FOLLOWED: Final = 1_024
 """The maximum number of batches gathered before they are entered, a tenth of a second of a thousand workers."""
 MAX_AHEAD_NS: Final = 60 * 1_000_000_000
 """The furthest that a batch may reach into the future. Clocks do not differ by more, so a later one is malformed."""
-BEHIND_NS: Final = 500_000_000
-"""The lead of another process's report at which this process drops its own timeline of a worker."""
 Changes = Callable[[Sequence[str], Ints, Ints], None]
 """A callback that receives worker ids with the begin and end of the time that has changed for each."""
 Windows = Callable[[str, int, int], PhaseTime]
@@ -78,7 +83,7 @@ class FleetTelemetry:
         if covered_to_ns > now_ns + MAX_AHEAD_NS:
             return self._count(BatchOutcome.MALFORMED)
         relayed = directory.relayed.get(worker_id) if directory.relayed else None
-        if relayed is not None and covered_to_ns > relayed.facts.covered_to_unix_ns:
+        if relayed is not None and covered_to_ns > relayed.covered_to_ns:
             self.settle()  # gathered batches are counted by the other process, which is forgotten after this batch
         timeline = directory.timelines.get(worker_id)
         try:
@@ -154,21 +159,55 @@ class FleetTelemetry:
         newest_ns = max(batch.covered_to_unix_ns, worker.last_step_end_unix_ns)
         if not batch.worker_id or newest_ns > now_ns + MAX_AHEAD_NS:
             return False
-        timeline, known = self.directory.timelines.get(batch.worker_id), self.directory.relayed.get(batch.worker_id)
-        behind_ns = batch.covered_to_unix_ns - BEHIND_NS
-        if timeline is not None and timeline.facts is not None and timeline.facts.covered_to_unix_ns > behind_ns:
-            return True
-        if known is not None and known.facts.covered_to_unix_ns > batch.covered_to_unix_ns:
+        if self.directory.covers_more(batch.worker_id, batch.covered_to_unix_ns):
             return True
         self._forget(batch.worker_id)
-        if known is None and len(self.directory.relayed) >= MAX_WORKERS:
-            del self.directory.relayed[self.directory.longest_silent(self.directory.relayed)]
         self.directory.relay(relayed_of(worker, reader))
         self._nodes.add(batch)
         if arrived_ns is not None:
             self.latest_arrival_ns = max(arrived_ns, self.latest_arrival_ns or 0)
             self._nodes.clocks.note(batch.node, batch.covered_to_unix_ns, arrived_ns)
         return True
+
+    def relay_columns(
+        self, loads: SharedLoads, described: Iterable[SharedWorker], now_ns: int, *, ahead_ns: int | None, reader: str
+    ) -> int:
+        """Record workers that the process `reader` reports side by side, as `relay` does each; return how many entries
+        are invalid. Raise ValueError if all are.
+
+        `ahead_ns` is the lead of this process's clock with the time that the report took, None if unknown. Workers
+        without a description are left out.
+        """
+        self.settle()
+        directory = self.directory
+        table = directory.table(reader, loads.part)
+        table.enrol(list(loads.worker_ids))
+        for worker in described:
+            if table.describe(worker):
+                directory.said_new()
+            if worker.newest.gpu_readings:
+                self._nodes.hardware.add(worker.newest)
+        if not loads.covered_to_unix_ns:
+            return 0
+        columns = columns_of(loads)
+        timely = columns[[COVERED_TO, LAST_STEP_END]].max(axis=0) <= np.uint64(now_ns + MAX_AHEAD_NS)
+        taken, new = table.newer(columns) & timely, []
+        for place in table.contested(taken, directory.timelines.keys()):
+            if directory.covers_more(table.worker_ids[place], int(columns[COVERED_TO, place])):
+                taken[place] = False
+            else:
+                self._forget(table.worker_ids[place])
+                new.append(place)
+        table.take(columns, taken)
+        if taken.any():
+            directory.relay_rows(table, new, int(columns[COVERED_TO, taken].max()))
+            self._nodes.note_waits(table, taken)
+            if ahead_ns is not None:
+                # On this process's clock, less the age that the sender reports; the transit is not known.
+                arrived_ns = np.minimum(columns[ARRIVED].astype(np.int64) + ahead_ns, now_ns)
+                self._nodes.note_arrivals(table, taken, arrived_ns)
+                self.latest_arrival_ns = max(int(arrived_ns[taken].max()), self.latest_arrival_ns or 0)
+        return int(np.count_nonzero(~timely))
 
     def timeline(self, worker_id: str) -> Timeline | None:
         """Return the timeline of a worker that this process reads; None for others."""
@@ -216,8 +255,9 @@ class FleetTelemetry:
         """Return `window` of many workers side by side, without those for which it is None."""
         self.settle()
         times, roles, exact = self._newest.read(low_ns, worker_ids)
-        if self.directory.relayed:
-            exact &= np.array([worker_id not in self.directory.relayed for worker_id in worker_ids], np.bool_)
+        relayed = self.directory.relayed
+        if not relayed.keys().isdisjoint(worker_ids):
+            exact &= np.array([worker_id not in relayed for worker_id in worker_ids], np.bool_)
         if high_ns - low_ns != WINDOW_NS:
             exact[:] = False
         for index in np.flatnonzero(~exact).tolist():
@@ -268,7 +308,8 @@ class FleetTelemetry:
         taken = self._sort_in_time(batch, worker_id)
         if taken is BatchOutcome.COUNTED:
             self.directory.heard(worker_id, batch.covered_to_unix_ns)
-            self._note_asides([batch], [now_ns])
+            self._nodes.note([batch.node], [batch.covered_to_unix_ns], [now_ns])
+            self._note_asides([batch])
         return taken
 
     def _sort_in_time(self, batch: StepBatch, worker_id: str) -> BatchOutcome:
@@ -286,8 +327,9 @@ class FleetTelemetry:
             self._report_change(timeline, worker_id, batch.covered_to_unix_ns)
         return taken
 
-    def _note_asides(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
-        self._nodes.note(batches, arrived_ns)
+    def _note_asides(self, batches: Sequence[StepBatch]) -> None:
+        for batch in batches:
+            self._nodes.add(batch)
         self.estimates.note(batches)
         if self.directory.relayed:  # the process that reads such a worker counts its transfers
             batches = [batch for batch in batches if batch.worker_id not in self.directory.relayed]
@@ -317,7 +359,10 @@ class FleetTelemetry:
         gathered, self._followed = StepBatchColumns.of(self._followed), []
         worker_ids = gathered.worker_ids
         self._batches[BatchOutcome.COUNTED] += len(worker_ids)
-        self._note_asides(gathered.batches, gathered.arrived_ns)
+        self._nodes.note(gathered.nodes, gathered.highs_ns, gathered.arrived_ns)
+        # A worker with estimates drops them with the first batch that has none.
+        noted = gathered.batches if len(self.estimates) else list(compress(gathered.batches, gathered.fuller))
+        self._note_asides(noted)
         laid = lay(gathered, self._prefill_shares)
         if not laid.plain.all():  # a batch that is not plain affects the worker's other batches
             sorted_in = {worker_ids[index] for index in np.flatnonzero(~laid.plain).tolist()}
@@ -360,11 +405,11 @@ class FleetTelemetry:
         role = ROLE_NUMBERS.get(timeline.role_at(timeline.known_to_ns), NO_ROLE)
         self._newest.begin(worker_id, NEVER if left else timeline.known_to_ns, role)
 
-    def _take_over(self, timeline: Timeline, relayed: Relayed, batch: StepBatch) -> None:
+    def _take_over(self, timeline: Timeline, relayed: Relayed | RelayedRow, batch: StepBatch) -> None:
         self._taken_over_ns[batch.worker_id] = batch.covered_from_unix_ns
-        if relayed.facts.incarnation != batch.incarnation:
+        if relayed.incarnation != batch.incarnation:
             return
-        gapless = batch.covered_from_unix_ns <= relayed.facts.covered_to_unix_ns
+        gapless = batch.covered_from_unix_ns <= relayed.covered_to_ns
         timeline.go_on(
             batch,
             last_step_end_ns=relayed.last_step_end_ns,
@@ -377,124 +422,3 @@ class FleetTelemetry:
             self.directory.came_or_went()
         self._newest.forget(worker_id)
         self._taken_over_ns.pop(worker_id, None)
-
-
-MAX_REVISED: Final = 65_536
-"""The bound on windows, of one worker each, that wait for revision. Windows beyond it are counted and not revised."""
-
-MAX_FRESH: Final = 20
-"""The bound on windows that one call writes for the first time. After a pause the rest follows call by call, since one
-window takes 15 ms for 1,000 workers.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenWindow:
-    """A window of the first tier that has just been written."""
-
-    start_ns: int
-    workers: Cells
-    revised: bool
-    """True if the window was written before; `workers` then holds only those whose time changed."""
-
-
-class History:
-    """The writer that turns a fleet's telemetry into roll-ups, window by window."""
-
-    def __init__(self, fleet: FleetTelemetry, rollups: RollUps, members: Members, *, shared: bool = False) -> None:
-        """Attach to `fleet`. With `shared`, others write into the same roll-ups and cover more of the time before a
-        worker moved here.
-        """
-        self._shared = shared
-        self._fleet = fleet
-        fleet.on_change = self._note
-        self._rollups = rollups
-        self._members = members
-        self._window_ns = rollups.tiers[0].window_ns
-        self._kept_ns = self._window_ns * rollups.tiers[0].windows
-        self._written_to_ns: int | None = None
-        self._resumed_ns = 0
-        self._listing: Listing | None = None
-        """The listing that the members were last computed for."""
-        self._filled_to_ns = 0
-        """The end of the filled windows; those that begin earlier may hold more than the fleet does."""
-        self._revised: dict[int, set[str]] = defaultdict(set)
-        self._waiting = 0
-        self.unrevised_windows = 0
-        """The number of windows that late telemetry changed without being revised, as `MAX_REVISED` were waiting."""
-
-    @property
-    def written_to_ns(self) -> int | None:
-        """The end of the newest written window; None before the first one."""
-        return self._written_to_ns
-
-    @property
-    def resumed_ns(self) -> int:
-        """The time before which windows are final; 0 if the history was not resumed."""
-        return self._resumed_ns
-
-    def resume(self, written_to_ns: int) -> None:
-        """Continue at `written_to_ns`. Windows before it are complete in the roll-ups and are no longer revised."""
-        self._written_to_ns = self._resumed_ns = written_to_ns
-
-    @property
-    def filled_ns(self) -> int:
-        """The length of the windows that `fill` takes."""
-        return self._rollups.tiers[1].window_ns
-
-    def fill(self, start_ns: int, worker_ids: Sequence[str], known: FleetTelemetry) -> bool:
-        """Take workers' time in a window of the second tier from another fleet, where it covers no less than is known
-        here.
-
-        Return False for a window that is no longer kept. One that is not written yet is left to `advance`.
-        """
-        end_ns = start_ns + self.filled_ns
-        if self._written_to_ns is None or end_ns > self._written_to_ns:
-            return True
-        self._filled_to_ns = max(self._filled_to_ns, end_ns)
-        starts = range(start_ns, end_ns, self._window_ns)
-        return self._rollups.fill(
-            start_ns, [known.cells(worker_ids, low_ns, low_ns + self._window_ns) for low_ns in starts]
-        )
-
-    def _note(self, worker_ids: Sequence[str], lows_ns: Ints, highs_ns: Ints) -> None:
-        """Schedule the written windows that overlap each worker's changed time [low, high) for revision."""
-        if self._written_to_ns is None:
-            return
-        low_ns = max(self._written_to_ns - self._kept_ns, self._resumed_ns, int(lows_ns.min()))
-        high_ns = min(self._written_to_ns, int(highs_ns.max()))
-        for start_ns in range(low_ns // self._window_ns * self._window_ns, high_ns, self._window_ns):
-            touched = (lows_ns < start_ns + self._window_ns) & (highs_ns > max(start_ns, low_ns))
-            if touched.any():
-                self._revise(start_ns, compress(worker_ids, touched.tolist()))
-
-    def _revise(self, start_ns: int, worker_ids: Iterable[str]) -> None:
-        waiting, room = self._revised[start_ns], MAX_REVISED - self._waiting
-        new = set(worker_ids).difference(waiting)
-        self.unrevised_windows += max(len(new) - room, 0)
-        waiting.update(islice(new, room))
-        self._waiting += min(len(new), room)
-
-    def advance(self, end_ns: int) -> list[WrittenWindow]:
-        """Write all changed windows and all that end by `end_ns`; return them, revised windows first."""
-        self._fleet.settle()
-        end_ns -= end_ns % self._window_ns
-        written_to_ns = end_ns - self._window_ns if self._written_to_ns is None else self._written_to_ns
-        revised, self._revised, self._waiting = self._revised, defaultdict(set), 0
-        written = [self._write(start_ns, sorted(revised[start_ns]), revised=True) for start_ns in sorted(revised)]
-        # After a pause, windows older than the tier reaches are skipped.
-        from_ns = max(written_to_ns, end_ns - self._kept_ns)
-        fresh = range(from_ns, min(end_ns, from_ns + MAX_FRESH * self._window_ns), self._window_ns)
-        if fresh:
-            listing = self._fleet.directory.listing(end_ns)
-            if listing is not self._listing:
-                self._members.enter(map(member_of, listing.workers))
-                self._listing = listing
-            written += [self._write(start_ns, listing.own_ids, revised=False) for start_ns in fresh]
-        self._written_to_ns = max(written_to_ns, fresh.stop)
-        return written
-
-    def _write(self, start_ns: int, worker_ids: Sequence[str], *, revised: bool) -> WrittenWindow:
-        known = self._fleet.cells(worker_ids, start_ns, start_ns + self._window_ns)
-        fuller = self._shared or start_ns < self._filled_to_ns
-        return WrittenWindow(start_ns, self._rollups.enter(start_ns, known, fuller=fuller), revised)

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, LoadWindow, StepBatch, WorkerStepTime
-from libs.telemetry.fleet import FleetTelemetry, WrittenWindow
+from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.history import WrittenWindow
+from libs.telemetry.nodes import CPU_WAIT_UNITS
 from libs.telemetry.rollups import DECODE, PREFILL
 
 WINDOW_NS: Final = 100_000_000
@@ -43,8 +45,6 @@ COLUMNS: Final = (
 """Fields of a message with one entry for each worker: 64-bit integers, little-endian."""
 _OPTIONAL: Final = frozenset({"cpu_waits"})
 """Columns that older metrics services leave out; read as zeros."""
-CPU_WAIT_UNITS: Final = 1_000
-"""Waits for a CPU are in thousandths of the time."""
 _COUNTED_FROM: Final = COLUMNS.index("roles")
 # attrgetter reads protobuf fields in C, several times faster than one by one. The order is that of `COLUMNS`.
 _OF_BATCH: Final = attrgetter("incarnation", "covered_to_unix_ns", "assignment", "load")
@@ -85,7 +85,7 @@ class LoadMessageBuilder:
         message = FleetLoads(
             metrics_id=self._metrics_id, incarnation=self._incarnation, told_unix_ns=now_ns, worker_ids=ids
         )
-        reported = np.array([(*_row(batch), _cpu_wait(fleet, batch)) for batch in newest], np.uint64)
+        reported = np.array([(*_row(batch), cpu_wait(fleet, batch)) for batch in newest], np.uint64)
         for name, column in zip(COLUMNS, reported.T, strict=True):
             setattr(message, name, column.astype("<u8").tobytes())
         indices = {name: index for index, name in enumerate(ids)}
@@ -144,7 +144,8 @@ def _row(batch: StepBatch) -> tuple[int, ...]:
     return incarnation, covered_to_ns, *_OF_ASSIGNMENT(assignment), *_OF_LOAD(load)
 
 
-def _cpu_wait(fleet: FleetTelemetry, batch: StepBatch) -> int:
+def cpu_wait(fleet: FleetTelemetry, batch: StepBatch) -> int:
+    """Return the share of its time that a worker waits for a CPU, in a message's units; 0 if unknown."""
     share = fleet.cpu_waits.share(batch.worker_id, batch.covered_to_unix_ns)
     return 0 if share is None else round(share * CPU_WAIT_UNITS) + 1
 

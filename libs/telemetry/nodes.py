@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2 as pb
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
 from libs.contracts.step_row import step_rows
@@ -14,6 +16,8 @@ from libs.counters import GpuReading
 from libs.policy.kv_links import MAX_TOGETHER, KvLink, MovedKv, awaited_prompt, way
 from libs.policy.newest import put_newest
 from libs.policy.verdict.state import CPU_WAIT, Grade
+from libs.telemetry.columns import Bools, Ints
+from libs.telemetry.relayed import COVERED_TO, WAITED, RelayTable
 from libs.telemetry.rollups import MAX_WORKERS
 
 MAX_GPUS: Final = 16_384
@@ -234,6 +238,8 @@ class Clocks:
 # remembered for as long as the steps that they slowed.
 WAIT_RISES_NS: Final = 400_000_000
 WAIT_FALLS_NS: Final = 2_000_000_000
+CPU_WAIT_UNITS: Final = 1_000
+"""Waits for a CPU are sent in thousandths of the time."""
 
 
 class CpuWaits:
@@ -242,6 +248,9 @@ class CpuWaits:
     def __init__(self) -> None:
         self._known: OrderedDict[str, tuple[float, int]] = OrderedDict()
         """Pairs of (share, end of the newest batch) by worker."""
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def note(self, batch: StepBatch) -> None:
         """Record a worker's batch; one that is older than the known ones changes nothing."""
@@ -252,6 +261,11 @@ class CpuWaits:
         share = min(batch.sched_delay_ns / span_ns, 1.0)
         mean += (share - mean) * (1 - math.exp(-span_ns / (WAIT_RISES_NS if share > mean else WAIT_FALLS_NS)))
         put_newest(self._known, batch.worker_id, (mean, end_ns), MAX_WORKERS)
+
+    def put(self, worker_id: str, share: float, end_ns: int) -> None:
+        """Record a share that another process has computed; one that is older than the known one changes nothing."""
+        if end_ns > self._known.get(worker_id, (0.0, 0))[1]:
+            put_newest(self._known, worker_id, (share, end_ns), MAX_WORKERS)
 
     def share(self, worker_id: str, at_ns: int) -> float | None:
         """Return a worker's share at a moment; None if it reported none within `FRESH_NS` of it."""
@@ -275,21 +289,31 @@ class NodeStats:
         self.cpu_waits = CpuWaits()
         self.kv_links = KvLinks(incarnation_of, self.cpu_waits.are_long)
 
-    def note(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
-        """Update clocks and counters from batches and their times of arrival."""
-        for batch in batches:
-            self.add(batch)
-        delays_ns = [at_ns - batch.covered_to_unix_ns for batch, at_ns in zip(batches, arrived_ns, strict=True)]
+    def note(self, nodes: Sequence[str], covered_to_ns: Sequence[int], arrived_ns: Sequence[int]) -> None:
+        """Update clocks from the nodes of batches, the ends of their covers and their times of arrival."""
+        delays_ns = np.array(arrived_ns, np.int64) - np.array(covered_to_ns, np.int64)
         # Index of the batch with the smallest delay, by node. The others arrived with it and add nothing.
-        longest_first = sorted(range(len(batches)), key=delays_ns.__getitem__, reverse=True)
-        for node, place in {batches[place].node: place for place in longest_first}.items():
-            self.clocks.note(node, batches[place].covered_to_unix_ns, arrived_ns[place])
+        longest_first = np.argsort(-delays_ns, kind="stable").tolist()
+        for node, place in {nodes[place]: place for place in longest_first}.items():
+            self.clocks.note(node, covered_to_ns[place], arrived_ns[place])
 
     def add(self, batch: StepBatch) -> None:
         if batch.gpu_readings:
             self.hardware.add(batch)
         if batch.HasField("sched_delay_ns"):
             self.cpu_waits.note(batch)
+
+    def note_arrivals(self, table: RelayTable, taken: Bools, arrived_ns: Ints) -> None:
+        """Update clocks from the entries in `taken` of another process's report, with each batch's arrival there."""
+        for node, covered_to_ns, at_ns in table.soonest(taken, arrived_ns):
+            self.clocks.note(node, covered_to_ns, at_ns)
+
+    def note_waits(self, table: RelayTable, taken: Bools) -> None:
+        """Take over the waits for a CPU in another process's report."""
+        units = table.columns[WAITED]
+        for place in np.flatnonzero(taken & (units > 0)).tolist():
+            share = (int(units[place]) - 1) / CPU_WAIT_UNITS
+            self.cpu_waits.put(table.worker_ids[place], share, int(table.columns[COVERED_TO, place]))
 
     def note_transfers(self, batches: Iterable[StepBatch]) -> None:
         """Count KV transfers; each is in exactly one batch."""

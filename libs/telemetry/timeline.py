@@ -12,7 +12,17 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import role_name
 from libs.contracts.step_row import ENTRY_BYTES, StepRow, sent_columns, step_rows
 from libs.perfmodel.utilisation import Effort
-from libs.telemetry.columns import END, INT64_END, LONGEST_NS, NO_END, START, Followed, PrefillShares, well_formed
+from libs.telemetry.columns import (
+    ENCODED_IMAGES,
+    END,
+    INT64_END,
+    LONGEST_NS,
+    NO_END,
+    START,
+    Followed,
+    PrefillShares,
+    well_formed,
+)
 from libs.telemetry.intervals import Intervals, PhaseParts, RoleLog, total_ns
 from libs.telemetry.steps import (
     COUNTS,
@@ -41,7 +51,11 @@ MAX_INTERVALS: Final = 16_384
 MAX_NEW: Final = 16
 """The maximum number of batches held back from the history, nearly two seconds of a worker's."""
 # attrgetter reads protobuf fields in C, several times faster than one by one.
-_HEAD: Final = attrgetter("incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "steps")
+_HEAD: Final = attrgetter(
+    "incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "steps", "description"
+)
+_MORE: Final = attrgetter("kv_waits", "starved", "kv_transfers", "gpu_readings")
+"""The lists that a batch may have beside its steps."""
 
 
 PlainBatch = tuple[int, int, Sequence[bytes], bytes, Sequence[tuple[int, int]]]
@@ -115,11 +129,16 @@ class Timeline:
         self._newest: StepBatch | None = None
         self._stays: tuple[object, ...] = ()
         """The worker's description as of the newest batch, in the fields of `what_stays`."""
+        self.revision = 0
+        """The number of changes of the description, the incarnation included."""
         self._goes_on = False
         """True if the state of the worker allows `follow` to take its next batch."""
         self._facts: WorkerFacts | None = None
         """Facts of the newest batch; None until extracted."""
         self._worker_id = ""
+        self._node = ""
+        self._description = 0
+        """The number of the description in the newest batch; 0 if the worker does not number them."""
         self._incarnation = 0
         self._left = False
         self.lost_batches = 0
@@ -144,7 +163,7 @@ class Timeline:
         None if its times must be sorted in among others, or if it changes the worker's description. Raise
         ValueError for steps that are malformed.
         """
-        incarnation, number, low_ns, high_ns, last, steps = _HEAD(batch)
+        incarnation, number, low_ns, high_ns, last, steps, description = _HEAD(batch)
         if not (
             self._goes_on
             and not last
@@ -152,7 +171,7 @@ class Timeline:
             and self._next <= number < INT64_END
             and self.known_to_ns <= low_ns <= high_ns <= low_ns + LONGEST_NS
             and high_ns < INT64_END
-            and what_stays(batch) == self._stays
+            and ((description and description == self._description) or what_stays(batch) == self._stays)
         ):
             return None
         columns = sent_columns(steps)
@@ -165,9 +184,11 @@ class Timeline:
         else:
             self._note_sequence(batch)
         self.known_to_ns, self.changed_from_ns = high_ns, low_ns
-        if batch.starved or steps.encoded_images or batch.HasField("dummy_steps"):
+        has = batch.HasField
+        fuller = any(_MORE(batch)) or has("sched_delay_ns") or has("dummy_steps") or has("estimate")
+        if fuller or columns[ENCODED_IMAGES]:
             self._phase_parts.take(batch)
-        return batch, self._worker_id, low_ns, high_ns, columns, arrived_ns
+        return batch, self._worker_id, low_ns, high_ns, columns, arrived_ns, self._node, fuller
 
     def enter(self, batch: PlainBatch, last_end_ns: int) -> None:
         """Enter a plain batch that `follow` accepted, whose last step ended at `last_end_ns`; 0 without steps."""
@@ -351,8 +372,11 @@ class Timeline:
 
     def _take_newest(self, batch: StepBatch) -> None:
         self._shape.take(batch)
+        self._description = batch.description
         stays = what_stays(batch)
         if stays != self._stays:
+            self.revision += 1
+            self._node = batch.node
             self._stays = deepcopy(stays)  # copied, as a submessage keeps its whole batch in memory
         self._newest, self._facts = batch, None
 
@@ -360,6 +384,7 @@ class Timeline:
         number = batch.sequence
         if number >= self._next:
             self._take_newest(batch)
+            self.revision += (batch.incarnation, batch.last) != (self._incarnation, self._left)
             self._incarnation, self._left = batch.incarnation, batch.last
             if number == self._next:  # the usual case
                 self._next += 1

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute as ComputeMessage
@@ -102,7 +104,11 @@ LOAD_NS: Final = 60 * 1_000_000_000
 MOST_COUNTED: Final = 2**49
 """The bound on any count that a worker reports; higher ones are clipped. Sums over all workers then fit 64 bits."""
 
-_COUNTS: Final = attrgetter("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks")
+REPORTED: Final = (
+    "covered_to_unix_ns", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks",
+)  # fmt: skip
+"""The fields of a worker's newest batch from which `Loads` are built."""
+_REPORTED: Final = attrgetter(REPORTED[0], *(f"load.{name}" for name in REPORTED[1:]))
 
 
 class Listed(NamedTuple):
@@ -175,9 +181,14 @@ def listed_of(facts: WorkerFacts, *, own: bool, reader: str) -> Listed:
     )
 
 
-def loads_of(listing: Listing, newest: Iterable[Any], now_ns: int) -> Loads:
-    """Build loads from `newest`, the newest batch or facts of each listed worker in order."""
-    reported = np.array([(each.covered_to_unix_ns, *_COUNTS(each.load)) for each in newest], np.uint64).reshape(-1, 6)
+def reported_of(newest: Sequence[Any]) -> NDArray[np.uint64]:
+    """Return [workers, `REPORTED`] of the newest batch or facts of each of some workers."""
+    found = np.fromiter(chain.from_iterable(map(_REPORTED, newest)), np.uint64, len(newest) * len(REPORTED))
+    return found.reshape(-1, len(REPORTED))
+
+
+def loads_of(listing: Listing, reported: NDArray[np.uint64], now_ns: int) -> Loads:
+    """Build loads from what each listed worker reports, [workers, `REPORTED`] in order."""
     covered_to_ns = reported[:, 0].astype(np.int64)
     heard = covered_to_ns > now_ns - LOAD_NS
     counts = np.where(heard[:, None], np.minimum(reported[:, 1:], np.uint64(MOST_COUNTED)), np.uint64(0)).astype(

@@ -157,6 +157,9 @@ class StepBatchBuilder:
         self._source = source
         self._covered_to_ns = start_unix_ns
         self._sequence = 0
+        self._assignment: Assignment | None = None
+        self._description = 0
+        """The number of assignments so far; all else that describes the worker stays."""
         self._steps: list[StepRow] = []
         self._waits: list[tuple[int, int]] = []
         self._starved: list[tuple[int, int]] = []
@@ -199,6 +202,10 @@ class StepBatchBuilder:
         self._covered_to_ns = covered_to
         self._sequence += 1
         source = self._source
+        if assignment != self._assignment:
+            self._assignment = Assignment()
+            self._assignment.CopyFrom(assignment)
+            self._description += 1
         batch = StepBatch(
             worker_id=source.worker_id,
             incarnation=source.incarnation,
@@ -224,6 +231,7 @@ class StepBatchBuilder:
             chunk_tokens=source.chunk_tokens,
             group=source.group,
             dummy_steps=self._cut_dummies(covered_to),
+            description=self._description,
             last=last,
         )
         self._steps = [step for step in self._steps if step.start_unix_ns >= covered_to]

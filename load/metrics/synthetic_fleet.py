@@ -59,7 +59,7 @@ class SyntheticWorker:
             worker_id=f"worker-{number:04}", incarnation=1, node=f"node-{number // WORKERS_PER_NODE:03}", gpus=1,
             engine="sim", assignment=Assignment(model=f"model-{number % 3}", role=role, budget_tokens=budget, epoch=1),
             load=Load(running=8, waiting=2, waiting_prefill_tokens=512), steps=step_columns([step] * steps),
-            step_time=_STEP_TIME, compute=_COMPUTE,
+            step_time=_STEP_TIME, compute=_COMPUTE, description=1,
         )  # fmt: skip
 
     @property

@@ -14,7 +14,8 @@ from libs.policy.verdict.assessment import bounded
 from libs.policy.verdict.causes import CauseCode
 from libs.policy.verdict.state import ModelState
 from libs.runtime.clock import Clock
-from libs.telemetry.fleet import FleetTelemetry, History
+from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.history import History
 from libs.telemetry.rollups import RollUps
 from libs.telemetry.workers import Members, WorkerFacts
 from services.metrics.accounting.answer import ClusterOccupancy, HardwareGpu, Occupancy

@@ -4,9 +4,10 @@ Pure but for the bus that it publishes on and one warning.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -14,79 +15,34 @@ import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     RequestEvent,
-    SharedWindow,
     SharedWindows,
-    SharedWorker,
     StepBatch,
 )
 from libs.contracts.roles import role_name
-from libs.policy.reading import Shares
+from libs.policy.reading import MAX_INSTANCES, Shares
 from libs.telemetry.directory import LISTED_NS
-from libs.telemetry.fleet import MAX_FRESH, FleetTelemetry, WrittenWindow
-from libs.telemetry.rollups import MAX_WORKERS, NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells, RollUps, Series, Written
+from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.history import MAX_FRESH, WrittenWindow
+from libs.telemetry.rollups import (
+    MAX_WORKERS,
+    NO_ROLE,
+    PROVISIONAL,
+    ROLE_NUMBERS,
+    Cells,
+    RollUps,
+    Series,
+    Written,
+)
 from libs.telemetry.steps import PhaseTime
-
-MAX_WORKERS_A_RECORD: Final = 1_000
-"""The maximum number of workers in a record, about 200 kB; Kafka takes records of 1 MB."""
-MAX_WINDOWS_A_RECORD: Final = 20
-"""The maximum number of windows in a record, 400 kB with that many workers."""
-_ROLES: Final = frozenset(ROLE_NUMBERS.values())
-
-
-def shared_worker(batch: StepBatch, arrived_ns: int, fleet: FleetTelemetry) -> SharedWorker:
-    """Describe a worker by its newest batch, with what later batches do not repeat."""
-    start_ns, share = fleet.running_step(batch.worker_id) or (0, 0)
-    worker = SharedWorker(
-        newest=batch,
-        arrived_unix_ns=arrived_ns,
-        last_step_end_unix_ns=fleet.last_step_end_ns(batch.worker_id),
-        lost_batches=fleet.directory.lost_batches(batch.worker_id),
-        running_step_unix_ns=start_ns,
-        running_step_share=share,
-    )
-    for field in ("steps", "kv_waits", "starved", "kv_transfers"):
-        worker.newest.ClearField(field)
-    if worker.newest.HasField("dummy_steps"):  # clearing a field of an absent message would make it present
-        worker.newest.dummy_steps.ClearField("spans")
-    return worker
-
-
-def messages(workers: Sequence[SharedWorker], windows: Sequence[WrittenWindow]) -> Iterator[SharedWindows]:
-    """Yield as many messages as needed, at least one. The caller fills in the sender."""
-    for first in range(0, max(len(workers), 1), MAX_WORKERS_A_RECORD):
-        part = workers[first : first + MAX_WORKERS_A_RECORD]
-        places = {worker.newest.worker_id: place for place, worker in enumerate(part)}
-        shared = [each for each in (_shared(window, places) for window in windows) if each.workers]
-        for start in range(0, max(len(shared), 1), MAX_WINDOWS_A_RECORD):
-            yield SharedWindows(workers=part, windows=shared[start : start + MAX_WINDOWS_A_RECORD])
-
-
-def _shared(window: WrittenWindow, places: dict[str, int]) -> SharedWindow:
-    workers = window.workers.among(places)
-    covered_ns, prefill_ns, decode_ns, kv_wait_ns = workers.times_ns.T.tolist()
-    return SharedWindow(
-        start_unix_ns=window.start_ns,
-        workers=[places[worker_id] for worker_id in workers.worker_ids],
-        covered_ns=covered_ns,
-        prefill_ns=prefill_ns,
-        decode_ns=decode_ns,
-        kv_wait_ns=kv_wait_ns,
-        roles=workers.roles.tolist(),
-    )
-
-
-def written(window: SharedWindow, workers: Sequence[SharedWorker], window_ns: int) -> Iterable[Written]:
-    """Yield the window of each worker. Raise ValueError for impossible values."""
-    if window.start_unix_ns % window_ns:
-        raise ValueError("no window begins there")
-    times = zip(window.covered_ns, window.prefill_ns, window.decode_ns, window.kv_wait_ns, strict=True)
-    for place, (covered, prefill, decode, kv_wait), marked in zip(window.workers, times, window.roles, strict=True):
-        role = marked % PROVISIONAL
-        if place >= len(workers) or role not in _ROLES or not prefill + decode + kv_wait <= covered <= window_ns:
-            raise ValueError("windows that cannot be")
-        time = PhaseTime(covered, prefill, decode, kv_wait, marked // PROVISIONAL == 1)
-        yield Written(workers[place].newest.worker_id, time, role)
-
+from services.metrics.shared_records import (
+    Descriptions,
+    Report,
+    cells_of,
+    cells_of_columns,
+    column_messages,
+    messages,
+    shared_worker,
+)
 
 MAX_RESENT_WORKERS: Final = MAX_WORKERS
 """The maximum number of workers with unsent windows that are remembered; those of further workers are lost."""
@@ -221,6 +177,11 @@ class Sharing:
         self._publish = publish
         self._began_ns = began_ns
         self._unsent = unsent
+        self._peers: dict[str, tuple[int, bool]] = {}
+        """Each live instance's incarnation, and whether it understands columns."""
+        self._descriptions = Descriptions(began_ns)
+        self._tells_all = True
+        """True if the next record describes all workers: at first, after an outage, and when an instance joins."""
         self._newest: dict[str, tuple[StepBatch, int]] = {}
         """The newest batch of each worker to report, with its time of arrival."""
         self._kept: list[WrittenWindow] = []
@@ -257,13 +218,32 @@ class Sharing:
             if name in self._resend.workers or (fleet.directory.is_own(name) and arrived_ns > now_ns - LISTED_NS)
         }
         if away:
+            self._tells_all = True
             return
-        newest = list(self._newest.values())[:MAX_WORKERS]
-        workers = [shared_worker(batch, arrived_ns, fleet) for batch, arrived_ns in newest]
-        for message in messages(workers, [*windows, *self._resend.take(rollups, now_ns)]):
+        fleet.settle()
+        for message in self._messages(fleet, [*windows, *self._resend.take(rollups, now_ns)], now_ns):
             message.metrics_id, message.incarnation = self.shares.own_id, self._began_ns
-            message.told_unix_ns = now_ns
+            message.told_unix_ns, message.reads_loads = now_ns, True
             self._publish(message)
+
+    def _messages(
+        self, fleet: FleetTelemetry, windows: Sequence[WrittenWindow], now_ns: int
+    ) -> Iterator[SharedWindows]:
+        newest = list(self._newest.items())[:MAX_WORKERS]
+        alive = set(self.shares.alive(now_ns))
+        self._peers = {name: peer for name, peer in self._peers.items() if name in alive}
+        if not all(reads_loads for _, reads_loads in self._peers.values()):
+            self._tells_all = True
+            return messages([shared_worker(*each, fleet) for _, each in newest], windows)
+        before, timelines = self._descriptions.last, fleet.directory.timelines
+        reports = [
+            Report(name, batch, arrived_ns, self._descriptions.number(name, timelines.get(name)))
+            for name, (batch, arrived_ns) in newest
+        ]
+        self._descriptions.forget_all_but(self._newest.keys())
+        due = self._descriptions.due(reports, before, everybody=self._tells_all)
+        self._tells_all = False
+        return column_messages(reports, due, windows, fleet)
 
     def hear(self, message: SharedWindows, now_ns: int, fleet: FleetTelemetry, rollups: RollUps, from_ns: int) -> None:
         """Enter another instance's record with its windows from `from_ns` on.
@@ -277,12 +257,45 @@ class Sharing:
         fresh = abs(sent_ns - now_ns) < MAX_APART_NS
         if fresh:
             self.shares.hear(message.metrics_id, now_ns)
+            self._hear_peer(message)
+        from_ns = max(from_ns, now_ns - MAX_AGE_NS)
+        if message.HasField("loads"):
+            if not self._hear_columns(message, now_ns, fleet, ahead_ns=now_ns - sent_ns if fresh else None):
+                return
+            worker_ids = list(message.loads.worker_ids)
+            for each in message.loads.windows:
+                cells = partial(cells_of_columns, each, worker_ids, rollups.tiers[0].window_ns)
+                self._hear_window(each.start_unix_ns, cells, now_ns, rollups, from_ns)
+            return
         for worker in message.workers:
             # On this process's clock, less the age that the sender reports; the transit is not known.
             arrived_ns = now_ns - max(sent_ns - worker.arrived_unix_ns, 0)
             if not fleet.relay(worker, now_ns, arrived_ns if fresh else None, message.metrics_id):
                 self.left_out[LeftOut.MALFORMED] += 1
-        self._hear_windows(message, now_ns, rollups, max(from_ns, now_ns - MAX_AGE_NS))
+        for window in message.windows:
+            cells = partial(cells_of, window, message.workers, rollups.tiers[0].window_ns)
+            self._hear_window(window.start_unix_ns, cells, now_ns, rollups, from_ns)
+
+    def _hear_columns(
+        self, message: SharedWindows, now_ns: int, fleet: FleetTelemetry, *, ahead_ns: int | None
+    ) -> bool:
+        """Enter a record's loads; return False if its columns are invalid, so that its windows cannot be trusted."""
+        try:
+            invalid = fleet.relay_columns(
+                message.loads, message.workers, now_ns, ahead_ns=ahead_ns, reader=message.metrics_id
+            )
+        except ValueError:
+            self.left_out[LeftOut.MALFORMED] += 1
+            return False
+        self.left_out[LeftOut.MALFORMED] += invalid
+        return True
+
+    def _hear_peer(self, message: SharedWindows) -> None:
+        known = self._peers.get(message.metrics_id)
+        if (known is None or known[0] != message.incarnation) and len(self._peers) < MAX_INSTANCES:
+            self._tells_all = True
+        if known is not None or len(self._peers) < MAX_INSTANCES:
+            self._peers[message.metrics_id] = message.incarnation, message.reads_loads
 
     def _hear_own_id(self, message: SharedWindows) -> None:
         # Its own records from before its restart are not another instance's.
@@ -292,24 +305,20 @@ class Sharing:
             log.warning("another metrics service has the same id, so the two ignore each other", id=self.shares.own_id)
         self.left_out[LeftOut.NAMESAKE] += 1
 
-    def _hear_windows(self, message: SharedWindows, now_ns: int, rollups: RollUps, from_ns: int) -> None:
-        length = rollups.tiers[0].window_ns
-        for window in message.windows:
-            start_ns = window.start_unix_ns
-            if start_ns < from_ns:
-                self.left_out[LeftOut.PAST] += 1
-                continue
-            if start_ns > now_ns + MAX_APART_NS:
-                self.left_out[LeftOut.FUTURE] += 1
-                continue
-            try:
-                workers = list(written(window, message.workers, length))
-            except ValueError:
-                self.left_out[LeftOut.MALFORMED] += 1
-                continue
-            self._hear_window(start_ns, rollups.write(start_ns, workers, fuller=True))
-
-    def _hear_window(self, start_ns: int, taken: Cells) -> None:
+    def _hear_window(
+        self, start_ns: int, cells: Callable[[], Cells], now_ns: int, rollups: RollUps, from_ns: int
+    ) -> None:
+        if start_ns < from_ns:
+            self.left_out[LeftOut.PAST] += 1
+            return
+        if start_ns > now_ns + MAX_APART_NS:
+            self.left_out[LeftOut.FUTURE] += 1
+            return
+        try:
+            taken = rollups.enter(start_ns, cells(), fuller=True)
+        except ValueError:
+            self.left_out[LeftOut.MALFORMED] += 1
+            return
         room = MAX_HEARD - self._heard_cells
         self.left_out[LeftOut.UNSTREAMED] += max(len(taken) - room, 0)
         if streamed := taken.first(room):

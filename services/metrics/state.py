@@ -16,8 +16,9 @@ from libs.policy.alerts.burn import BurnLog
 from libs.policy.reading import Shares
 from libs.runtime.clock import Clock
 from libs.telemetry.columns import PrefillShares
-from libs.telemetry.fleet import FleetTelemetry, History
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.gateways import GatewayReports
+from libs.telemetry.history import History
 from libs.telemetry.rollups import RollUps
 from libs.telemetry.timeline import BatchOutcome
 from libs.telemetry.workers import Loads, Members

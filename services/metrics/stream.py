@@ -25,8 +25,9 @@ from libs.policy.verdict.assessment import Assessment
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first
 from libs.telemetry.assessments import assessment_message
-from libs.telemetry.fleet import FleetTelemetry, WrittenWindow
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.fleet_loads import MAX_WINDOWS, LoadMessageBuilder
+from libs.telemetry.history import WrittenWindow
 from libs.telemetry.workers import Listing, Loads
 from services.metrics.accounting.queues import PhaseQueue, phase_queues
 from services.metrics.alerts.evaluator import AlertEvaluator

@@ -27,8 +27,9 @@ from libs.policy.capacity import CapacityPlan
 from libs.policy.newest import put_newest
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 from libs.runtime.clock import Clock
-from libs.telemetry.fleet_loads import COLUMNS, CPU_WAIT_UNITS, MOST_COUNTED, WINDOW_NS, columns_of, window_of
+from libs.telemetry.fleet_loads import COLUMNS, MOST_COUNTED, WINDOW_NS, columns_of, window_of
 from libs.telemetry.lives import LifeSigns
+from libs.telemetry.nodes import CPU_WAIT_UNITS
 
 Ints = NDArray[np.int64]
 Uints = NDArray[np.uint64]

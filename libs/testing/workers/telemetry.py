@@ -7,8 +7,9 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, Int
 from libs.contracts.roles import role_from_name
 from libs.contracts.step_row import StepRow, step_columns
 from libs.telemetry.columns import prefill_shares
-from libs.telemetry.fleet import FleetTelemetry, History, WrittenWindow
+from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.fleet_loads import WINDOW_NS, LoadMessageBuilder
+from libs.telemetry.history import History, WrittenWindow
 
 ORIGIN_NS = 1_700_000_000_000_000_000
 MS = 1_000_000

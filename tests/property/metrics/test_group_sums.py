@@ -7,7 +7,8 @@ from hypothesis import given
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import DummySteps, Interval, StepBatch
 from libs.telemetry.columns import prefill_shares
-from libs.telemetry.fleet import FleetTelemetry, History
+from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.history import History
 from libs.telemetry.rollups import RollUps
 from libs.telemetry.workers import Members
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows

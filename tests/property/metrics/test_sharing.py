@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Collection
+from itertools import compress
 from typing import Any
 
 from hypothesis import example, given, settings
@@ -13,12 +14,13 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, S
 from libs.contracts.topics import STEPS, WINDOWS
 from libs.policy.reading import ALIVE_NS, Shares
 from libs.telemetry.columns import prefill_shares
-from libs.telemetry.fleet import BEHIND_NS
+from libs.telemetry.directory import BEHIND_NS
 from libs.testing.examples import examples
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.requests import RequestMetrics
-from services.metrics.sharing import MAX_UNSENT, MAX_WORKERS_A_RECORD, LeftOut, Sharing, messages
+from services.metrics.shared_records import MAX_WORKERS_A_RECORD, messages
+from services.metrics.sharing import MAX_UNSENT, LeftOut, Sharing
 from services.metrics.state import MetricsState
 from services.metrics.stream import TICK_NS
 
@@ -49,6 +51,10 @@ class Instance:
     def hear(self, message: SharedWindows, now_ns: int) -> None:
         self.state.take(Record(WINDOWS, message.metrics_id, message, 0, 0), now_ns)
 
+    def be_older(self, now_ns: int) -> None:
+        """Write the records of an older release, as it does beside one that understands no other."""
+        self.hear(SharedWindows(metrics_id="older", told_unix_ns=now_ns), now_ns)
+
     def tick(self, now_ns: int) -> None:
         written = self.state.history.advance(now_ns)
         if self.state.sharing:
@@ -78,6 +84,7 @@ HANDED_OVER_IN_AN_OUTAGE = {
     "away": [set(), range(35)],
     "pace": OVERLAP,
     "heard_first": False,
+    "upgraded": [0, 0],
 }
 """What nobody else has read of a worker can be told only once others have read it for long."""
 
@@ -91,6 +98,7 @@ HANDED_OVER_IN_AN_OUTAGE = {
     away=st.lists(outages, min_size=2, max_size=2),
     pace=st.sampled_from([SLOWEST, 5, OVERLAP]),
     heard_first=st.booleans(),
+    upgraded=st.lists(st.sampled_from([0, ROUNDS]) | st.integers(0, ROUNDS), min_size=2, max_size=2),
 )
 def test_whoever_reads_a_worker_all_tell_the_same(
     *,
@@ -100,8 +108,11 @@ def test_whoever_reads_a_worker_all_tell_the_same(
     away: list[Collection[int]],
     pace: int,
     heard_first: bool,
+    upgraded: list[int],
 ) -> None:
+    """`upgraded` is the round from which each instance understands columns; until then it is of an older release."""
     alone, pair = Instance(None), [Instance("a"), Instance("b")]
+    _introduce(pair, upgraded)
     moving = [[who for rounds, who in [*plan, (ROUNDS, 0)] for _ in range(rounds)] for plan in plans]
     reads = [[*who[: ROUNDS - SETTLED], *[who[ROUNDS - SETTLED]] * SETTLED] for who in moving]
     logs: list[list[StepBatch]] = [[] for _ in range(WORKERS)]
@@ -125,12 +136,15 @@ def test_whoever_reads_a_worker_all_tell_the_same(
                 unread[worker, who] = left[pace:]
         for instance, rounds in zip(pair, away, strict=True):
             instance.unsent = (MAX_UNSENT + 1) * (number in rounds)
+        older = [number < first for first in upgraded]
         if heard_first:
-            _exchange(pair, now_ns)
+            _exchange(pair, older, now_ns)
+        for instance in compress(pair, older):
+            instance.be_older(now_ns)
         for instance in (alone, *pair):
             instance.tick(now_ns)
         if not heard_first:
-            _exchange(pair, now_ns)
+            _exchange(pair, older, now_ns)
     end_ns = at((ROUNDS - 1) * 100)
     assert pair[0].figures(end_ns, ROUNDS - 1) == pair[1].figures(end_ns, ROUNDS - 1)
     assert pair[0].figures(end_ns, ROUNDS - 1) == alone.figures(end_ns, ROUNDS - 1)
@@ -143,10 +157,20 @@ def test_whoever_reads_a_worker_all_tell_the_same(
         assert [worker.gpu_ns for worker in shared.workers] == [worker.gpu_ns for worker in whole.workers]
 
 
-def _exchange(pair: list[Instance], now_ns: int) -> None:
-    for teller, hearer in (pair, pair[::-1]):
+def _introduce(pair: list[Instance], upgraded: list[int]) -> None:
+    for hearer, name, first in zip(pair, "ba", upgraded[::-1], strict=True):
+        hearer.hear(SharedWindows(metrics_id=name, told_unix_ns=at(0), reads_loads=first == 0), at(0))
+
+
+def _exchange(pair: list[Instance], older: list[bool], now_ns: int) -> None:
+    for teller, hearer, of_older, to_older in zip(pair, pair[::-1], older, older[::-1], strict=True):
         for message in teller.told:
-            hearer.hear(SharedWindows.FromString(message.SerializeToString()), now_ns)
+            copy = SharedWindows.FromString(message.SerializeToString())
+            if of_older:
+                copy.ClearField("reads_loads")
+            if to_older:
+                copy.ClearField("loads")  # an unknown field
+            hearer.hear(copy, now_ns)
         teller.told.clear()
 
 

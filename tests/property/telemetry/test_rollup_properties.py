@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.telemetry.columns import prefill_shares
-from libs.telemetry.fleet import FleetTelemetry, History
+from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.history import History
 from libs.telemetry.rollups import RollUps, Tier, Written
 from libs.telemetry.steps import PhaseTime
 from libs.telemetry.workers import Members

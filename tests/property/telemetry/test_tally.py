@@ -122,7 +122,7 @@ def test_steady_workers_are_added_up_from_their_second_batch_on(monkeypatch):
 
 def laid(batch):
     cover = (batch.covered_from_unix_ns, batch.covered_to_unix_ns)
-    return lay(StepBatchColumns.of([(batch, "", *cover, whole_columns(batch.steps), 0)]), prefill_shares)
+    return lay(StepBatchColumns.of([(batch, "", *cover, whole_columns(batch.steps), 0, "", True)]), prefill_shares)
 
 
 def test_who_takes_a_forgotten_workers_place_begins_with_nothing():

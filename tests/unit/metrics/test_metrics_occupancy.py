@@ -11,7 +11,8 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute, Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import DummySteps, Interval
 from libs.telemetry.columns import prefill_shares
 from libs.telemetry.directory import LEFT_NS, LISTED_NS
-from libs.telemetry.fleet import FleetTelemetry, History
+from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.history import History
 from libs.telemetry.rollups import MAX_WORKERS, RollUps
 from libs.telemetry.timeline import BatchOutcome
 from libs.telemetry.workers import LOAD_NS, Members

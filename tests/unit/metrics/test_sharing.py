@@ -1,5 +1,6 @@
 """What several metrics services tell one another, and what of it they take."""
 
+from array import array
 from collections import Counter
 from typing import Any
 
@@ -9,11 +10,13 @@ from structlog.testing import capture_logs
 
 from libs.bus.clients import MAX_RECORD_BYTES
 from libs.bus.port import TAKEN_OVER_NS, Record
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute, Load, StepTime
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     DummySteps,
     Interval,
     KvTransfer,
     RequestEvent,
+    SharedLoads,
     SharedWindows,
     StepBatch,
 )
@@ -21,7 +24,8 @@ from libs.contracts.topics import STEPS, WINDOWS
 from libs.policy.reading import Shares
 from libs.telemetry.columns import prefill_shares
 from libs.telemetry.directory import LISTED_NS
-from libs.telemetry.fleet import WrittenWindow
+from libs.telemetry.history import WrittenWindow
+from libs.telemetry.relayed import COLUMNS
 from libs.telemetry.rollups import StoredWindow, Written, cells
 from libs.telemetry.steps import PhaseTime
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
@@ -29,6 +33,7 @@ from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.accounting.series import history, parse_scope, sums
 from services.metrics.prometheus import SharingCollector
 from services.metrics.requests import RequestMetrics
+from services.metrics.shared_records import DESCRIBED_IN, Report, column_messages, messages, shared_worker
 from services.metrics.sharing import (
     MAX_APART_NS,
     MAX_HEARD,
@@ -36,13 +41,19 @@ from services.metrics.sharing import (
     OVERDUE_NS,
     LeftOut,
     Sharing,
-    messages,
-    shared_worker,
 )
 from services.metrics.state import STALE_NS, MetricsState, read_from_ns
 from services.metrics.stream import TICK_NS
 
 S = 1_000 * MS
+COMPUTE = Compute(
+    layer_parameters=7 * 10**9, head_parameters=5 * 10**8, parameter_bytes=2, attention_width=131_072,
+    kv_token_bytes=131_072, peak_flops_per_s=989e12, peak_bytes_per_s=3.35e12,
+)  # fmt: skip
+STEP_TIME = StepTime(
+    prefill_floor_ns=5e6, prefill_fixed_ns=2e6, prefill_token_ns=2e4, decode_fixed_ns=8e6, decode_sequence_ns=1e5,
+    decode_kv_token_ns=10, interference=0.9,
+)  # fmt: skip
 
 
 class Instance:
@@ -161,6 +172,22 @@ def test_a_clock_of_nonsense_spoils_nothing_here() -> None:
     teller, hearer = Instance("a"), Instance("b")
     exchange(teller, hearer, 0, 100)
     (message,) = teller.told
+    message.loads.arrived_unix_ns = _column(at(10**9))
+    hearer.hear([message], 200)
+    assert hearer.fleet.latest_arrival_ns == at(200)
+    hearer.fleet.clocks.note("node-c", at(1000), at(1050))
+    assert abs(hearer.fleet.clocks.offsets_ns(at(1100))["node-a"]) < 200 * MS
+    message.loads.covered_to_unix_ns = _column(at(10**9))
+    hearer.hear([message], 300)
+    assert hearer.sharing.left_out == Counter({LeftOut.MALFORMED: 1})
+
+
+def test_a_clock_of_nonsense_spoils_nothing_here_in_a_record_of_an_older_release() -> None:
+    teller, hearer = Instance("a"), Instance("b")
+    _meet_older(teller, 0)
+    exchange(teller, hearer, 0, 100)
+    (message,) = teller.told
+    assert not message.HasField("loads")
     message.workers[0].arrived_unix_ns = at(10**9)
     hearer.hear([message], 200)
     assert hearer.fleet.latest_arrival_ns == at(200)
@@ -171,12 +198,21 @@ def test_a_clock_of_nonsense_spoils_nothing_here() -> None:
     assert hearer.sharing.left_out == Counter({LeftOut.MALFORMED: 1})
 
 
+def _column(*values: int) -> bytes:
+    return array("Q", values).tobytes()
+
+
+def _meet_older(instance: Instance, now_ms: float) -> None:
+    """Make it hear of an instance that does not understand columns."""
+    instance.hear([SharedWindows(metrics_id="older", told_unix_ns=at(now_ms))], now_ms)
+
+
 def test_a_worker_that_has_been_silent_for_long_is_told_of_no_more() -> None:
     teller = Instance("a")
     teller.live("w", 0, 100)
     silent_ms = LISTED_NS // MS
-    assert [len(message.workers) for message in teller.tick(silent_ms)] == [1]
-    assert [len(message.workers) for message in teller.tick(silent_ms + 100)] == [0]
+    assert [len(message.loads.worker_ids) for message in teller.tick(silent_ms)] == [1]
+    assert [len(message.loads.worker_ids) for message in teller.tick(silent_ms + 100)] == [0]
     assert teller.fleet.directory.is_own("w")
 
 
@@ -206,6 +242,137 @@ def test_however_much_there_is_to_tell_each_record_is_one_that_a_broker_takes() 
     assert len(told_cells) == len(names) * len(windows)
 
 
+def test_however_much_there_is_to_tell_each_record_with_columns_is_one_that_a_broker_takes() -> None:
+    teller = Instance("a")
+    names = [f"decode-worker-of-some-length-{number:05}" for number in range(1_200)]
+    batches = [step_batch(1, (0, 100), worker=name) for name in names]
+    for batch in batches:
+        batch.compute.CopyFrom(COMPUTE)
+        batch.step_time.CopyFrom(STEP_TIME)
+    reports = [Report(batch.worker_id, batch, at(100), number) for number, batch in enumerate(batches, 1)]
+    everybody = cells([Written(name, PhaseTime(TICK_NS, 30 * MS, 40 * MS, 10 * MS), 1) for name in names])
+    windows = [WrittenWindow(at(100 * n), everybody, False) for n in range(45)]
+    told = list(column_messages(reports, reports, windows, teller.fleet))
+    assert max(message.ByteSize() for message in told) < 0.8 * MAX_RECORD_BYTES
+    assert [len(message.loads.covered_to_unix_ns) for message in told if message.loads.covered_to_unix_ns] == [
+        8 * 1_000, 8 * 200,
+    ]  # fmt: skip
+    assert sorted(worker.newest.worker_id for message in told for worker in message.workers) == names
+    sent = sum(len(window.roles) for message in told for window in message.loads.windows)
+    assert sent == len(names) * len(windows)
+
+
+def test_a_description_is_sent_once_and_then_in_turn() -> None:
+    teller, hearer = Instance("a"), Instance("b")
+    names = [f"w-{number}" for number in range(DESCRIBED_IN)]
+    sent = Counter[str]()
+    for start in range(0, 100 * DESCRIBED_IN, 100):
+        for name in names:
+            teller.live(name, start, start + 100)
+        (message,) = teller.tick(start + 100)
+        hearer.hear([message], start + 100)
+        described = [worker.newest.worker_id for worker in message.workers]
+        assert described == names if not start else len(described) == 1
+        assert list(message.loads.worker_ids) == names
+        sent.update(described)
+    assert min(sent.values()) >= 1
+    assert sent.total() == 2 * DESCRIBED_IN - 1
+    assert all(hearer.fleet.directory.reader(name) == "a" for name in names)
+
+
+def test_a_changed_description_is_known_with_the_next_record() -> None:
+    teller, hearer = Instance("a"), Instance("b")
+    exchange(teller, hearer, 0, 300)
+    batch = step_batch(3, (300, 400), worker="w", load=Load(running=7, waiting_prefill_tokens=9, images_encoded=2))
+    batch.assignment.budget_tokens = 77
+    batch.kv_blocks = 12
+    teller.read(batch, 400)
+    hearer.hear(teller.tick(400), 400)
+    facts = hearer.fleet.directory.facts("w")
+    assert facts == teller.fleet.directory.facts("w")
+    assert facts is not None
+    assert (facts.kv_blocks, facts.assignment.budget_tokens, facts.load.running) == (12, 77, 7)
+    (row,) = hearer.fleet.directory.loads(at(400)).waiting_prefill_tokens.tolist()
+    assert row == 9
+    last = step_batch(4, (400, 500), worker="w")
+    last.last = True
+    teller.read(last, 500)
+    hearer.hear(teller.tick(500), 500)
+    left = hearer.fleet.directory.facts("w")
+    assert left is not None
+    assert left.left
+
+
+def test_whoever_joins_learns_of_all_workers_at_once() -> None:
+    teller = Instance("a")
+    names = [f"w-{number}" for number in range(3 * DESCRIBED_IN)]
+    for start in (0, 100):
+        for name in names:
+            teller.live(name, start, start + 100)
+        teller.tick(start + 100)
+    assert len(teller.tick(250)[0].workers) < len(names)
+    joiner = Instance("c")
+    teller.hear(joiner.tick(250), 250)
+    joiner.hear(teller.tick(300), 300)
+    assert joiner.fleet.directory.listing(at(300)).ids == sorted(names)
+    assert len(teller.tick(400)[0].workers) < len(names)
+    teller.hear(Instance("c", ahead_ns=1).tick(400), 400)  # it was started again
+    assert len(teller.tick(500)[0].workers) == len(names)
+
+
+def test_loads_without_a_description_wait_for_it() -> None:
+    teller, hearer = Instance("a"), Instance("b")
+    teller.live("w", 0, 100)
+    teller.tick(100)
+    (message,) = teller.tick(200)
+    message.ClearField("workers")
+    hearer.hear([message], 200)
+    assert hearer.fleet.directory.facts("w") is None
+    for start in range(200, 200 + 100 * DESCRIBED_IN, 100):
+        hearer.hear(teller.tick(start + 100), start + 100)
+    assert hearer.fleet.directory.facts("w") == teller.fleet.directory.facts("w")
+
+
+def test_columns_of_nonsense_change_nothing() -> None:
+    teller, hearer = Instance("a"), Instance("b")
+    teller.live("v", 0, 100)
+    exchange(teller, hearer, 0, 100)
+    (message,) = teller.told
+    known = hearer.fleet.directory.facts("w")
+    for count, (name, spoiled) in enumerate(
+        [
+            ("running", _column(1)),
+            ("running", _column(2**32, 0)),
+            ("lost_batches", _column(0, 2**63)),
+            ("covered_to_unix_ns", b"123"),
+        ],
+        1,
+    ):
+        bad = SharedWindows.FromString(message.SerializeToString())
+        setattr(bad.loads, name, spoiled)
+        hearer.hear([bad], 200)
+        assert hearer.sharing.left_out[LeftOut.MALFORMED] == count
+        assert hearer.fleet.directory.facts("w") == known
+    twice = SharedWindows.FromString(message.SerializeToString())
+    twice.loads.worker_ids[1] = twice.loads.worker_ids[0]
+    hearer.hear([twice], 300)
+    assert hearer.sharing.left_out[LeftOut.MALFORMED] == 5
+
+
+def test_one_worker_with_an_impossible_count_does_not_hide_the_others() -> None:
+    teller, hearer = Instance("a"), Instance("b")
+    teller.read(step_batch(0, (0, 100), worker="bad", load=Load(waiting_prefill_tokens=2**63)), 100)
+    exchange(teller, hearer, 0, 100)
+    assert hearer.fleet.directory.listing(at(100)).ids == ["bad", "w"]
+    assert hearer.sharing.left_out.total() == 0
+
+
+def test_every_count_of_a_load_has_a_column() -> None:
+    columns = SharedLoads.DESCRIPTOR.fields_by_name
+    assert columns.keys() >= Load.DESCRIPTOR.fields_by_name.keys()
+    assert {*columns} == {*COLUMNS, "worker_ids", "part", "windows"}
+
+
 def test_what_was_held_back_while_the_broker_was_away_is_told_when_it_is_back() -> None:
     teller, hearer = Instance("a"), Instance("b")
     exchange(teller, hearer, 0, 1_000)
@@ -216,8 +383,9 @@ def test_what_was_held_back_while_the_broker_was_away_is_told_when_it_is_back() 
     teller.unsent = 0
     exchange(teller, hearer, 9_000, 10_000)
     assert hearer.covered_ms(TICK_NS, 0, 10_000) == 10_000
-    assert all(len(window.workers) == 1 for message in teller.tick(10_100) for window in message.windows)
-    assert sum(len(message.windows) for message in teller.tick(10_200)) <= 1  # and not told a third time
+    told = teller.tick(10_100)
+    assert all(len(window.covered_ns) == 4 for message in told for window in message.loads.windows)
+    assert sum(len(message.loads.windows) for message in teller.tick(10_200)) <= 1  # and not told a third time
 
 
 def test_what_was_held_back_is_told_also_of_workers_that_others_read_by_then() -> None:

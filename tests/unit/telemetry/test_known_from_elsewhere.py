@@ -59,3 +59,15 @@ def test_who_comes_back_after_it_was_given_up_is_listed_at_once() -> None:
     returned.sequence = 1
     fleet.add(returned, now_ns)
     assert fleet.directory.listing(now_ns).ids == ["back", "other"]
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_changed_description_is_listed_whether_or_not_the_worker_numbers_it(numbered: bool) -> None:
+    fleet = FleetTelemetry(prefill_shares)
+    for number, kv_blocks in enumerate((5, 5, 5, 9, 9, 7)):
+        batch = plain(number)
+        batch.kv_blocks = kv_blocks
+        batch.description = numbered * kv_blocks
+        fleet.add(batch, at(100 * number + 100))
+        (listed,) = fleet.directory.listing(at(100 * number + 100)).workers
+        assert listed.kv_blocks == kv_blocks

@@ -1,4 +1,4 @@
-"""What a worker's batches say of its waits for a CPU."""
+"""What a worker's batches say of its waits for a CPU, and the number of its description."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -52,3 +52,15 @@ def test_each_batch_says_how_long_was_waited_since_the_last_or_nothing(waits: An
     reports.publish()
     found: list[Any] = bus.published
     assert [each.sched_delay_ns if each.HasField("sched_delay_ns") else None for each in found] == told
+
+
+def test_the_number_of_a_description_changes_with_the_assignment_alone() -> None:
+    builder = StepBatchBuilder(TelemetrySource("w", 1, "n", 1, "sim"), 0)
+    assignment, found = Assignment(model="m", epoch=1), []
+    for number in range(1, 7):
+        assignment.epoch = 1 + number // 3  # the same message, changed in place
+        busy = EngineLoad(running=number, waiting=0, waiting_prefill_tokens=0, awaiting_kv=0, free_kv_blocks=0)
+        batch = builder.cut(number, busy, assignment, dropped_batches=number)
+        assert batch is not None
+        found.append(batch.description)
+    assert found == [1, 1, 2, 2, 2, 3]

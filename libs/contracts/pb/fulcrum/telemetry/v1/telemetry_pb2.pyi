@@ -22,7 +22,7 @@ OUTCOME_REJECTED: Outcome
 OUTCOME_FAILED: Outcome
 
 class StepBatch(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "starved", "kv_transfers", "load", "dropped_batches", "engine", "step_time", "compute", "gpu_readings", "kv_blocks", "max_sequences", "last", "block_size_tokens", "chunk_tokens", "group", "dummy_steps", "sched_delay_ns", "estimate")
+    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "starved", "kv_transfers", "load", "dropped_batches", "engine", "step_time", "compute", "gpu_readings", "kv_blocks", "max_sequences", "last", "block_size_tokens", "chunk_tokens", "group", "dummy_steps", "sched_delay_ns", "estimate", "description")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class StepBatch(_message.Message):
     DUMMY_STEPS_FIELD_NUMBER: _ClassVar[int]
     SCHED_DELAY_NS_FIELD_NUMBER: _ClassVar[int]
     ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     sequence: int
@@ -77,7 +78,8 @@ class StepBatch(_message.Message):
     dummy_steps: DummySteps
     sched_delay_ns: int
     estimate: PhaseEstimate
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., starved: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., compute: _Optional[_Union[_common_pb2.Compute, _Mapping]] = ..., gpu_readings: _Optional[_Iterable[_Union[GpuReading, _Mapping]]] = ..., kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., last: _Optional[bool] = ..., block_size_tokens: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., group: _Optional[str] = ..., dummy_steps: _Optional[_Union[DummySteps, _Mapping]] = ..., sched_delay_ns: _Optional[int] = ..., estimate: _Optional[_Union[PhaseEstimate, _Mapping]] = ...) -> None: ...
+    description: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., starved: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., compute: _Optional[_Union[_common_pb2.Compute, _Mapping]] = ..., gpu_readings: _Optional[_Iterable[_Union[GpuReading, _Mapping]]] = ..., kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., last: _Optional[bool] = ..., block_size_tokens: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., group: _Optional[str] = ..., dummy_steps: _Optional[_Union[DummySteps, _Mapping]] = ..., sched_delay_ns: _Optional[int] = ..., estimate: _Optional[_Union[PhaseEstimate, _Mapping]] = ..., description: _Optional[int] = ...) -> None: ...
 
 class PhaseEstimate(_message.Message):
     __slots__ = ("busy_ns", "prefill_ns", "prefill_low_ns", "prefill_high_ns")
@@ -302,34 +304,122 @@ class WaitingAge(_message.Message):
     def __init__(self, requests: _Optional[int] = ..., mean_ms: _Optional[int] = ...) -> None: ...
 
 class SharedWindows(_message.Message):
-    __slots__ = ("metrics_id", "workers", "windows", "told_unix_ns", "incarnation")
+    __slots__ = ("metrics_id", "workers", "windows", "told_unix_ns", "incarnation", "loads", "reads_loads")
     METRICS_ID_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     TOLD_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    READS_LOADS_FIELD_NUMBER: _ClassVar[int]
     metrics_id: str
     workers: _containers.RepeatedCompositeFieldContainer[SharedWorker]
     windows: _containers.RepeatedCompositeFieldContainer[SharedWindow]
     told_unix_ns: int
     incarnation: int
-    def __init__(self, metrics_id: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[SharedWorker, _Mapping]]] = ..., windows: _Optional[_Iterable[_Union[SharedWindow, _Mapping]]] = ..., told_unix_ns: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    loads: SharedLoads
+    reads_loads: bool
+    def __init__(self, metrics_id: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[SharedWorker, _Mapping]]] = ..., windows: _Optional[_Iterable[_Union[SharedWindow, _Mapping]]] = ..., told_unix_ns: _Optional[int] = ..., incarnation: _Optional[int] = ..., loads: _Optional[_Union[SharedLoads, _Mapping]] = ..., reads_loads: _Optional[bool] = ...) -> None: ...
+
+class SharedLoads(_message.Message):
+    __slots__ = ("worker_ids", "part", "descriptions", "arrived_unix_ns", "last_step_end_unix_ns", "lost_batches", "running_step_unix_ns", "running_step_share", "covered_to_unix_ns", "dropped_batches", "dummy_steps", "cpu_waits", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "waiting_prefill_squares", "kv_pulls", "refused_kv_pulls", "awaiting_ready_kv", "ready_kv_since_unix_ns", "images_used", "images_encoded", "image_cache_bytes", "image_encode_ns", "windows")
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    LOST_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_STEP_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_STEP_SHARE_FIELD_NUMBER: _ClassVar[int]
+    COVERED_TO_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    DUMMY_STEPS_FIELD_NUMBER: _ClassVar[int]
+    CPU_WAITS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AWAITING_KV_FIELD_NUMBER: _ClassVar[int]
+    FREE_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FAULTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_PREFILL_SQUARES_FIELD_NUMBER: _ClassVar[int]
+    KV_PULLS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_KV_PULLS_FIELD_NUMBER: _ClassVar[int]
+    AWAITING_READY_KV_FIELD_NUMBER: _ClassVar[int]
+    READY_KV_SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_USED_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_ENCODED_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_ENCODE_NS_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    part: int
+    descriptions: bytes
+    arrived_unix_ns: bytes
+    last_step_end_unix_ns: bytes
+    lost_batches: bytes
+    running_step_unix_ns: bytes
+    running_step_share: bytes
+    covered_to_unix_ns: bytes
+    dropped_batches: bytes
+    dummy_steps: bytes
+    cpu_waits: bytes
+    running: bytes
+    waiting: bytes
+    waiting_prefill_tokens: bytes
+    awaiting_kv: bytes
+    free_kv_blocks: bytes
+    preemptions: bytes
+    recomputed_tokens: bytes
+    pool_faults: bytes
+    waiting_prefill_squares: bytes
+    kv_pulls: bytes
+    refused_kv_pulls: bytes
+    awaiting_ready_kv: bytes
+    ready_kv_since_unix_ns: bytes
+    images_used: bytes
+    images_encoded: bytes
+    image_cache_bytes: bytes
+    image_encode_ns: bytes
+    windows: _containers.RepeatedCompositeFieldContainer[SharedCells]
+    def __init__(self, worker_ids: _Optional[_Iterable[str]] = ..., part: _Optional[int] = ..., descriptions: _Optional[bytes] = ..., arrived_unix_ns: _Optional[bytes] = ..., last_step_end_unix_ns: _Optional[bytes] = ..., lost_batches: _Optional[bytes] = ..., running_step_unix_ns: _Optional[bytes] = ..., running_step_share: _Optional[bytes] = ..., covered_to_unix_ns: _Optional[bytes] = ..., dropped_batches: _Optional[bytes] = ..., dummy_steps: _Optional[bytes] = ..., cpu_waits: _Optional[bytes] = ..., running: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., awaiting_kv: _Optional[bytes] = ..., free_kv_blocks: _Optional[bytes] = ..., preemptions: _Optional[bytes] = ..., recomputed_tokens: _Optional[bytes] = ..., pool_faults: _Optional[bytes] = ..., waiting_prefill_squares: _Optional[bytes] = ..., kv_pulls: _Optional[bytes] = ..., refused_kv_pulls: _Optional[bytes] = ..., awaiting_ready_kv: _Optional[bytes] = ..., ready_kv_since_unix_ns: _Optional[bytes] = ..., images_used: _Optional[bytes] = ..., images_encoded: _Optional[bytes] = ..., image_cache_bytes: _Optional[bytes] = ..., image_encode_ns: _Optional[bytes] = ..., windows: _Optional[_Iterable[_Union[SharedCells, _Mapping]]] = ...) -> None: ...
+
+class SharedCells(_message.Message):
+    __slots__ = ("start_unix_ns", "workers", "covered_ns", "prefill_ns", "decode_ns", "kv_wait_ns", "roles")
+    START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    COVERED_NS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_NS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_NS_FIELD_NUMBER: _ClassVar[int]
+    KV_WAIT_NS_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    start_unix_ns: int
+    workers: bytes
+    covered_ns: bytes
+    prefill_ns: bytes
+    decode_ns: bytes
+    kv_wait_ns: bytes
+    roles: bytes
+    def __init__(self, start_unix_ns: _Optional[int] = ..., workers: _Optional[bytes] = ..., covered_ns: _Optional[bytes] = ..., prefill_ns: _Optional[bytes] = ..., decode_ns: _Optional[bytes] = ..., kv_wait_ns: _Optional[bytes] = ..., roles: _Optional[bytes] = ...) -> None: ...
 
 class SharedWorker(_message.Message):
-    __slots__ = ("newest", "arrived_unix_ns", "last_step_end_unix_ns", "lost_batches", "running_step_unix_ns", "running_step_share")
+    __slots__ = ("newest", "arrived_unix_ns", "last_step_end_unix_ns", "lost_batches", "running_step_unix_ns", "running_step_share", "description")
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     LOST_BATCHES_FIELD_NUMBER: _ClassVar[int]
     RUNNING_STEP_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_STEP_SHARE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     newest: StepBatch
     arrived_unix_ns: int
     last_step_end_unix_ns: int
     lost_batches: int
     running_step_unix_ns: int
     running_step_share: int
-    def __init__(self, newest: _Optional[_Union[StepBatch, _Mapping]] = ..., arrived_unix_ns: _Optional[int] = ..., last_step_end_unix_ns: _Optional[int] = ..., lost_batches: _Optional[int] = ..., running_step_unix_ns: _Optional[int] = ..., running_step_share: _Optional[int] = ...) -> None: ...
+    description: int
+    def __init__(self, newest: _Optional[_Union[StepBatch, _Mapping]] = ..., arrived_unix_ns: _Optional[int] = ..., last_step_end_unix_ns: _Optional[int] = ..., lost_batches: _Optional[int] = ..., running_step_unix_ns: _Optional[int] = ..., running_step_share: _Optional[int] = ..., description: _Optional[int] = ...) -> None: ...
 
 class SharedWindow(_message.Message):
     __slots__ = ("start_unix_ns", "workers", "covered_ns", "prefill_ns", "decode_ns", "kv_wait_ns", "roles")
