@@ -1,4 +1,4 @@
-"""Every implementation of a store's port, one after another."""
+"""Fixtures that run each contract test over every implementation of a store's port."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How far the work of a group is, as a coordinator says."""
+"""Tests of a consumer group's committed offsets as its coordinator reports them."""
 
 import asyncio
 from contextlib import suppress
@@ -31,7 +31,7 @@ class _Starting(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no t
         return OffsetFetchResponse_v3(throttle_time_ms=0, topics=[], error_code=code)
 
 
-async def test_a_coordinator_that_is_starting_is_not_taken_for_one_that_knows_of_no_work(kafka: KafkaServer) -> None:
+async def test_a_coordinator_that_is_starting_is_not_mistaken_for_one_without_offsets(kafka: KafkaServer) -> None:
     one = TopicPartition("any", 0)
     async with open_admin(kafka.servers, "asks") as admin, asyncio.timeout(SETTLE_S):
         found: dict[TopicPartition, int] = {}

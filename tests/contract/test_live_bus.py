@@ -1,4 +1,4 @@
-"""A subscription that jumps to the end where it is behind, and the reader of what it left out, over every broker."""
+"""Tests over every broker of a subscription that jumps to the end when behind, and of the reader of what it skipped."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ async def bus(broker: Broker, cluster: str, monkeypatch: pytest.MonkeyPatch) -> 
         await bus.close()
 
 
-async def test_a_reader_that_is_too_slow_jumps_and_every_record_is_read_once_here_or_there(bus: LiveBus) -> None:
+async def test_a_reader_that_is_too_slow_jumps_and_every_record_is_read_once_by_either_reader(bus: LiveBus) -> None:
     """And topics that do not jump lose nothing to it."""
     gaps: list[Gap] = []
     steps: list[tuple[int, int]] = []
@@ -110,7 +110,7 @@ async def test_a_reader_that_keeps_up_never_jumps(bus: LiveBus) -> None:
     assert steps == list(range(60))
 
 
-async def test_what_was_jumped_over_is_read_back_from_the_broker_into_history(bus: LiveBus) -> None:
+async def test_skipped_records_are_read_back_from_the_broker_into_history(bus: LiveBus) -> None:
     """Forty seconds of two workers, of which the live reader has the first five and the last."""
     clock, seconds = SystemClock(), 40
     state, gaps, tasks = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry())), Gaps(), TaskOwner()

@@ -1,4 +1,4 @@
-"""Opening a producer of transactions on a broker that dies in the middle of it."""
+"""Tests of opening a transactional producer on a broker that dies meanwhile."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -64,7 +64,7 @@ async def dying(kafka: KafkaServer) -> AsyncIterator[tuple[str, DyingBroker]]:
         yield f"{host}:{port}", broker
 
 
-async def test_opening_is_given_up_when_no_coordinator_answers(
+async def test_opening_fails_if_no_coordinator_answers(
     dying: tuple[str, DyingBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "OPEN_TIMEOUT_S", 0.5)
@@ -75,7 +75,7 @@ async def test_opening_is_given_up_when_no_coordinator_answers(
     await until(lambda: not broker.connections, what="the end of its connections")
 
 
-async def test_opening_ends_when_it_is_cancelled(dying: tuple[str, DyingBroker], kafka: KafkaServer) -> None:
+async def test_opening_ends_when_cancelled(dying: tuple[str, DyingBroker], kafka: KafkaServer) -> None:
     address, broker = dying
 
     async def hold() -> None:

@@ -1,4 +1,4 @@
-"""Engines of all kinds."""
+"""Fixtures that start every kind of engine."""
 
 import asyncio
 from collections.abc import AsyncIterator

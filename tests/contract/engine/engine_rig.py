@@ -1,4 +1,4 @@
-"""Sequences for an engine under test, and their outcome."""
+"""Builders of sequences for an engine under test, and checks of their outcome."""
 
 import itertools
 from collections.abc import Callable

@@ -134,7 +134,7 @@ async def stayed(pair: Pair) -> list[int]:
     return pair.to_decode.tokens[900]
 
 
-async def test_a_prompt_goes_on_the_same_and_telemetry_says_how_it_came(
+async def test_a_moved_prompt_continues_unchanged_and_telemetry_reports_its_route(
     pair: Pair, request: pytest.FixtureRequest
 ) -> None:
     assert pair.decode.host.assignment.current.budget_tokens == 0
@@ -149,7 +149,7 @@ async def test_a_prompt_goes_on_the_same_and_telemetry_says_how_it_came(
 
 
 @pytest.mark.parametrize("lie", ["bytes", "checksum", "count", "weight", "order", "no checksums"])
-async def test_damage_and_lies_are_lost_kv_and_the_next_hand_off_works(
+async def test_damaged_or_forged_blocks_raise_kv_lost_and_the_next_hand_off_works(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
     def damage(chunk: KvChunk) -> KvChunk:
@@ -176,7 +176,7 @@ async def test_damage_and_lies_are_lost_kv_and_the_next_hand_off_works(
     assert len(tokens) == 8
 
 
-async def test_a_pool_that_is_overwritten_while_it_is_read_is_lost_kv(model: Path, tmp_path: Path) -> None:
+async def test_a_pool_overwritten_while_it_is_read_raises_kv_lost(model: Path, tmp_path: Path) -> None:
     settings = torch_settings(model, tmp_path)
     async with (
         local_worker("prefill-0", "prefill", **settings) as prefill,
@@ -201,7 +201,7 @@ async def test_a_pool_that_is_overwritten_while_it_is_read_is_lost_kv(model: Pat
         await eventually(lambda: is_clean(decode))
 
 
-async def test_blocks_that_the_pool_does_not_have_are_lost_kv(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blocks_that_the_pool_does_not_have_raise_kv_lost(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     message = kv_wire.chunk_message
 
     def elsewhere(pull: int, chunk: KvChunk, *, last: bool, in_place: bool) -> pb.KvChunk:
@@ -213,7 +213,7 @@ async def test_blocks_that_the_pool_does_not_have_are_lost_kv(pair: Pair, monkey
 
 
 @pytest.mark.parametrize("reason", ["vanished", "another nonce", "another host", "not readable"])
-async def test_without_the_senders_file_its_bytes_are_sent(model: Path, tmp_path: Path, reason: str) -> None:
+async def test_bytes_are_sent_if_the_senders_file_is_missing(model: Path, tmp_path: Path, reason: str) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
@@ -245,7 +245,7 @@ async def test_without_the_senders_file_its_bytes_are_sent(model: Path, tmp_path
         await eventually(lambda: is_clean(prefill) and is_clean(decode))
 
 
-async def test_a_folder_without_room_leaves_the_pool_private(
+async def test_the_pool_stays_private_if_the_folder_has_no_room(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = torch_settings(model, tmp_path / "absent")
@@ -310,7 +310,7 @@ def receiver(settings: dict[str, Any]) -> Iterator[tuple[BaseProcess, Connection
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_receiver_killed_in_mid_pull_leaves_nothing_at_the_sender(
+async def test_a_receiver_killed_during_a_pull_leaves_nothing_at_the_sender(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr("libs.engine.offers.RETRY_MS", 300)
