@@ -1,4 +1,4 @@
-"""What tests of whole suites share."""
+"""Fixtures shared by tests of whole suites."""
 
 from collections.abc import Iterator
 

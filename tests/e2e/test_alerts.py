@@ -161,7 +161,7 @@ async def shift(windows: Windows, phase: str) -> tuple[int, int, int]:
     return most.to_ms - first_ms, fired.to_ms - first_ms, fired.now_ms - first_ms
 
 
-async def test_ratio_follows_a_shift_within_a_second_and_its_alert_within_three(
+async def test_the_ratio_follows_a_shift_within_a_second_and_its_alert_within_three(
     suite: RunningSuite, webhook_port: int
 ) -> None:
     events: list[AlertEvent] = []
@@ -208,7 +208,7 @@ def _in_a_minute() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 60))
 
 
-async def test_a_frozen_worker_lowers_coverage_and_is_told_of_and_nothing_turns_idle(suite: RunningSuite) -> None:
+async def test_a_frozen_worker_lowers_coverage_and_raises_an_alert_and_nothing_turns_idle(suite: RunningSuite) -> None:
     pid = pid_of(suite, "decode-2")
     assert pid
     async with load(suite, words=5, tokens=300, clients=48), httpx.AsyncClient(base_url=suite.ready["metrics"]) as http:
@@ -237,7 +237,7 @@ async def test_a_frozen_worker_lowers_coverage_and_is_told_of_and_nothing_turns_
                 await asyncio.sleep(0.05)
 
 
-async def test_a_queue_at_the_gateway_is_seen_and_its_cause_alerts(suite: RunningSuite) -> None:
+async def test_a_queue_at_the_gateway_is_seen_and_its_cause_raises_an_alert(suite: RunningSuite) -> None:
     """Credits bound what workers hold: nearly all that waits under overload waits at the gateway."""
 
     async def queue(http: httpx.AsyncClient) -> tuple[int, int]:

@@ -26,7 +26,9 @@ def suite(
 
 
 @pytest.mark.parametrize("client", [*CLIENTS, *AGENT_CLIENTS])
-def test_a_client_gets_what_it_asks_for(suite: tuple[RunningSuite, str], client: str, tmp_path: Path) -> None:
+def test_a_client_streams_calls_a_tool_and_fills_a_schema(
+    suite: tuple[RunningSuite, str], client: str, tmp_path: Path
+) -> None:
     running, model = suite
     if client in CLIENTS and model != "sim":
         pytest.skip("it asks for text alone, of the sim engine")
@@ -48,7 +50,7 @@ SCHEMA = {
 TOOL = {"type": "function", "function": {"name": "population", "description": "Tell it.", "parameters": SCHEMA}}
 
 
-def test_a_named_tool_is_called_and_a_schema_filled_whole_and_in_a_stream(suite: tuple[RunningSuite, str]) -> None:
+def test_a_named_tool_is_called_and_a_schema_filled_with_and_without_streaming(suite: tuple[RunningSuite, str]) -> None:
     running, model = suite
     asked: dict[str, Any] = {
         "model": model,

@@ -44,11 +44,11 @@ def run(folder: Path, *options: str) -> dict[str, Any]:
     return found
 
 
-def test_a_folder_that_is_up_to_date_is_left_as_it_is(compiled: Path) -> None:
+def test_a_compiled_folder_that_is_up_to_date_is_not_rebuilt(compiled: Path) -> None:
     assert not build(compiled, 0, GLOBS)
 
 
-def test_decisions_run_compiled(compiled: Path) -> None:
+def test_policies_run_compiled(compiled: Path) -> None:
     whole = ("libs.engine.core", "libs.dispatch.dispatcher", "libs.lab.cluster.worker") if WHOLE else ()
     names = "libs.policy.gateway.binding", "libs.policy.worker.pace", *whole
     program = f"import importlib; print(*[importlib.import_module(name).__file__ for name in {names}], sep='\\n')"

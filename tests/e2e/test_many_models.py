@@ -1,4 +1,4 @@
-"""A suite whose models share a pool of workers: what a person and a client see of it."""
+"""Tests of a suite whose models share a pool of workers, as an operator and a client see it."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ def told(suite: RunningSuite, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-async def test_models_without_a_worker_are_waited_for_as_long_as_is_said_and_unknown_ones_are_404(
+async def test_a_request_waits_for_a_model_without_a_worker_and_an_unknown_model_is_404(
     suite: RunningSuite,
 ) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
@@ -77,7 +77,7 @@ async def test_models_without_a_worker_are_waited_for_as_long_as_is_said_and_unk
         assert shown["state"] in ("serving", "loading", "asleep", "disk") and shown["expected_wait_ms"] >= 0
 
 
-async def test_the_same_model_answers_the_same_after_it_was_put_away_and_woken(suite: RunningSuite) -> None:
+async def test_a_model_gives_the_same_answer_after_sleep(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         first = (await ask(http, suite, "alpha", seed=3, temperature=1)).json()["choices"]
         for name in ("org/beta", "gamma", "org/beta", "gamma"):
@@ -86,7 +86,7 @@ async def test_the_same_model_answers_the_same_after_it_was_put_away_and_woken(s
         assert again == first
 
 
-async def test_models_are_added_asked_for_and_removed_while_the_suite_runs(suite: RunningSuite) -> None:
+async def test_models_are_added_requested_and_removed_while_the_suite_runs(suite: RunningSuite) -> None:
     added = told(suite, "add", "org/new-8b", "--size", "8GB", "--priority", "2", "--tpot-ms", "40")
     assert (added["size_bytes"], added["priority"], added["tpot_ms"]) == (8_000_000_000, 2, 40.0)
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
@@ -104,7 +104,7 @@ async def test_models_are_added_asked_for_and_removed_while_the_suite_runs(suite
                 await asyncio.sleep(0.05)
 
 
-async def test_a_reservation_is_kept_or_refused_with_what_would_have_to_go(suite: RunningSuite) -> None:
+async def test_a_reservation_is_accepted_or_refused_with_what_would_be_evicted(suite: RunningSuite) -> None:
     kept = told(suite, "reserve", "alpha", "--gpus", "2", "--from", "09:00", "--to", "18:00")
     assert kept["reservations"] == [{"gpus": 2, "from_time": "09:00", "to_time": "18:00"}]
     refused = suite.fulcrum("models", "reserve", "gamma", "--gpus", "1", "--from", "17:00", "--to", "19:00")
@@ -115,7 +115,7 @@ async def test_a_reservation_is_kept_or_refused_with_what_would_have_to_go(suite
         assert told(suite, "reserve", name, "--gpus", "0")["reservations"] == []
 
 
-async def test_a_floor_is_loaded_without_a_request_and_a_pinned_model_stays(suite: RunningSuite) -> None:
+async def test_a_minimum_is_loaded_without_a_request_and_a_pinned_model_stays(suite: RunningSuite) -> None:
     told(suite, "add", "gamma", "--floor", "1")
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         async with asyncio.timeout(WAIT_S):
@@ -131,7 +131,7 @@ async def test_a_floor_is_loaded_without_a_request_and_a_pinned_model_stays(suit
         told(suite, "add", "gamma", "--floor", "0")
 
 
-async def test_two_models_with_their_own_targets_are_apart_in_occupancy_and_in_the_planner(suite: RunningSuite) -> None:
+async def test_two_models_with_their_own_targets_are_separate_in_occupancy_and_planner(suite: RunningSuite) -> None:
     told(suite, "add", "alpha", "--tpot-ms", "25", "--ttft-ms", "400")
     told(suite, "add", "gamma", "--tpot-ms", "250")
     both = {"alpha", "gamma"}
@@ -201,7 +201,7 @@ async def test_each_model_has_a_forecast_and_a_verdict_by_its_own_targets(suite:
             assert forecast["model"] == name and forecast["little_history"]
 
 
-async def test_an_alert_names_the_model_whose_targets_are_missed_and_the_other_stays_silent(
+async def test_an_alert_names_the_model_that_misses_its_targets_and_no_other(
     suite: RunningSuite,
 ) -> None:
     targets = {"strict": ("0.1", "60000"), "lax": ("60000", "60000")}
@@ -262,7 +262,7 @@ async def test_the_page_shows_each_model_by_its_own_target(suite: RunningSuite) 
         assert errors == []
 
 
-async def test_an_adapter_is_added_while_workers_run_served_by_its_model_and_counted_apart(suite: RunningSuite) -> None:
+async def test_an_adapter_added_while_workers_run_is_served_and_counted_separately(suite: RunningSuite) -> None:
     added = told(suite, "add", "sql", "--adapter-of", "alpha", "--source", "/adapters/sql")
     assert (added["parent"], added["load_s"]) == ("alpha", 0.0)
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
@@ -288,7 +288,7 @@ async def test_an_adapter_is_added_while_workers_run_served_by_its_model_and_cou
                 await asyncio.sleep(0.05)
 
 
-def test_the_forecast_says_what_is_active_and_what_would_be_evicted(suite: RunningSuite) -> None:
+def test_the_forecast_lists_active_models_and_those_to_be_evicted(suite: RunningSuite) -> None:
     found = told(suite, "forecast")
     assert found["gpus"] == 2 and found["needed_gpus"] <= 2
     assert set(found["next_uses"]) == {"alpha", "org/beta", "gamma"}
@@ -298,7 +298,7 @@ def test_the_forecast_says_what_is_active_and_what_would_be_evicted(suite: Runni
     assert "gamma" in suite.fulcrum("models", "list").stdout
 
 
-def test_a_pool_is_no_matter_of_roles(tmp_path: Path) -> None:
+def test_a_pool_of_models_refuses_role_options(tmp_path: Path) -> None:
     refused = pytest.raises(AssertionError, match="models that share a pool have no --prefill")
     with refused, running_suite(tmp_path, "--engine", "sim", "--model", "a", "--model", "b", "--prefill", "2"):
         raise RuntimeError("it started")

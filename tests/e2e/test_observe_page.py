@@ -1,4 +1,4 @@
-"""`fulcrum observe --page` beside servers that are not ours: page, status, verdict and a changing list."""
+"""Tests of `fulcrum observe --page` beside foreign servers: page, status, verdict and a changing list."""
 
 import json
 import subprocess
@@ -68,7 +68,7 @@ def table(url: str, name: str, role: str, more: str = "") -> str:
     return f'[[server]]\nurl = "{url}"\nname = "{name}"\nrole = "{role}"\n{more}'
 
 
-def test_the_service_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
+def test_the_service_ends_once_its_command_is_killed(tmp_path: Path) -> None:
     with held_port() as port:
         with observe_page(tmp_path, "--vllm", f"http://127.0.0.1:{port}") as running:
             page = running.answer["page"]
@@ -79,7 +79,7 @@ def test_the_service_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
             assert time.monotonic() < last_s
 
 
-def test_two_servers_show_on_the_page_with_estimates_and_the_list_is_followed(tmp_path: Path) -> None:
+def test_two_servers_show_estimates_on_the_page_and_changes_of_the_list_are_followed(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     prefill, decode = FakeVllm(Load(decoding=4, prompts_per_s=4)), FakeVllm(Load(decoding=24))
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A running suite whose planner is in mode auto: workers take what it decides, and no request notices."""
+"""Tests of a running suite whose planner is in mode auto."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ async def until_decided(http: httpx.AsyncClient, suite: RunningSuite) -> dict[st
             await asyncio.sleep(0.1)
 
 
-async def test_under_many_prompts_decode_workers_are_given_some_and_no_request_fails(suite: RunningSuite) -> None:
+async def test_under_many_prompts_decode_workers_take_some_and_no_request_fails(suite: RunningSuite) -> None:
     done = suite.fulcrum("planner", "mode", "auto")
     assert done.returncode == 0, done.stderr
     answers: list[int] = []
@@ -90,7 +90,7 @@ def lines(suite: RunningSuite, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_what_was_decided_is_listed_and_explained_and_limits_are_set_and_refused_by_name(suite: RunningSuite) -> None:
+def test_decisions_are_listed_and_explained_and_invalid_limits_are_refused_by_name(suite: RunningSuite) -> None:
     (status,) = lines(suite, "planner", "status")
     assert (status["mode"], status["lead"]) == ("advisory", "ours")
     assert suite.fulcrum("planner", "mode", "auto").returncode == 0

@@ -1,4 +1,4 @@
-"""Tenants share the places to decode of a live suite: long answers of one give way to another's, and lose no token."""
+"""Tests that tenants share the places to decode of a live suite and that preempted answers lose no token."""
 
 import asyncio
 import json
@@ -87,7 +87,7 @@ async def test_a_tenant_that_holds_every_place_gives_some_up_and_its_answers_sta
         assert streams.texts == [alone["choices"][0]["text"]] * (3 * PLACES)
 
 
-async def test_a_prompt_that_one_tenant_asked_is_not_cached_for_another(suite: RunningSuite) -> None:
+async def test_a_prompt_of_one_tenant_is_not_cached_for_another(suite: RunningSuite) -> None:
     keys = {tenant: key_of(suite, tenant) for tenant in ("ann", "bob")}
     body = {"model": "sim", "prompt": "one two three four " * 40, "max_tokens": 1}
 

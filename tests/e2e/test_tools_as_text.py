@@ -87,7 +87,7 @@ def test_the_model_may_answer_without_a_call(client: openai.OpenAI) -> None:
     assert not any(hasattr(chunk, "x_fulcrum") for chunk in chat(client, tools=openai.omit, stream=True, max_tokens=4))
 
 
-def test_responses_call_tools_that_are_given_as_text(client: openai.OpenAI) -> None:
+def test_responses_call_tools_given_as_text(client: openai.OpenAI) -> None:
     tools: list[Any] = [{"type": "function", **FUNCTION, "strict": True}]
     answer = client.responses.create(
         model="sim", input="Weather?", tools=tools, tool_choice="required", max_output_tokens=200
@@ -97,7 +97,7 @@ def test_responses_call_tools_that_are_given_as_text(client: openai.OpenAI) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_messages_call_tools_that_are_given_as_text(suite: RunningSuite, stream: bool) -> None:
+def test_messages_call_tools_given_as_text(suite: RunningSuite, stream: bool) -> None:
     tool = {"name": "weather", "description": "Tells the weather.", "input_schema": PARAMETERS}
     choice = {"type": "any", "disable_parallel_tool_use": True}  # a third call would be cut
     body = {"model": "sim", "max_tokens": 200, "messages": [ASKS], "tools": [tool], "tool_choice": choice}

@@ -208,7 +208,7 @@ async def test_greedy_tokens_equal_generate(bench: EngineBench, case: Case, way:
 
 
 @pytest.mark.exact
-async def test_sampled_tokens_depend_on_nothing_but_the_sequence(bench: EngineBench, case: Case) -> None:
+async def test_sampled_tokens_depend_on_the_sequence_alone(bench: EngineBench, case: Case) -> None:
     expected = await alone(bench, case, SAMPLED)
     for way in (cached, split, preempted):  # the second time all are in one batch, too
         logs = await way(bench, case, SAMPLED)
@@ -218,7 +218,7 @@ async def test_sampled_tokens_depend_on_nothing_but_the_sequence(bench: EngineBe
             assert found == pytest.approx([logprob.logprob for logprob in one.logprobs], abs=1e-3)
 
 
-async def test_two_requests_that_share_1400_tokens_hold_their_blocks_once(bench: EngineBench, folder: Path) -> None:
+async def test_two_requests_that_share_1400_tokens_share_their_blocks(bench: EngineBench, folder: Path) -> None:
     engine, reader = await bench.start("one")
     assert isinstance(engine, LocalEngine)
     prompt = text_tokens(folder, 1, 1450)

@@ -1,4 +1,4 @@
-"""The whole suite on the real model: what it answers is what transformers' `generate` answers."""
+"""Tests of the whole suite on the real model against the `generate` of transformers."""
 
 import asyncio
 import json
@@ -69,7 +69,7 @@ def _ask(suite: RunningSuite, prompt: list[int]) -> tuple[str, dict[str, Any]]:
     return answer.json()["choices"][0]["text"], answer.json()["usage"]
 
 
-def test_embeddings_are_the_models_last_states(suite: RunningSuite) -> None:
+def test_embeddings_are_the_models_last_hidden_states(suite: RunningSuite) -> None:
     prompts = _prompts(seed=12)
     answer = httpx.post(f"{suite.gateway}/v1/embeddings", json={"model": MODEL, "input": prompts}, timeout=120)
     assert answer.status_code == 200, answer.text
@@ -78,7 +78,7 @@ def test_embeddings_are_the_models_last_states(suite: RunningSuite) -> None:
         assert item["embedding"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_greedy_tokens_equal_generate_and_kv_really_moved(suite: RunningSuite) -> None:
+def test_greedy_tokens_equal_generate_and_kv_moves_between_workers(suite: RunningSuite) -> None:
     from tokenizers import Tokenizer
 
     model_path = cache_dir() / "models" / MODEL
@@ -113,7 +113,7 @@ def _block_bytes(model_path: Path) -> int:
     return int(per_token * BLOCK_SIZE_TOKENS)
 
 
-def test_long_prompts_asked_twice_are_served_from_cached_blocks_by_the_worker_that_has_them(
+def test_repeated_long_prompts_are_served_from_cached_blocks_by_the_worker_that_has_them(
     suite: RunningSuite,
 ) -> None:
     prompts = _prompts(LONG_LENGTHS, seed=12)
@@ -138,13 +138,13 @@ def _sources(suite: RunningSuite, wanted: dict[int, int]) -> dict[int, list[str]
     return found
 
 
-def test_asked_for_the_capital_of_france_it_says_paris(suite: RunningSuite) -> None:
+def test_the_answer_for_the_capital_of_france_is_paris(suite: RunningSuite) -> None:
     done = suite.fulcrum("chat", "What is the capital of France?", "--max-tokens", "30", "--temperature", "0")
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
 
 
-def test_a_seed_gives_the_same_text_again_and_another_seed_another(suite: RunningSuite) -> None:
+def test_a_seed_repeats_its_text_and_another_seed_does_not(suite: RunningSuite) -> None:
     def ask(seed: int) -> str:
         body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0.8, "seed": seed}
         text: str = httpx.post(f"{suite.gateway}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
@@ -154,7 +154,7 @@ def test_a_seed_gives_the_same_text_again_and_another_seed_another(suite: Runnin
     assert ask(5) != ask(6)
 
 
-def test_tuning_prefill_on_the_real_model_tells_curve_knee_budget_and_gain(suite: RunningSuite) -> None:
+def test_tuning_prefill_on_the_real_model_reports_curve_knee_budget_and_gain(suite: RunningSuite) -> None:
     arguments = ("tune", "prefill", "prefill-1", "--most-tokens", "256", "--limit", "50", "--measure-only")
     done = suite.fulcrum(*arguments, "--tpot", "100000", "--json")
     assert done.returncode == 0, done.stderr

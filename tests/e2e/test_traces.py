@@ -1,4 +1,4 @@
-"""Traces of a real suite, as an OpenTelemetry collector receives them."""
+"""Test of traces of a real suite as an OpenTelemetry collector receives them."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

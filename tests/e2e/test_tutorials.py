@@ -1,4 +1,4 @@
-"""The tutorials, typed as they stand."""
+"""Tests that type the tutorials as they stand."""
 
 import os
 import re
@@ -63,7 +63,7 @@ def run(typed: str, folder: Path, env: Mapping[str, str]) -> "subprocess.Complet
 @pytest.mark.parametrize(
     "page", [pytest.param("first-answer", marks=pytest.mark.torch), "first-imbalance", "first-batch"]
 )
-def test_a_tutorial_shows_what_it_says(page: str, tmp_path: Path) -> None:
+def test_a_tutorial_prints_what_it_promises(page: str, tmp_path: Path) -> None:
     text = (TUTORIALS / f"{page}.md").read_text()
     blocks = SH.findall(text)
     (up,) = [shlex.split(command)[2:] for command, _ in blocks if command.startswith("fulcrum up")]
@@ -76,7 +76,7 @@ def test_a_tutorial_shows_what_it_says(page: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_tutorial_without_a_suite_shows_what_it_says(tmp_path: Path) -> None:
+def test_the_tutorial_without_a_suite_prints_what_it_promises(tmp_path: Path) -> None:
     blocks = SH.findall((TUTORIALS / "first-plan.md").read_text())
     assert len(blocks) > 2
     done = run(script(blocks), tmp_path, {})

@@ -1,4 +1,4 @@
-"""A gateway in this process over workers that a test scripts or runs; every part but the stores is real."""
+"""Fixtures of a gateway in this process over scripted or real workers; only the stores are fakes."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""Workers that a capacity plan wishes, over the real planner, metrics service and workers, in virtual time."""
+"""Test in virtual time of a capacity plan carried out by the real planner, metrics service and workers."""
 
 import asyncio
 import io
@@ -74,7 +74,7 @@ async def _run(net: Net, cluster: Cluster) -> None:
     assert cluster.wrong == []
 
 
-def test_workers_are_there_before_the_work_comes_that_a_metrics_service_forecasts() -> None:
+def test_workers_are_ready_before_the_forecast_load_arrives() -> None:
     loop = SimLoop(Random("forecast turns"))
     structlog.configure(processors=[_drop])
     try:

@@ -105,7 +105,7 @@ async def _ask(net: Net, client: Node, number: int, opening: bytes) -> Outcome:
 
 @pytest.mark.parametrize("pings", [False, True], ids=["frozen", "stuck"])
 @pytest.mark.parametrize("still", ["p0", "d0"])
-def test_clients_wait_half_a_second_at_most_for_a_worker_that_stands_still(still: str, pings: bool) -> None:
+def test_clients_wait_at_most_half_a_second_for_a_frozen_worker(still: str, pings: bool) -> None:
     for seed in SEEDS:
         seen = run(seed, still, pings=pings)
         assert MET_S < seen.longest_wait_s <= NOTICED_S

@@ -183,7 +183,7 @@ async def works_again(redis: ReplicatedRedis, suite: RunningSuite, watch: Watch,
     return found
 
 
-async def test_a_frozen_sentinel_delays_no_lead(redis: ReplicatedRedis, cluster: str) -> None:
+async def test_a_frozen_sentinel_does_not_delay_the_lead(redis: ReplicatedRedis, cluster: str) -> None:
     """Whichever it is: the lease is shorter than a sentinel's silence."""
     await until(redis.is_whole, timeout_s=SWITCH_S, what="replicas in step")
     for sentinel in redis.sentinels.values():
@@ -213,7 +213,7 @@ def assert_one_led_at_a_time(watch: Watch, fail_overs: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
-async def test_a_lost_primary_costs_no_request_and_all_work_again_soon(
+async def test_a_lost_primary_costs_no_request_and_every_service_recovers_soon(
     redis: ReplicatedRedis, suite: RunningSuite, how: str
 ) -> None:
     """It comes back as a replica: a killed one is started again, a frozen one goes on and still takes itself for the

@@ -1,4 +1,4 @@
-"""Every process of a suite killed by SIGKILL under load, one after another: clients of other gateways never notice."""
+"""Tests that kill every process of a suite by SIGKILL under load: clients of other gateways notice nothing."""
 
 import asyncio
 from collections.abc import Collection
@@ -52,7 +52,9 @@ def is_spare_down(name: str, down: Collection[str]) -> bool:
     return any(other.split("-")[0] == name.split("-", maxsplit=1)[0] for other in down if "-" in other)
 
 
-async def test_of_all_that_is_killed_at_once_clients_of_the_rest_notice_nothing(suite: RunningSuite) -> None:
+async def test_clients_of_other_gateways_notice_nothing_when_a_whole_set_of_processes_is_killed(
+    suite: RunningSuite,
+) -> None:
     """One gateway, one worker of each kind, both stores, planner and metrics."""
     async with httpx.AsyncClient(timeout=10) as http:
         async with steady_load(suite.ready["gateways"][:1], tokens=TOKENS) as load:
@@ -68,7 +70,7 @@ async def test_of_all_that_is_killed_at_once_clients_of_the_rest_notice_nothing(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_in_any_order_no_request_fails_and_nothing_is_left(suite: RunningSuite, seed: int) -> None:
+async def test_processes_killed_in_any_order_fail_no_request_and_leave_nothing(suite: RunningSuite, seed: int) -> None:
     """Every process once, the next one while the last ones are still coming back, but for the last one of a kind."""
     order = Random(seed).sample(NAMES + SPARES, len(NAMES + SPARES))
     async with httpx.AsyncClient(timeout=10) as http:
@@ -107,7 +109,7 @@ MOST_OF_IT = 0.8
     ],
     ids=" and ".join,
 )
-async def test_without_stores_workers_may_die_and_change_roles_and_requests_go_on(
+async def test_without_stores_workers_may_die_and_change_roles_and_requests_continue(
     suite: RunningSuite, stores: tuple[str, ...]
 ) -> None:
     """What telemetry does not fit into its buffer is shown as not known, never as idle."""

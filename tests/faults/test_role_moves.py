@@ -1,4 +1,4 @@
-"""Workers that change their roles under load: nothing is aborted, no token is lost, doubled or another."""
+"""Tests of workers that change roles under load: nothing is aborted, and no token is lost, repeated or changed."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -47,7 +47,7 @@ async def scripted(stack: AsyncExitStack, **plans: tuple[Plan, ...]) -> list[Scr
     ],
     ids=["well", "refused", "mismatch", "blocks lost", "target lost while pulling", "target lost later"],
 )
-async def test_a_choice_that_moves_is_whole_whatever_happens(
+async def test_a_choice_that_moves_is_complete_whatever_fails(
     open_gateway_over: Any, second: tuple[Plan, ...], moves: int, reroutes: int
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -85,7 +85,7 @@ async def test_min_tokens_count_over_both_workers_of_a_choice_that_moves(
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("code", [pb.REFUSAL_CODE_STALE_ROLE, pb.REFUSAL_CODE_DRAINING])
-async def test_a_choice_that_meets_other_roles_time_and_again_is_not_failed(
+async def test_a_choice_that_repeatedly_meets_changed_roles_does_not_fail(
     open_gateway_over: Any, role: str, code: pb.RefusalCode
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -108,7 +108,7 @@ async def test_a_choice_that_meets_other_roles_time_and_again_is_not_failed(
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_a_place_whose_worker_changes_its_role_meanwhile_is_no_failure(open_gateway_over: Any) -> None:
+async def test_a_role_change_of_the_chosen_worker_is_no_failure(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         _, first, other = found = await scripted(stack, d0=(LEAVES,))
         first.in_step = True
@@ -124,7 +124,7 @@ async def test_a_place_whose_worker_changes_its_role_meanwhile_is_no_failure(ope
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_a_worker_that_refuses_for_its_role_without_end_is_a_failure_at_last(
+async def test_a_worker_that_refuses_for_its_role_without_end_counts_as_failed(
     open_gateway_over: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement, "MAX_STALE_ROLE_RETRIES", 3)
@@ -144,7 +144,7 @@ async def load(gateway: Any, worker: ScriptedWorker) -> None:
     await until(lambda: any(view.load == 9 for view in gateway.running.fleet.views()), what="news of its load")
 
 
-async def test_blocks_that_a_moved_choice_leaves_behind_and_do_not_come_are_no_fault_of_its_prefill_worker(
+async def test_missing_blocks_of_a_moved_choice_are_not_blamed_on_its_prefill_worker(
     open_gateway_over: Any,
 ) -> None:
     """It is computed anew by whom it was computed before, whose part of the prompt is cached there."""
@@ -162,7 +162,7 @@ async def test_blocks_that_a_moved_choice_leaves_behind_and_do_not_come_are_no_f
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_a_choice_does_not_move_to_who_failed_it(open_gateway_over: Any) -> None:
+async def test_a_choice_does_not_move_to_a_worker_that_failed_it(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         failed = (Plan(tokens=2, fail=pb.FAILURE_CODE_ENGINE),)
         prefill, first, other = await scripted(stack, d0=failed, d1=(LEAVES,))
@@ -177,7 +177,7 @@ async def test_a_choice_does_not_move_to_who_failed_it(open_gateway_over: Any) -
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_a_choice_does_not_move_to_who_is_silent_until_it_speaks_again(open_gateway_over: Any) -> None:
+async def test_a_choice_does_not_move_to_a_silent_worker_until_it_answers_again(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         _, first, other = found = await scripted(stack, d0=(LEAVES,))
         gateway = await stack.enter_async_context(
@@ -196,7 +196,7 @@ async def test_a_choice_does_not_move_to_who_is_silent_until_it_speaks_again(ope
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_gateways_tell_each_worker_the_epoch_they_route_by(open_gateway_over: Any) -> None:
+async def test_gateways_report_to_each_worker_the_epoch_they_route_by(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         found = await scripted(stack)
         await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
@@ -206,7 +206,7 @@ async def test_gateways_tell_each_worker_the_epoch_they_route_by(open_gateway_ov
         assert found[2].epochs == [1]
 
 
-async def test_without_another_place_a_choice_stays_and_ends_where_it_is(open_gateway_over: Any) -> None:
+async def test_a_choice_without_another_worker_stays_and_ends_where_it_is(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         _, first, other = found = await scripted(stack, d0=(LEAVES,))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
@@ -221,7 +221,7 @@ async def test_without_another_place_a_choice_stays_and_ends_where_it_is(open_ga
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_a_place_that_comes_later_is_taken_and_one_not_needed_any_more_is_not(open_gateway_over: Any) -> None:
+async def test_a_worker_that_joins_later_is_used_and_one_no_longer_needed_is_not(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         _, first, other = found = await scripted(stack, d0=(LEAVES, LEAVES))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
@@ -264,7 +264,7 @@ async def test_a_client_that_leaves_while_its_choice_moves_frees_both_workers(op
 
 
 @pytest.mark.parametrize("others", [("d1",), ("d1", "d2")], ids=["one other place", "two"])
-async def test_a_choice_offered_twice_before_it_has_moved_takes_one_place(
+async def test_a_choice_offered_twice_before_it_has_moved_takes_one_slot(
     open_gateway_over: Any, others: tuple[str, ...]
 ) -> None:
     """As when its worker takes a second role, or is told to stop, before the step ends that it is handed over at."""
@@ -288,7 +288,7 @@ async def test_a_choice_offered_twice_before_it_has_moved_takes_one_place(
         assert sum(link.decode.free for link in links) == 4 * len(others)
 
 
-async def test_a_choice_that_lost_its_place_on_the_way_is_not_placed_twice(open_gateway_over: Any) -> None:
+async def test_a_choice_that_lost_its_worker_during_the_move_is_not_bound_twice(open_gateway_over: Any) -> None:
     """Offered again once its place is lost, it leaves before there is another: from then on it waits in the queue."""
     async with AsyncExitStack() as stack:
         _, first, other = found = await scripted(stack, d0=(LEAVES,))
@@ -359,19 +359,19 @@ def moves_no_kv(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-async def test_workers_that_cannot_move_kv_have_their_sequences_computed_again_elsewhere(
+async def test_sequences_of_workers_that_cannot_move_kv_are_computed_again_elsewhere(
     open_gateway_over: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moves_no_kv(monkeypatch)
     await moves_under_load(open_gateway_over, 8, output_tokens=200, with_kv=False, sim_speedup=4.0)
 
 
-async def test_sim_workers_move_under_load(open_gateway_over: Any) -> None:
+async def test_sim_workers_move_under_load_without_loss(open_gateway_over: Any) -> None:
     await moves_under_load(open_gateway_over, 16, sim_speedup=4.0)
 
 
 @pytest.mark.torch
-async def test_torch_workers_move_under_load(open_gateway_over: Any, tmp_path: Path) -> None:
+async def test_torch_workers_move_under_load_without_loss(open_gateway_over: Any, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from libs.testing.engines.real_model import write_random_llama
 

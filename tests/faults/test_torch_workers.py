@@ -1,4 +1,4 @@
-"""Workers of a real model: killed in mid-stream no answer changes, and hard work is not taken for silence."""
+"""Tests of workers of a real model: killed in mid-stream they change no answer, and hard work is not silence."""
 
 import asyncio
 import uuid
@@ -110,7 +110,7 @@ def same_logprobs(found: dict[str, list[Any]], expected: dict[str, list[Any]]) -
         assert tops == pytest.approx(others, abs=1e-3)
 
 
-async def test_long_prompts_and_many_streams_on_busy_cores_are_no_silence(suite: RunningSuite) -> None:
+async def test_workers_busy_with_long_prompts_and_many_streams_do_not_count_as_silent(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=120) as http:
         await until_whole(http, suite)
         before = await gateway_metrics(http, suite.gateway)

@@ -1,4 +1,4 @@
-"""A suite whose processes are replaced one by one by another release, and back, while clients stream."""
+"""Test of a suite whose processes are replaced one by one by another release and back, while clients stream."""
 
 import asyncio
 import json
@@ -167,7 +167,7 @@ async def until_covered(http: httpx.AsyncClient, fleet: Fleet) -> None:
             await asyncio.sleep(POLL_S)
 
 
-async def test_no_request_fails_while_a_release_is_replaced_and_comes_back(
+async def test_no_request_fails_while_a_release_is_replaced_and_restored(
     embedded_kafka_server: KafkaServer, real_redis_server: RedisServer, tmp_path: Path
 ) -> None:
     before = unpacked(LAST_OF_0_1_0, tmp_path / "0.1.0")

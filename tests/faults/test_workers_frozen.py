@@ -1,4 +1,4 @@
-"""Workers frozen by SIGSTOP at every stage, in a whole suite: clients hardly notice, and no answer changes."""
+"""Tests of workers frozen by SIGSTOP at every stage of a whole suite: no answer changes."""
 
 import asyncio
 import uuid
@@ -52,7 +52,7 @@ def lasted_s(answers: list[Streamed]) -> float:
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES.keys())
-async def test_a_frozen_worker_is_routed_round(
+async def test_a_frozen_worker_is_routed_around(
     suite: RunningSuite,
     undisturbed: dict[tuple[str, int], list[Streamed]],
     stage: tuple[str, tuple[str, int], float],

@@ -1,4 +1,4 @@
-"""Jobs by Kafka: a whole topic of lines, jobs submitted as records, answers on topics of the client's. Real broker."""
+"""Test over a real broker of jobs whose lines, submissions and answers are Kafka records."""
 
 import json
 import time
@@ -62,7 +62,7 @@ def ended(suite: RunningSuite, tenant: str) -> dict[str, Any]:
     raise AssertionError(f"no job of {tenant!r} has ended")
 
 
-async def test_topics_are_jobs_records_submit_them_and_answers_come_on_topics(
+async def test_a_job_submitted_as_a_record_reads_a_topic_and_answers_on_a_topic(
     real_kafka_server: KafkaServer, cluster: str, tmp_path: Path
 ) -> None:
     servers, lines_topic, good, bad = real_kafka_server.servers, f"{cluster}-in", f"{cluster}-out", f"{cluster}-err"

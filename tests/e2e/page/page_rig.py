@@ -1,4 +1,4 @@
-"""The metrics service's own app, tick and stream, workers that send into it, and a real Chromium over its page."""
+"""The metrics service's own app, ticks and stream with workers that send to it, and Chromium over its page."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What the page's views beside the live one show: answers as the services' own code makes them, of made-up demand."""
+"""Contents of the page's other views: answers by the services' own code, of made-up demand."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""The heat map's pixels, in a real Chromium: what is painted is what the windows say by now."""
+"""Tests in Chromium that the heat map's pixels show the latest state of each window."""
 
 import asyncio
 from typing import Any, Final
@@ -56,7 +56,7 @@ async def later(service: Service, seconds: float) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_telemetry_that_comes_seconds_late_takes_the_place_of_the_hatching() -> None:
+async def test_telemetry_that_comes_seconds_late_replaces_the_hatching() -> None:
     worker = Worker("prefill-0", "prefill", 1.0)
     async with serving(worker, lived_s=SHOWN_S) as service, looking(service, "/#range=30s") as page:
         await painted(page, {"prefill"}, SHOWN_S - 5)
@@ -68,7 +68,7 @@ async def test_telemetry_that_comes_seconds_late_takes_the_place_of_the_hatching
         await painted(page, {"prefill"}, SHOWN_S - 5)
 
 
-async def test_a_tab_that_nobody_looked_at_shows_nothing_of_two_minutes_ago() -> None:
+async def test_a_hidden_tab_shows_current_data_once_it_is_visible_again() -> None:
     worker = Worker("prefill-0", "prefill", 1.0)
     async with serving(worker, lived_s=120) as service, looking(service, "/#range=30s") as page:
         await painted(page, {"prefill"}, SHOWN_S - 2)

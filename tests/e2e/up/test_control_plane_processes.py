@@ -1,4 +1,4 @@
-"""Metrics and planner as a launcher starts them: real processes over a real broker and Redis, fed through the bus."""
+"""Tests of metrics and planner as processes over a real broker and Redis."""
 
 import asyncio
 import json
@@ -109,7 +109,7 @@ def stores(request: pytest.FixtureRequest) -> tuple[str, str]:
     return kafka.servers, redis.url
 
 
-async def test_what_a_worker_tells_is_answered_and_sigterm_ends_both_with_0(stores, cluster):
+async def test_a_workers_reports_are_served_and_sigterm_ends_both_services_with_0(stores, cluster):
     async with (
         control("metrics", *stores, cluster) as metrics,
         control("planner", *stores, cluster) as planner,
@@ -161,7 +161,7 @@ async def test_a_planner_that_is_off_lists_workers_and_decides_nothing(
         assert await planner.stop() == 0
 
 
-async def test_both_outlive_their_stores_keep_what_they_knew_and_say_what_is_away(cluster):
+async def test_both_services_survive_a_store_outage_with_their_state_and_name_the_store(cluster):
     with embedded_kafka() as kafka, embedded_redis() as redis:
         stores = (kafka.servers, redis.url)
         async with control("metrics", *stores, cluster) as metrics, control("planner", *stores, cluster) as planner:
@@ -186,7 +186,7 @@ async def test_both_outlive_their_stores_keep_what_they_knew_and_say_what_is_awa
             assert await planner.stop() == 0
 
 
-async def test_both_start_without_their_stores_and_say_that_nothing_has_come(tmp_path, cluster):
+async def test_both_services_start_without_their_stores_and_report_that_no_data_has_come(tmp_path, cluster):
     stores = ("127.0.0.1:1", "redis://127.0.0.1:1/0")
     async with control("metrics", *stores, cluster) as metrics, control("planner", *stores, cluster) as planner:
         assert "nothing has come from the broker yet" in (await metrics.http.get("/readyz")).json()["reason"]
@@ -219,7 +219,7 @@ async def test_a_port_in_use_is_one_clear_line_and_exit_code_2(tmp_path, cluster
 
 
 @pytest.mark.parametrize("stores", [pytest.param("real", marks=pytest.mark.kafka)], indirect=True)
-async def test_history_has_no_hole_and_nothing_twice_after_a_stop_and_a_kill(stores, cluster, tmp_path):
+async def test_history_has_no_gap_and_no_duplicate_after_a_stop_and_a_kill(stores, cluster, tmp_path):
     env = {"FULCRUM_METRICS_HISTORY_FILE": str(tmp_path / "history.sqlite")}
     bounds: dict[str, int] = {}
 

@@ -1,4 +1,4 @@
-"""The shapes of what the command line, the ready file and the REST APIs tell, which other people's programs read."""
+"""Tests that the JSON shapes of the command line, the ready file and the REST APIs stay compatible."""
 
 import asyncio
 import json
@@ -58,11 +58,11 @@ def ids(suite: RunningSuite) -> set[str]:
     }
 
 
-def test_the_ready_file_keeps_its_shape(suite: RunningSuite) -> None:
+def test_the_ready_file_has_a_stable_shape(suite: RunningSuite) -> None:
     golden.hold_shapes("ready", {"ready": shape(suite.ready)})
 
 
-def test_commands_keep_the_shape_of_their_json(suite: RunningSuite, tmp_path: Path) -> None:
+def test_the_json_of_commands_has_a_stable_shape(suite: RunningSuite, tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
     file.write_text(json.dumps(LINE) + "\n")
     wanted = {
@@ -87,7 +87,7 @@ def test_commands_keep_the_shape_of_their_json(suite: RunningSuite, tmp_path: Pa
     golden.hold_shapes("cli", {name: shape(value, ids(suite)) for name, value in found.items()})
 
 
-def test_the_gateways_answers_keep_their_shape(suite: RunningSuite) -> None:
+def test_the_gateways_answers_have_a_stable_shape(suite: RunningSuite) -> None:
     prompt = {"model": "sim", "prompt": "hi", "max_tokens": 4, "logprobs": 1}
     found = {
         "chat": ask(suite, "/v1/chat/completions", QUESTION),
@@ -110,7 +110,7 @@ def test_the_gateways_answers_keep_their_shape(suite: RunningSuite) -> None:
 
 
 @pytest.mark.parametrize("service", ["planner", "metrics"])
-def test_what_planner_and_metrics_tell_keeps_its_shape(suite: RunningSuite, service: str) -> None:
+def test_answers_of_planner_and_metrics_have_a_stable_shape(suite: RunningSuite, service: str) -> None:
     url, named = suite.ready[service], ids(suite)
     if service == "metrics":
         ask(suite, "/v1/chat/completions", QUESTION)

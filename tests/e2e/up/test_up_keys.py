@@ -1,4 +1,4 @@
-"""A running suite and its first key: who gets in, what each sees, and how soon a key that is revoked lets nobody in."""
+"""Tests of a running suite with keys: who gets in, what each sees, and how soon a revoked key stops working."""
 
 import json
 import time
@@ -57,7 +57,7 @@ def seconds_until(suite: RunningSuite, key: str | None, wanted: int) -> float:
     return time.monotonic() - began_s
 
 
-def test_from_the_first_key_on_each_caller_gets_what_is_its_own(suite: RunningSuite) -> None:
+def test_from_the_first_key_on_each_caller_sees_only_its_own_data(suite: RunningSuite) -> None:
     assert set(statuses(suite).values()) == set(statuses(suite, "any").values()) == {200}
     rebound = httpx.get(f"{suite.gateway}/v1/models", headers={"host": "evil.example"})
     assert (rebound.status_code, rebound.json()["error"]["code"]) == (403, "wrong_host")
@@ -97,7 +97,7 @@ def test_from_the_first_key_on_each_caller_gets_what_is_its_own(suite: RunningSu
     assert statuses(suite, users["b"])["gateway"] == 200
 
 
-def test_a_tenant_over_its_limit_is_told_when_to_come_again(suite: RunningSuite) -> None:
+def test_a_tenant_over_its_limit_gets_a_retry_after(suite: RunningSuite) -> None:
     key = command(suite, "create", "--tenant", "limited")["key"]
     assert command(suite, "limits", "limited", "--requests", "2")["limited"]["requests_per_minute"] == 2
     with httpx.Client(base_url=suite.gateway, headers=bearer(key), timeout=30) as http:
@@ -113,7 +113,7 @@ def test_a_tenant_over_its_limit_is_told_when_to_come_again(suite: RunningSuite)
         assert 30 < int(refused.headers["retry-after"]) <= 61
 
 
-def test_two_gateways_let_a_limit_through_to_within_five_percent(suite: RunningSuite) -> None:
+def test_two_gateways_enforce_a_limit_to_within_five_percent(suite: RunningSuite) -> None:
     limit, asked, headers = 200, 400, bearer(command(suite, "create", "--tenant", "shared")["key"])
     command(suite, "limits", "shared", "--requests", str(limit))
 

@@ -1,4 +1,4 @@
-"""`fulcrum up --spare`: workers come when no split of roles has room, serve, and are the planner's to end."""
+"""Test of `fulcrum up --spare`: the planner starts and ends spare workers."""
 
 import asyncio
 import time

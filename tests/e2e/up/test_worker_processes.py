@@ -1,4 +1,4 @@
-"""Both worker services as a launcher starts them: real processes, the embedded Redis and broker, the sim engine."""
+"""Tests of both worker services as processes, with the embedded Redis and broker and the sim engine."""
 
 import asyncio
 import json
@@ -169,7 +169,7 @@ async def _found_in_index(index: RedisKvIndex, worker: Worker) -> None:
     assert found == {worker.id: len(hashes)}
 
 
-async def test_a_killed_worker_is_gone_when_its_lease_ends_and_comes_back_under_its_name(tmp_path: Path) -> None:
+async def test_a_killed_worker_is_gone_when_its_lease_ends_and_returns_under_its_name(tmp_path: Path) -> None:
     async with stores(tmp_path) as env, worker_process("prefill", env) as first:
         registry = RedisRegistry(env["FULCRUM_REDIS"], "test")
         await first.status("ready")
@@ -215,7 +215,7 @@ async def test_a_worker_serves_and_stops_while_redis_and_kafka_are_away(nobodys_
         ("FULCRUM_WORKER_PORT", "in use", "in use"),
     ],
 )
-async def test_a_worker_that_cannot_start_says_why_in_one_line(variable: str, value: str, said: str) -> None:
+async def test_a_worker_that_cannot_start_prints_the_reason_in_one_line(variable: str, value: str, said: str) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()

@@ -1,4 +1,4 @@
-"""Turns between tenants' jobs, and within a tenant by priority, through a gateway and a broker."""
+"""Test of turns between tenants' jobs, and by priority within a tenant, through a gateway and a broker."""
 
 import asyncio
 from pathlib import Path
@@ -22,7 +22,7 @@ ENDED_S = 220.0
 """Bound on all jobs: 17,000 lines over the embedded broker took 98 s on a machine with four times its cores' work."""
 
 
-async def test_one_tenants_many_jobs_hold_up_neither_anothers_nor_an_urgent_one(
+async def test_many_jobs_of_one_tenant_delay_neither_another_tenants_job_nor_an_urgent_one(
     work: KafkaWork, cluster: str, tmp_path: Path, open_gateway_over: Any
 ) -> None:
     ports = BatchPorts(work, LocalFiles(tmp_path / "files", max_bytes=10**8))

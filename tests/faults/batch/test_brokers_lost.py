@@ -1,4 +1,4 @@
-"""Three Kafka brokers, one of which is killed twice under a batch job: no line and no telemetry is lost."""
+"""Test of a batch job over three Kafka brokers, one of which is killed twice."""
 
 import asyncio
 from collections import defaultdict
@@ -118,7 +118,7 @@ async def kill_brokers(kafka: KafkaCluster, http: httpx.AsyncClient, suite: Runn
     return kills
 
 
-async def test_killed_brokers_cost_no_line_and_no_telemetry(kafka: KafkaCluster, cluster: str, tmp_path: Path) -> None:
+async def test_killed_brokers_lose_no_line_and_no_telemetry(kafka: KafkaCluster, cluster: str, tmp_path: Path) -> None:
     write_lines(tmp_path / "lines.jsonl", LINES, max_tokens=TOKENS)
     slow = {"FULCRUM_WORKER_SIM_SPEEDUP": "0.25"}
     env = {"FULCRUM_CLUSTER": cluster, "FULCRUM_GATEWAY_FILES_FOLDER": str(tmp_path / "files"), **slow}

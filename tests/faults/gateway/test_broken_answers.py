@@ -1,4 +1,4 @@
-"""An answer that this gateway fails to make, at any stage: it ends with an error, and nothing else notices."""
+"""Test of an answer that the gateway fails to make: it ends with an error and affects no other."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def _bad_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fields", ASKED.values(), ids=ASKED.keys())
-async def test_a_token_that_cannot_be_decoded_ends_its_own_answer_alone(
+async def test_a_token_that_cannot_be_decoded_ends_only_its_own_answer(
     open_gateway_over: Any, fields: dict[str, Any]
 ) -> None:
     async with AsyncExitStack() as stack:

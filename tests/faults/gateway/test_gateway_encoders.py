@@ -48,7 +48,7 @@ async def serve(stack: AsyncExitStack, open_gateway_over: Any, model: Path, *rol
 
 
 @pytest.mark.parametrize("roles", [("prefill", "mixed"), ("mixed",)])
-async def test_an_encoder_answers_embeddings_and_scores_and_writes_nothing(
+async def test_an_encoder_answers_embeddings_and_scores_but_no_chats(
     open_gateway_over: Any, tmp_path: Path, roles: tuple[str, ...]
 ) -> None:
     model = write_random_encoder(tmp_path / "tiny-bert", pooling="cls_token", normalizes=True)
@@ -79,7 +79,7 @@ async def test_an_encoder_answers_embeddings_and_scores_and_writes_nothing(
         await until(gateway.idle)
 
 
-async def test_a_cross_encoder_scores_both_texts_at_once_and_gives_nothing_else(
+async def test_a_cross_encoder_answers_scores_of_text_pairs_and_nothing_else(
     open_gateway_over: Any, tmp_path: Path
 ) -> None:
     model = write_random_encoder(tmp_path / "tiny-cross", labels=1)

@@ -1,4 +1,4 @@
-"""Cached prefixes found through Redis: by the worker that has them, in one round trip, and as long as Redis helps."""
+"""Tests of cached prefixes found through Redis, and of the loss of Redis."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -78,7 +78,7 @@ async def _until_listed(redis: RedisServer, cluster: str, blocks: int) -> set[tu
     return listed
 
 
-async def test_a_long_prompt_asked_again_is_served_by_the_worker_that_has_it(
+async def test_a_repeated_long_prompt_is_served_by_the_worker_that_has_its_prefix(
     redis: RedisServer, cluster: str, open_gateway_over: Any
 ) -> None:
     async with _cluster(redis, cluster, open_gateway_over) as gateway:
@@ -112,7 +112,7 @@ async def test_an_index_that_is_emptied_under_load_is_rebuilt_by_the_workers(
         assert before <= await _until_listed(redis, cluster, CACHED_TOKENS // 16 + 40 * (600 // 16))
 
 
-async def test_a_redis_that_dies_in_mid_traffic_costs_reuse_and_nothing_else(
+async def test_a_redis_that_dies_under_traffic_costs_reuse_and_nothing_else(
     redis: RedisServer, cluster: str, open_gateway_over: Any
 ) -> None:
     async with _cluster(redis, cluster, open_gateway_over) as gateway:
@@ -168,7 +168,7 @@ async def test_one_round_trip_finds_the_prefixes_of_all_requests_of_a_loop_turn(
         assert index.stats().lookups == 1
 
 
-async def test_a_prompt_of_100k_tokens_asks_for_a_bounded_number_of_blocks(
+async def test_a_prompt_of_100k_tokens_looks_up_a_bounded_number_of_blocks(
     redis: RedisServer, cluster: str, open_gateway_over: Any
 ) -> None:
     asked: list[int] = []
@@ -187,7 +187,7 @@ async def test_a_prompt_of_100k_tokens_asks_for_a_bounded_number_of_blocks(
         await hints._index.close()
 
 
-async def test_a_look_up_that_is_late_holds_nobody_and_is_filled_in(
+async def test_a_late_lookup_delays_no_request_and_is_used_when_it_arrives(
     redis: RedisServer, cluster: str, open_gateway_over: Any
 ) -> None:
     answered = asyncio.Event()
@@ -207,7 +207,7 @@ async def test_a_look_up_that_is_late_holds_nobody_and_is_filled_in(
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-async def test_a_client_that_leaves_does_not_take_the_others_look_up_along(
+async def test_a_client_that_leaves_does_not_cancel_the_lookup_of_others(
     redis: RedisServer, cluster: str, open_gateway_over: Any, leaves: bool
 ) -> None:
     async with _hints(redis, cluster, open_gateway_over, ("p0", "p1")) as (hints, index):

@@ -1,4 +1,4 @@
-"""Clients that send large bodies: what a gateway holds of them is bounded, and given up as early as can be."""
+"""Test that the memory a gateway holds for large bodies is bounded and freed early."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ def body(tokens: int, size_bytes: int = BODY_BYTES) -> bytes:
     return asked + b" " * (size_bytes - len(asked))
 
 
-async def test_bodies_over_the_bound_are_refused_until_answers_have_ended(open_gateway_over: Any) -> None:
+async def test_bodies_over_the_bound_are_refused_until_earlier_answers_have_ended(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         plans = tuple(Plan(tokens=2, hang=True) for _ in range(OPEN))
         worker = await stack.enter_async_context(scripted_worker("m0", "mixed", plans=plans))

@@ -1,4 +1,4 @@
-"""The last worker of a kind gone, with real processes: what can go on does, the rest is told so in time."""
+"""Tests with real processes of the loss of a role's last worker."""
 
 import asyncio
 import uuid
@@ -62,7 +62,7 @@ def answers() -> list[Streamed]:
 
 
 @pytest.mark.parametrize("gone", ["prefill-1", "decode-1"])
-async def test_open_streams_end_requests_wait_within_bounds_and_all_is_well_with_a_new_one(
+async def test_after_a_loss_streams_end_and_requests_wait_a_bounded_time_until_a_new_worker_joins(
     suite: RunningSuite, gone: str
 ) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
@@ -90,7 +90,9 @@ async def test_open_streams_end_requests_wait_within_bounds_and_all_is_well_with
                 await asyncio.sleep(0.05)
 
 
-async def test_the_only_decode_worker_frozen_ends_streams_and_is_taken_again(suite: RunningSuite) -> None:
+async def test_a_frozen_single_decode_worker_ends_its_streams_and_is_used_again_once_it_thaws(
+    suite: RunningSuite,
+) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, suite)
         before = await gateway_metrics(http, suite.gateway)

@@ -210,7 +210,7 @@ def shares(found: Watched) -> dict[str, float]:
     ],
     ids=["one each", "both at both", "the flood at both", "by weight", "below its share"],
 )
-def test_places_of_each_tenant_over_two_gateways_are_its_share_to_within_5_percent(
+def test_each_tenants_places_over_two_gateways_match_its_share_to_within_5_percent(
     floods: dict[str, dict[str, int]], weight: int, share: float
 ) -> None:
     found = run(floods, {"modest": TenantLimits(weight=weight)})
@@ -221,14 +221,14 @@ def test_places_of_each_tenant_over_two_gateways_are_its_share_to_within_5_perce
     assert min(found.ended.values()) > 0
 
 
-def test_where_the_ledger_is_away_gateways_go_on_with_what_they_hold() -> None:
+def test_without_the_ledger_gateways_continue_with_the_places_they_hold() -> None:
     found = run({"g0": {"flood": 60}, "g1": {"modest": 60}}, away=True)
     assert min(found.ended.values()) > 0
     assert sum(found.held.values()) >= (1 - WITHIN) * PLACES
 
 
 @pytest.mark.parametrize("gateways", [2, 4])
-def test_one_answer_gives_way_for_each_place_that_another_tenant_takes(gateways: int) -> None:
+def test_one_answer_is_preempted_for_each_place_that_another_tenant_takes(gateways: int) -> None:
     """Answers that last, so that every place changes hands once."""
     floods = {f"g{number}": {"flood": 60 // gateways} for number in range(gateways)}
     floods[f"g{gateways - 1}"]["modest"] = 6
@@ -250,7 +250,7 @@ async def _grow(cluster: Cluster) -> int:
     return sum(count.running for model in models for count in model.tenants.values())
 
 
-def test_places_that_idle_gateways_hold_go_to_tenants_that_wait_elsewhere() -> None:
+def test_places_held_by_idle_gateways_go_to_tenants_that_wait_elsewhere() -> None:
     assert simulated(SimLedger(), _grow, places=8) == 8
 
 
@@ -272,11 +272,11 @@ async def _leaves(cluster: Cluster, ledger: MemoryLedger, ends: Callable[[Cluste
     return found, gateway.dispatcher.places_here()["sim"].tenants["flood"].running
 
 
-def test_a_gateway_that_stops_takes_back_what_it_has_told() -> None:
+def test_a_gateway_that_stops_withdraws_its_report() -> None:
     ledger = SimLedger()
     assert simulated(ledger, lambda cluster: _leaves(cluster, ledger, Cluster.stop)) == (False, PLACES)
 
 
-def test_a_gateway_that_dies_is_forgotten_within_a_second_and_its_places_are_anothers() -> None:
+def test_a_dead_gateway_is_forgotten_within_a_second_and_its_places_go_to_others() -> None:
     ledger = SimLedger()
     assert simulated(ledger, lambda cluster: _leaves(cluster, ledger, Cluster.kill)) == (True, PLACES)

@@ -1,4 +1,4 @@
-"""Prompts that really kill the processes that compute them, in a whole suite on the sim engine."""
+"""Tests of prompts that kill the processes that compute them, in a whole suite on the sim engine."""
 
 import asyncio
 import json
@@ -71,7 +71,7 @@ def is_refused(answer: httpx.Response) -> bool:
 
 
 @pytest.mark.parametrize("mark", [PROMPT_MARK, TOKENS_MARK], ids=["in its prompt", "in mid-stream"])
-async def test_two_processes_die_and_everybody_else_is_answered(mortal_suite: RunningSuite, mark: str) -> None:
+async def test_two_processes_die_and_all_other_requests_are_answered(mortal_suite: RunningSuite, mark: str) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, mortal_suite)
         before, stop = Deaths(mortal_suite), asyncio.Event()
@@ -91,7 +91,7 @@ async def test_two_processes_die_and_everybody_else_is_answered(mortal_suite: Ru
         assert not await leftovers(http, mortal_suite)
 
 
-async def test_a_stream_ends_with_the_error_after_what_had_come(mortal_suite: RunningSuite) -> None:
+async def test_a_stream_ends_with_the_error_after_the_tokens_it_has_sent(mortal_suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, mortal_suite)
         before, answer = Deaths(mortal_suite), Streamed(0.0)
@@ -104,7 +104,7 @@ async def test_a_stream_ends_with_the_error_after_what_had_come(mortal_suite: Ru
         assert 0 < len(answer.text) <= FATAL_TOKENS + max(DEATHS)
 
 
-async def test_a_batch_line_takes_two_processes_and_its_error_says_so(
+async def test_a_batch_line_kills_two_processes_and_its_error_says_so(
     mortal_suite: RunningSuite, tmp_path: Path
 ) -> None:
     file, bad = tmp_path / "lines.jsonl", 5

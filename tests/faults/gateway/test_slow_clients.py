@@ -1,4 +1,4 @@
-"""Clients that stall, vanish or leave, at every stage: a bounded cost, and nothing left of them."""
+"""Tests of clients that stall, vanish or leave at every stage: their cost is bounded and nothing of them remains."""
 
 import asyncio
 import fcntl
@@ -61,7 +61,7 @@ async def registration(worker: LocalWorker) -> Worker:
     return worker.registry.seen[-1]
 
 
-async def test_a_client_that_reads_nothing_loses_its_connection_and_holds_nothing(open_gateway_over: Any) -> None:
+async def test_a_client_that_reads_nothing_loses_its_connection_and_frees_everything(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         mixed = {"sim_speedup": 10.0, "budget_tokens": 64}
         worker = await stack.enter_async_context(local_worker("m0", "mixed", **mixed))
@@ -80,7 +80,7 @@ async def test_a_client_that_reads_nothing_loses_its_connection_and_holds_nothin
         await until(lambda: gateway.open == 0 and open_files() <= before, what="no open connection")
 
 
-async def test_what_unread_answers_can_hold_is_bounded(open_gateway_over: Any) -> None:
+async def test_memory_held_by_unread_answers_is_bounded(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         mixed = {"sim_speedup": 1000.0, "budget_tokens": 64}
         worker = await stack.enter_async_context(local_worker("m0", "mixed", **mixed))
@@ -101,7 +101,7 @@ async def test_what_unread_answers_can_hold_is_bounded(open_gateway_over: Any) -
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peers are made to vanish by a packet filter")
-async def test_clients_that_vanish_without_an_end_are_found_and_leave_nothing(open_gateway_over: Any) -> None:
+async def test_clients_that_vanish_without_closing_are_detected_and_leave_nothing(open_gateway_over: Any) -> None:
     """Half-open connections at every stage: of a body, in the queue, in prefill, in decode, streaming and not."""
     async with AsyncExitStack() as stack:
         hang = Plan(tokens=0, hang=True)
