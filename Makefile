@@ -106,7 +106,7 @@ try-vllm: setup-dev ## what a version of vLLM lacks or changes of all that is us
 
 # Tests in which something is given the number of a port: suites, stores that are killed and started again, services away.
 PORT_TESTS = tests/unit/runtime/test_ports.py tests/unit/vllm/test_vllm_follow.py tests/unit/runtime/test_healthcheck.py \
-	tests/unit/cli/test_top.py::test_a_service_that_is_away_is_told_and_followed_again_whenever_it_is_back \
+	tests/unit/cli/test_top.py::test_a_service_outage_is_shown_and_the_service_is_followed_again_afterwards \
 	tests/contract/stores/test_registry_contract.py tests/contract/worker/test_kv_pulls.py \
 	tests/contract/test_bus_contract.py::test_a_killed_broker_stops_neither_publisher_nor_subscriber \
 	tests/e2e/up/test_worker_processes.py::test_a_worker_serves_and_stops_while_redis_and_kafka_are_away \

@@ -1,4 +1,4 @@
-"""Records and workers of another release: new fields are ignored, other schemas are skipped and counted."""
+"""Tests of records and workers of another release: new fields are ignored, other schemas skipped and counted."""
 
 import re
 from types import SimpleNamespace
@@ -57,5 +57,5 @@ def test_a_registered_worker_with_a_role_of_a_later_release_is_not_used() -> Non
         read_worker(b"w", the_worker(role=99).SerializeToString())
 
 
-def test_a_release_understands_the_protocol_before_its_own() -> None:
+def test_a_release_understands_the_previous_protocol() -> None:
     assert 1 <= OLDEST <= max(PROTOCOL - 1, 1)

@@ -1,4 +1,4 @@
-"""Choices of tenants, as a gateway's places to decode have them."""
+"""Choices of tenants as a gateway's TenantPlaces sees them."""
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import Generation, RequestTimes

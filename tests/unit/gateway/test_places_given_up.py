@@ -1,4 +1,4 @@
-"""How many answers give way over several gateways, which know of each other what was so a quarter of a second ago."""
+"""Tests of how many answers are preempted across gateways whose knowledge of each other is a quarter second old."""
 
 from dataclasses import replace
 from random import Random
@@ -110,7 +110,7 @@ class Rig:
 
 @pytest.mark.parametrize(("gateways", "each", "asks"), [(2, 12, 6), (2, 12, 1), (4, 12, 12), (8, 32, 32), (8, 5, 7)])
 @pytest.mark.parametrize("seed", range(4))
-def test_one_answer_gives_way_for_each_place_that_another_tenant_takes(
+def test_one_answer_is_preempted_for_each_place_that_another_tenant_takes(
     gateways: int, each: int, asks: int, seed: int
 ) -> None:
     chance = Random(seed)
@@ -123,7 +123,7 @@ def test_one_answer_gives_way_for_each_place_that_another_tenant_takes(
 
 @pytest.mark.parametrize("gateways", [2, 4, 8])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_more_give_way_where_both_tenants_wait_everywhere(gateways: int, seed: int) -> None:
+def test_no_more_answers_are_preempted_if_both_tenants_wait_everywhere(gateways: int, seed: int) -> None:
     """One takes its half of all places, from all gateways at once."""
     chance = Random(seed)
     rig = Rig(gateways, 12, chance)
@@ -148,14 +148,14 @@ def prefilling(held: list[int], prompts: list[int]) -> Rig:
 
 @pytest.mark.parametrize(("held", "prompts", "asks"), [([23, 1], [0, 1], 1), ([12, 12], [0, 12], 6),
                                                        ([12, 12], [12, 0], 6), ([8, 8, 8], [8, 0, 4], 12)])  # fmt: skip
-def test_a_gateway_gives_up_what_another_cannot(held: list[int], prompts: list[int], asks: int) -> None:
+def test_a_gateway_gives_up_places_that_another_cannot(held: list[int], prompts: list[int], asks: int) -> None:
     rig = prefilling(held, prompts)
     rig.gateways[0].queue += [choice("modest", number) for number in range(asks)]
     rig.go_on(2.0)
     assert (rig.held("modest"), rig.given_up) == (asks, asks)
 
 
-def test_what_cannot_give_way_yet_does_once_its_prompt_is_computed() -> None:
+def test_an_answer_still_in_prefill_is_preempted_once_its_prompt_is_computed() -> None:
     rig = prefilling([4, 4], [4, 4])
     rig.gateways[0].queue.append(choice("modest"))
     rig.go_on(2.0)
@@ -166,7 +166,7 @@ def test_what_cannot_give_way_yet_does_once_its_prompt_is_computed() -> None:
     assert (rig.held("modest"), rig.given_up) == (1, 1)
 
 
-def test_no_more_give_way_where_a_gateway_gave_up_more_than_its_part_before() -> None:
+def test_no_more_answers_are_preempted_if_a_gateway_gave_up_more_than_its_part_before() -> None:
     """Its answers have ended meanwhile, and those that its tenant asked for next run at others."""
     held, rig = [1, 4, 3], Rig(3, 0, Random(0))
     for gateway, count in zip(rig.gateways, [16, 0, 0], strict=True):

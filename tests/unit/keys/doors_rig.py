@@ -1,4 +1,4 @@
-"""Planner and metrics service behind their doors, without a socket."""
+"""Planner and metrics service behind their key gates, without a socket."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
