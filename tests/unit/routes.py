@@ -1,4 +1,4 @@
-"""The routes of an app, for tests that hold something against every one of them."""
+"""The routes of an app, for tests that check every one of them."""
 
 import asyncio
 from collections.abc import Sequence

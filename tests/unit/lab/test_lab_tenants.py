@@ -78,7 +78,7 @@ def ttft_ms(traces: Sequence[Trace], policy: str, max_sequences: int = MAX_SEQUE
 @pytest.mark.parametrize(
     ("capacity_rps", "places", "seconds"), [(24.0, 256, 50.0), (5.0, 8, 120.0)], ids=["prompts short", "places short"]
 )
-def test_ttft_at_p99_does_not_follow_what_another_tenant_asks_for(
+def test_ttft_at_p99_does_not_depend_on_the_load_of_another_tenant(
     capacity_rps: float, places: int, seconds: float
 ) -> None:
     modest_rps = 0.2 * capacity_rps
@@ -90,7 +90,7 @@ def test_ttft_at_p99_does_not_follow_what_another_tenant_asks_for(
     assert answered == 1
 
 
-def test_where_tenants_are_one_it_does() -> None:
+def test_ttft_at_p99_depends_on_the_load_if_tenants_are_not_separated() -> None:
     """Otherwise the flood would be none."""
     (_, usual_ms, _), (_, flooded_ms, answered) = (
         ttft_ms([pair((1.0, part * 5.0), ("all", "all"), seconds=60.0)], "fulcrum:2:2", 8) for part in (SHARE, FLOOD)

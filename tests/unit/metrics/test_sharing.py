@@ -1,4 +1,4 @@
-"""What several metrics services tell one another, and what of it they take."""
+"""Tests of what several metrics services send one another, and of what they accept."""
 
 from collections import Counter
 from typing import Any
@@ -97,7 +97,7 @@ def exchange(reader: Instance, hearer: Instance, from_ms: int, to_ms: int, worke
         hearer.hear(reader.tick(start + 100), start + 100)
 
 
-def test_what_came_back_from_a_file_is_not_added_again_when_others_told_of_it() -> None:
+def test_data_restored_from_a_file_are_not_added_again_when_others_send_them() -> None:
     teller, hearer = Instance("a"), Instance("b")
     second = 5
     hearer.rollups.restore(_kept_second("w", second))
@@ -114,7 +114,7 @@ def _kept_second(worker: str, second: int) -> StoredWindow:
     return next(kept for kept in source.rollups.take_changed(at(60_000)) if kept.window_ns == S)
 
 
-def test_who_is_heard_of_in_a_replay_is_not_taken_for_alive() -> None:
+def test_a_worker_seen_only_in_a_replay_does_not_count_as_alive() -> None:
     dead, hearer = Instance("a"), Instance("b")
     exchange(dead, Instance("none"), 0, 100)
     told = list(dead.told)
@@ -125,7 +125,7 @@ def test_who_is_heard_of_in_a_replay_is_not_taken_for_alive() -> None:
     assert hearer.sharing.shares.alive(at(200)) == ["a", "b"]
 
 
-def test_who_shares_reads_from_before_its_start() -> None:
+def test_an_instance_that_shares_reads_from_before_its_start() -> None:
     now_ns = at(0)
     assert read_from_ns(None, now_ns, shared=False) == now_ns
     assert read_from_ns(None, now_ns, shared=True) == now_ns - TAKEN_OVER_NS
@@ -147,7 +147,7 @@ def test_clocks_of_instances_may_differ_by_seconds(ahead_ns: int) -> None:
     assert offsets_ns["node-a"] == offsets_ns["node-b"] == 0
 
 
-def test_windows_too_far_ahead_are_left_out_and_counted() -> None:
+def test_windows_too_far_ahead_are_dropped_and_counted() -> None:
     teller, hearer = Instance("a", ahead_ns=2 * MAX_APART_NS), Instance("b")
     exchange(teller, hearer, 0, 100)
     assert hearer.sharing.left_out[LeftOut.FUTURE] == 1
@@ -157,7 +157,7 @@ def test_windows_too_far_ahead_are_left_out_and_counted() -> None:
     assert b'fulcrum_shared_left_out_total{reason="future"} 1.0' in generate_latest(registry)
 
 
-def test_a_clock_of_nonsense_spoils_nothing_here() -> None:
+def test_an_invalid_clock_does_no_damage() -> None:
     teller, hearer = Instance("a"), Instance("b")
     exchange(teller, hearer, 0, 100)
     (message,) = teller.told
@@ -171,7 +171,7 @@ def test_a_clock_of_nonsense_spoils_nothing_here() -> None:
     assert hearer.sharing.left_out == Counter({LeftOut.MALFORMED: 1})
 
 
-def test_a_worker_that_has_been_silent_for_long_is_told_of_no_more() -> None:
+def test_a_worker_silent_for_long_is_no_longer_sent() -> None:
     teller = Instance("a")
     teller.live("w", 0, 100)
     silent_ms = LISTED_NS // MS
@@ -180,7 +180,7 @@ def test_a_worker_that_has_been_silent_for_long_is_told_of_no_more() -> None:
     assert teller.fleet.directory.is_own("w")
 
 
-def test_dummy_steps_are_told_without_their_spans_and_only_of_workers_that_ran_any() -> None:
+def test_dummy_steps_are_sent_without_their_spans_and_only_for_workers_that_ran_any() -> None:
     teller, batches = Instance("a"), [step_batch(1, (0, 100), worker=name) for name in ("rank", "plain")]
     span = Interval(start_unix_ns=at(10), end_unix_ns=at(20))
     batches[0].dummy_steps.CopyFrom(DummySteps(steps=7, spans=[span]))
@@ -190,7 +190,7 @@ def test_dummy_steps_are_told_without_their_spans_and_only_of_workers_that_ran_a
     assert not plain.HasField("dummy_steps")
 
 
-def test_however_much_there_is_to_tell_each_record_is_one_that_a_broker_takes() -> None:
+def test_records_fit_the_broker_however_much_there_is_to_send() -> None:
     teller = Instance("a")
     names = [f"decode-worker-of-some-length-{number:05}" for number in range(1_200)]
     for name in names:
@@ -206,7 +206,7 @@ def test_however_much_there_is_to_tell_each_record_is_one_that_a_broker_takes() 
     assert len(told_cells) == len(names) * len(windows)
 
 
-def test_what_was_held_back_while_the_broker_was_away_is_told_when_it_is_back() -> None:
+def test_data_held_back_during_a_broker_outage_are_sent_afterwards() -> None:
     teller, hearer = Instance("a"), Instance("b")
     exchange(teller, hearer, 0, 1_000)
     teller.unsent = MAX_UNSENT + 1
@@ -220,7 +220,7 @@ def test_what_was_held_back_while_the_broker_was_away_is_told_when_it_is_back() 
     assert sum(len(message.windows) for message in teller.tick(10_200)) <= 1  # and not told a third time
 
 
-def test_what_was_held_back_is_told_also_of_workers_that_others_read_by_then() -> None:
+def test_data_held_back_include_workers_that_others_read_by_then() -> None:
     first, second = Instance("a"), Instance("b")
     first.unsent = MAX_UNSENT + 1
     exchange(first, second, 0, 3_000)
@@ -238,7 +238,7 @@ def test_what_was_held_back_is_told_also_of_workers_that_others_read_by_then() -
     assert [len(message.workers) for message in first.tick(6_500)] == [0]  # once told they are others' alone
 
 
-def test_what_was_held_back_is_told_also_of_workers_that_fell_silent_meanwhile() -> None:
+def test_data_held_back_include_workers_that_fell_silent_meanwhile() -> None:
     teller, hearer = Instance("a"), Instance("b")
     teller.unsent = MAX_UNSENT + 1
     exchange(teller, hearer, 0, 1_000)
@@ -252,7 +252,7 @@ def test_what_was_held_back_is_told_also_of_workers_that_fell_silent_meanwhile()
     assert [len(message.workers) for message in teller.tick(LISTED_NS // MS + 2_000)] == [0]
 
 
-def test_that_instances_tell_does_not_make_figures_live() -> None:
+def test_data_from_other_instances_do_not_make_figures_live() -> None:
     one, other = Instance("a"), Instance("b")
     exchange(one, other, 0, 1_000)
     assert other.state.not_live(at(1_100)) is None
@@ -265,7 +265,7 @@ def test_that_instances_tell_does_not_make_figures_live() -> None:
         assert "nothing has come from the broker for" in str(instance.state.not_live(at(silent_ms)))
 
 
-def test_who_takes_a_worker_over_knows_what_its_batches_tell_once() -> None:
+def test_an_instance_that_takes_over_a_worker_uses_each_batch_once() -> None:
     first, second, alone = Instance("a"), Instance("b"), Instance("c")
     steps = {100: [step(100, 150, decode=1)], 200: [step(220, None, decode=1)]}
     moved = [KvTransfer(bytes=7)]
@@ -302,7 +302,7 @@ def test_who_takes_a_worker_over_knows_what_its_batches_tell_once() -> None:
     assert second.covered_ms(S, 0, 14_000) == alone.covered_ms(S, 0, 14_000) == 14_000
 
 
-def test_some_instance_makes_a_trace_also_while_nobody_reads_its_worker() -> None:
+def test_an_instance_makes_a_trace_even_while_none_reads_its_worker() -> None:
     one, other = Instance("a"), Instance("b")
     exchange(one, other, 0, 1_000)
     event = RequestEvent(request_id="r", decode_worker="w")
@@ -315,7 +315,7 @@ def test_some_instance_makes_a_trace_also_while_nobody_reads_its_worker() -> Non
     assert not other.sharing.makes_trace(nowhere, other.fleet, at(3_000))
 
 
-def test_what_waits_for_the_stream_is_bounded_in_windows_of_one_worker() -> None:
+def test_the_backlog_of_the_stream_is_bounded_in_windows_per_worker() -> None:
     teller, hearer = Instance("a"), Instance("b")
     names = [f"w-{number}" for number in range(1_000)]
     for name in names:
@@ -335,7 +335,7 @@ def test_what_waits_for_the_stream_is_bounded_in_windows_of_one_worker() -> None
     assert hearer.heard == []
 
 
-def test_another_instance_of_the_same_id_is_warned_of_once() -> None:
+def test_another_instance_with_the_same_id_is_warned_about_once() -> None:
     instance, namesake = Instance("a"), Instance("a", ahead_ns=1)
     with capture_logs() as logs:
         instance.hear(instance.tick(10_000), 10_000)
@@ -348,7 +348,7 @@ def test_another_instance_of_the_same_id_is_warned_of_once() -> None:
 
 
 @pytest.mark.parametrize("silent_ms", [20_000, 50])
-def test_workers_of_an_instance_that_died_are_missed_and_do_not_drop_out_of_coverage(silent_ms: int) -> None:
+def test_workers_of_a_dead_instance_are_missed_and_stay_in_coverage(silent_ms: int) -> None:
     """The worker dies before its instance, by more than whoever takes over reads back, or with it."""
     dead, lives = Instance("a"), Instance("b")
     died_ms = 30_000
@@ -373,7 +373,7 @@ def test_workers_of_an_instance_that_died_are_missed_and_do_not_drop_out_of_cove
     assert cluster_occupancy(lives.fleet, lives.rollups, lives.state.members, overdue_ns, S).coverage == 0.2
 
 
-def test_a_worker_that_was_only_told_of_late_is_no_less_covered_for_that() -> None:
+def test_a_worker_first_reported_late_has_full_coverage() -> None:
     teller, hearer = Instance("a"), Instance("b")
     late = []
     for start in range(0, 5_000, 100):

@@ -1,4 +1,4 @@
-"""Workers and telemetry as a planner meets them."""
+"""Workers and telemetry as a planner receives them."""
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     WORKER_STATE_READY,

@@ -1,4 +1,4 @@
-"""Our rendering of chat templates beside transformers' `apply_chat_template`, byte for byte."""
+"""Tests of our rendering of chat templates against transformers' `apply_chat_template`, byte for byte."""
 
 import json
 import os
@@ -197,7 +197,7 @@ def test_a_familys_template_renders_as_in_transformers(family: Family) -> None:
     assert compared(family) or family.refuses
 
 
-def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
+def test_templates_saved_by_transformers_are_read(tmp_path: Path) -> None:
     """Templates by name, and special tokens, the model's own among them."""
     sources = {"default": "{{ bos_token }}plain", "tool_use": "{{ image_token }}{{ tools | length }}", "rag": "r"}
     saved = PreTrainedTokenizerFast(
@@ -215,7 +215,7 @@ def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
         assert theirs(reference, Family(""), CHATS["plain"], tools=tools) == text
 
 
-def test_a_template_for_tools_alone_refuses_other_chats(tmp_path: Path) -> None:
+def test_a_template_for_tools_only_refuses_other_chats(tmp_path: Path) -> None:
     saved = PreTrainedTokenizerFast(tokenizer_object=sim_tokenizer(), chat_template={"tool_use": "t"}, **SPECIAL)
     saved.save_pretrained(tmp_path)
     tokenizer, reference = load_tokenizer(model_in(tmp_path)), PreTrainedTokenizerFast.from_pretrained(tmp_path)
@@ -228,7 +228,7 @@ def model_in(folder: Path) -> ModelInfo:
     return ModelInfo("m", folder, "r", 100, 300, frozenset({0}))
 
 
-def test_thoughts_beside_a_call_and_text_are_no_reason_to_refuse() -> None:
+def test_reasoning_beside_a_call_and_text_is_accepted() -> None:
     """Where we differ: gpt-oss may have written all three, and its template refuses two of them in one message."""
     chat = [said("user"), said("assistant", "So.", reasoning_content="Look.", tool_calls=[call()]), RESULT]
     tokenizer, reference = both(FAMILIES["gpt-oss"])
@@ -250,7 +250,7 @@ def test_the_bundled_models_template_renders_as_in_transformers() -> None:
 
 @pytest.mark.packages
 @pytest.mark.timeout(900)
-def test_templates_as_published_render_as_in_transformers() -> None:
+def test_published_templates_render_as_in_transformers() -> None:
     paths = _published()
     assert len(paths) > 100
     for path in paths:

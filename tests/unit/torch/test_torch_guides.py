@@ -1,4 +1,4 @@
-"""Guides on the real model: SmolLM2 fills a schema and calls a named tool, and goes on exactly elsewhere."""
+"""Tests of guides on the real model: a schema, a named tool, and exact continuation elsewhere."""
 
 import json
 from collections.abc import AsyncIterator

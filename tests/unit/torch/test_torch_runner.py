@@ -1,4 +1,4 @@
-"""The torch runner on the real model: its tokens are those of transformers' `generate`, wherever the KV lies."""
+"""Tests of the torch runner on the real model: its tokens equal transformers' `generate`, wherever the KV lies."""
 
 import asyncio
 import re
@@ -143,7 +143,7 @@ async def test_greedy_tokens_equal_generate(runner: TorchRunner, folder: Path, p
     assert [one.tokens[one.prompt :] for one in sequences] == generated(folder, prompts)
 
 
-async def test_a_sequence_goes_on_the_same_on_another_runner(
+async def test_a_sequence_continues_identically_on_another_runner(
     runner: TorchRunner, folder: Path, prompts: list[list[int]]
 ):
     """KV read here and written to other blocks there; noise depends on seed and position alone."""
@@ -163,7 +163,7 @@ async def test_a_sequence_goes_on_the_same_on_another_runner(
     assert moved.logprobs == pytest.approx(stays.logprobs, abs=1e-4)
 
 
-async def test_the_models_shape_is_told_with_what_this_cpu_can_do_and_what_its_speed_depends_on(folder: Path) -> None:
+async def test_the_models_shape_is_reported_with_the_cpus_capabilities(folder: Path) -> None:
     runner = TorchRunner(EngineConfig(folder, "real", device="cpu", threads=1, kv_memory_mb=POOL_MB))
     try:
         can = await runner.load(EngineIdentity("one", 1, ""), lambda _stage, _fraction: None)
@@ -179,7 +179,7 @@ async def test_the_models_shape_is_told_with_what_this_cpu_can_do_and_what_its_s
     assert compute.peak_flops_per_s > 1e9 and compute.peak_bytes_per_s > 1e8
 
 
-async def test_the_event_loop_runs_on_during_a_step(runner: TorchRunner, prompts: list[list[int]]):
+async def test_the_event_loop_keeps_running_during_a_step(runner: TorchRunner, prompts: list[list[int]]):
     """And blocks that the step does not write can be read and written meanwhile."""
     table, others = tables(2)
     chunk = Sequence(0, prompts[-1], table).chunk()
@@ -193,7 +193,7 @@ async def test_the_event_loop_runs_on_during_a_step(runner: TorchRunner, prompts
     assert turns > 2
 
 
-async def test_a_cancelled_step_raises_only_when_its_blocks_are_done(runner: TorchRunner, prompts: list[list[int]]):
+async def test_a_cancelled_step_raises_only_once_its_blocks_are_complete(runner: TorchRunner, prompts: list[list[int]]):
     first, second = tables(2)
     blocks = CHUNK_TOKENS // BLOCK
     step = asyncio.create_task(runner.run(Batch((Sequence(0, prompts[-1], first).chunk(),))))

@@ -1,4 +1,4 @@
-"""A cluster whose alerts are looked at."""
+"""A cluster over whose snapshots alerts are evaluated."""
 
 from collections import deque
 

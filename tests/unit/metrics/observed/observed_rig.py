@@ -1,4 +1,4 @@
-"""A metrics service over fake servers, in virtual time."""
+"""A metrics service over fake servers in virtual time."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Bodies of requests that offer an upgrade or a tunnel."""
+"""Tests of bodies of requests that offer an upgrade or a tunnel."""
 
 import re
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def split_at(cuts: Sequence[int], sent: bytes) -> list[bytes]:
     expects=st.booleans(),
     cuts=st.lists(st.integers(0, 1000), max_size=4),
 )
-def test_a_body_behind_an_ignored_upgrade_is_the_requests_own_however_it_is_cut(
+def test_a_body_after_an_ignored_upgrade_belongs_to_the_request_however_it_is_cut(
     upgrade: str, chunked: bool, expects: bool, cuts: list[int]
 ) -> None:
     """The body looks like a request: whoever reads it as one is smuggled past."""
