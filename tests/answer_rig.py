@@ -1,4 +1,4 @@
-"""Answers in each model family's published format, after its chat template and model card, and what a client sees."""
+"""Answers in each model family's published format, and what a client receives of them."""
 
 from dataclasses import dataclass
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""Stores for every suite: one server of each kind for a whole run, started when a test first asks for it."""
+"""Stores for all tests: one server of each kind for a whole run, started on first use."""
 
 import logging
 import os

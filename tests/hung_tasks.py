@@ -1,4 +1,4 @@
-"""A pytest plugin: says of a test that ran into its time limit what every asyncio task was waiting for."""
+"""A pytest plugin that reports what every asyncio task was waiting for when a test ran into its time limit."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""A small cluster of the lab and traces drawn for it, for tests that compare two ways to reckon a run."""
+"""A small lab cluster and traces drawn for it, for tests that compare two ways to compute a run."""
 
 from typing import Any
 

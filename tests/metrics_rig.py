@@ -1,4 +1,4 @@
-"""The metrics service's own app, tick and stream over a state that a test feeds."""
+"""The metrics service's own app, ticks and stream over a state that a test feeds."""
 
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""A cluster whose workers say how busy they are with prompts, and a planner's state that hears them."""
+"""A cluster whose workers report their load of prompts, and a planner's state that receives the reports."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Workers, requests and clusters for tests of rivals, with step times that are easy to work out by hand."""
+"""Workers, requests and clusters for tests of rivals, with step times that are easy to compute by hand."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A scheduler for pytest-xdist: modules side by side, then one after the other what needs the machine to itself."""
+"""A scheduler for pytest-xdist: modules in parallel, then one by one those that need the machine to themselves."""
 
 import pytest
 from xdist.remote import Producer

@@ -1,4 +1,4 @@
-"""`docker compose up`, as an operator runs it: real images, containers scaled, killed and restarted under load."""
+"""Tests of `docker compose up`: real images, containers scaled, killed and restarted under load."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def tell(text: str) -> None:
 
 
 @pytest.mark.parametrize("profiles", [("cpu",), ("gpu",), ("sim",), ("sim", "observability"), ("cpu", "observability")])
-def test_the_files_make_sense_together(profiles: tuple[str, ...]) -> None:
+def test_the_compose_files_are_valid_together(profiles: tuple[str, ...]) -> None:
     options = [word for profile in profiles for word in ("--profile", profile)]
     command = ["docker", "compose", *options, "config", "--format", "json"]
     services = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)["services"]
@@ -40,7 +40,7 @@ def test_the_files_make_sense_together(profiles: tuple[str, ...]) -> None:
             assert service["read_only"] and service["init"] and service["cap_drop"] == ["ALL"], name
 
 
-def test_the_planner_may_be_given_the_engines_socket() -> None:
+def test_the_planner_may_be_given_the_docker_socket() -> None:
     files = ["-f", "compose.yaml", "-f", "compose/spares.yaml", "--profile", "cpu"]
     command = ["docker", "compose", *files, "config", "--format", "json"]
     environment = {**os.environ, "FULCRUM_DOCKER_GROUP": "998"}
@@ -113,7 +113,7 @@ async def restart_stores(cluster: ComposeCluster, load: ComposeLoad) -> None:
 TLS = "compose/tls.yaml"
 
 
-async def test_keys_limits_and_files_are_there_after_a_restore_of_volumes(tmp_path: Path) -> None:
+async def test_keys_limits_and_files_exist_after_a_restore_of_volumes(tmp_path: Path) -> None:
     """Type the blocks of docs/backup.md, with all containers and volumes removed between them."""
     section = (ROOT / "docs" / "backup.md").read_text().partition("\n## Volumes of containers\n")[2]
     back_up, restore = re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)

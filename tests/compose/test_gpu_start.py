@@ -49,7 +49,7 @@ def memlock_bytes() -> int:
     return resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
 
 
-def test_what_may_be_pinned_is_unlimited_unless_a_person_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_memory_is_unlimited_unless_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["docker", "compose", "--profile", "gpu", "config", "--format", "json"]
     for asked, given in (("", UNLIMITED), ("8388608", 8388608)):
         monkeypatch.setenv("FULCRUM_MEMLOCK_BYTES", asked)
@@ -57,7 +57,7 @@ def test_what_may_be_pinned_is_unlimited_unless_a_person_says_otherwise(monkeypa
         assert [services[name]["ulimits"]["memlock"] for name in ("prefill-gpu", "decode-gpu")] == [given, given]
 
 
-async def test_all_starts_but_what_needs_a_driver_and_workers_say_so_in_a_sentence(
+async def test_all_containers_without_need_of_a_driver_start_and_workers_name_the_missing_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pinned_bytes = memlock_bytes()

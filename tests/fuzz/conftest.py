@@ -1,4 +1,4 @@
-"""Fuzzing of a live suite: how long, and what was counted. `make fuzz` runs it long."""
+"""Duration and counters of fuzzing a live suite; `make fuzz` runs it long."""
 
 from collections import Counter
 from collections.abc import Iterator

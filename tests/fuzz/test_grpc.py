@@ -1,4 +1,4 @@
-"""Whatever comes over gRPC: a typed refusal or an answer, soon, and the process serves on with nothing left behind."""
+"""Fuzz tests of gRPC: a typed refusal or an answer, soon, and nothing left behind."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -118,7 +118,7 @@ HELLO = pb.GatewayFrame(hello=pb.Hello(gateway_id="fuzz", cluster=CLUSTER)).Seri
 
 
 @pytest.mark.parametrize("role", ["prefill", "mixed"])
-def test_frames_into_a_worker(runner: asyncio.Runner, fuzz: Any, role: str) -> None:
+def test_any_frames_into_a_worker_are_answered_or_refused(runner: asyncio.Runner, fuzz: Any, role: str) -> None:
     frames = st.lists(spoiled(messages(pb.GatewayFrame, known)), max_size=4)
     served = Served(runner, local_worker("w", role, budget_tokens=64 * (role == "mixed"), kv_lease_ms=300))
     with served as worker:
@@ -132,7 +132,7 @@ def test_frames_into_a_worker(runner: asyncio.Runner, fuzz: Any, role: str) -> N
         served.run(serves(worker))
 
 
-def test_frames_into_a_kv_server(runner: asyncio.Runner, fuzz: Any) -> None:
+def test_any_frames_into_a_kv_server_are_answered_or_refused(runner: asyncio.Runner, fuzz: Any) -> None:
     frames = st.lists(spoiled(messages(pb.PullFrame, known)), max_size=3)
     served = Served(runner, local_worker("w", "prefill", kv_lease_ms=300))
     with served as worker:
@@ -147,7 +147,7 @@ def test_frames_into_a_kv_server(runner: asyncio.Runner, fuzz: Any) -> None:
 
 
 @pytest.mark.parametrize("verb", ["Describe", "SetRole", "Drain"])
-def test_admin_verbs(runner: asyncio.Runner, fuzz: Any, verb: str) -> None:
+def test_any_admin_calls_are_answered_or_refused(runner: asyncio.Runner, fuzz: Any, verb: str) -> None:
     kind = {"Describe": pb.DescribeRequest, "SetRole": pb.SetRoleRequest, "Drain": pb.DrainRequest}[verb]
     served = Served(runner, local_worker("w", "mixed", budget_tokens=64, drain_s=0.2))
     with served as worker:
@@ -253,7 +253,7 @@ async def gateway_and_babbler() -> AsyncIterator[tuple[_Gateway, _Babbler]]:
         yield _Gateway(running, tasks, http), worker
 
 
-def test_frames_into_a_gateway(runner: asyncio.Runner, fuzz: Any) -> None:
+def test_any_frames_into_a_gateway_are_survived(runner: asyncio.Runner, fuzz: Any) -> None:
     """Its client is answered: with text, or with a typed error when no worker could go on."""
     frames = st.lists(spoiled(messages(pb.WorkerFrame, known)), min_size=1, max_size=4)
     served = Served(runner, gateway_and_babbler())

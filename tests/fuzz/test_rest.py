@@ -1,4 +1,4 @@
-"""Whatever a client sends over HTTP: an answer that the API describes, soon, and never a fault of the service."""
+"""Fuzz tests of HTTP: an answer that the API describes, soon, and never an internal error."""
 
 import json
 import socket
@@ -111,7 +111,7 @@ pieces |= st.binary(max_size=40)
 
 
 @pytest.mark.parametrize("service", ["gateway", "planner", "metrics"])
-def test_bytes_that_are_no_request_are_refused(live_suite: RunningSuite, fuzz: Any, service: str) -> None:
+def test_bytes_that_are_not_a_request_are_refused(live_suite: RunningSuite, fuzz: Any, service: str) -> None:
     where = urlsplit(live_suite.ready[service])
 
     @fuzz.settings(4)
@@ -147,7 +147,7 @@ def exchange(connection: socket.socket, sent: bytes) -> bytes:
     return answer
 
 
-def test_paths_and_methods_that_are_not_there_answer_in_the_same_shape(live_suite: RunningSuite) -> None:
+def test_unknown_paths_and_methods_are_answered_in_the_same_shape(live_suite: RunningSuite) -> None:
     for service in ("gateway", "planner", "metrics"):
         for method, path, status in (("GET", "/nowhere", 404), ("POST", "/healthz", 405), ("DELETE", "/metrics", 405)):
             response = httpx.request(method, live_suite.ready[service] + path)

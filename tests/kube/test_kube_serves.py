@@ -52,7 +52,7 @@ def values(kafka: KafkaServer, redis: RedisServer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def test_it_answers_grows_under_load_and_is_replaced_without_a_failed_request(
+async def test_the_chart_serves_scales_and_is_replaced_without_a_failed_request(
     tmp_path: Path, embedded_kafka_server: KafkaServer, embedded_redis_server: RedisServer
 ) -> None:
     file = tmp_path / "values.json"

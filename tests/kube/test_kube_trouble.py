@@ -59,7 +59,7 @@ def values(own: Namespace, kafka: KafkaServer, redis: RedisServer) -> dict[str, 
     }
 
 
-async def test_evictions_a_server_that_is_away_and_a_lost_node_fail_no_request(
+async def test_evictions_an_api_outage_and_a_lost_node_fail_no_request(
     tmp_path: Path, embedded_kafka_server: KafkaServer, embedded_redis_server: RedisServer
 ) -> None:
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""LoRA adapters on the vllm engine, over a hand-off: tokens of a model with the adapter in its weights."""
+"""Tests of LoRA adapters on the vllm engine over a hand-off, against a model with merged weights."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ class NoFetcher:
         yield KvChunk(0, 0)
 
 
-async def test_sequences_of_several_adapters_are_computed_beside_each_other_and_moved(tmp_path: Path) -> None:
+async def test_sequences_of_several_adapters_are_computed_side_by_side_and_moved(tmp_path: Path) -> None:
     model = write_random_llama(tmp_path / "model", **SHAPE)
     folders = {name: write_adapter(tmp_path / name, model, seed) for seed, name in enumerate(("sql", "chat"))}
     config = EngineConfig(

@@ -1,4 +1,4 @@
-"""The engine's own half, opposite an EngineCore that the test plays: what crosses on the way, what is refused."""
+"""Tests of the engine's own half against an EngineCore that the test plays."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -158,7 +158,7 @@ async def test_a_lease_runs_from_the_end_of_the_prompt_however_late_that_is_read
     await reader.close()
 
 
-async def test_it_sleeps_once_nothing_runs_and_no_block_waits_and_takes_nothing_meanwhile(
+async def test_an_engine_sleeps_once_it_is_idle_without_held_blocks_and_accepts_nothing_meanwhile(
     engine: VllmEngine, core: PlayedCore
 ) -> None:
     reader = EventReader(engine)
@@ -189,7 +189,9 @@ async def test_it_sleeps_once_nothing_runs_and_no_block_waits_and_takes_nothing_
     assert await engine.device_memory() == DeviceMemory(80, 77)
 
 
-async def test_one_that_does_not_sleep_says_why_and_can_be_closed(engine: VllmEngine, core: PlayedCore) -> None:
+async def test_an_engine_that_fails_to_sleep_gives_the_reason_and_can_be_closed(
+    engine: VllmEngine, core: PlayedCore
+) -> None:
     core.fails = "Failed to reset KV cache"
     with pytest.raises(SleepFailed, match="the vllm engine does not sleep: Failed to reset KV cache"):
         await engine.sleep()

@@ -1,4 +1,4 @@
-"""That vLLM's handles are good for one receiver (`kv_once`), and who frees blocks that nobody reads to the end."""
+"""Test that vLLM's handles serve one receiver (`kv_once`), which frees the blocks."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -66,7 +66,7 @@ async def prefilled(source: Side, key: int, seed: int) -> KvHandle:
     return end.handle
 
 
-async def test_blocks_are_good_for_one_receiver_which_frees_them(tmp_path: Path) -> None:
+async def test_blocks_serve_one_receiver_which_frees_them(tmp_path: Path) -> None:
     async with running_pair(tmp_path) as (source, target):
         assert source[0].capabilities.kv_once
         await second_reader(source, target)

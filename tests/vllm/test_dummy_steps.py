@@ -45,7 +45,7 @@ def told(reader: EventReader) -> list[tuple[int, int]]:
     return [span for event in reader.events for span in event.dummy_steps]
 
 
-async def test_each_dummy_step_is_reported_once_as_no_step_and_counts_as_idle(side: Side) -> None:
+async def test_each_dummy_step_is_reported_once_not_as_a_step_and_counts_as_idle(side: Side) -> None:
     engine, reader, core = side
     begun_ns = time.time_ns()
     builder = StepBatchBuilder(TelemetrySource("w", 1, "n", 1, "vllm", group="g"), begun_ns)
@@ -66,7 +66,7 @@ async def test_each_dummy_step_is_reported_once_as_no_step_and_counts_as_idle(si
     assert (batch.group, batch.steps.start_unix_ns) == ("g", b"")
 
 
-async def test_dummy_steps_between_those_of_a_sequence_change_nothing_of_it(side: Side) -> None:
+async def test_dummy_steps_between_those_of_a_sequence_do_not_change_it(side: Side) -> None:
     engine, reader, core = side
     tokens = np.arange(40, dtype=np.int32)
 

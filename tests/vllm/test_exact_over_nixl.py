@@ -1,4 +1,4 @@
-"""Tokens of vLLM engines, whole and disaggregated, against vLLM itself: its own LLM class, scheduler and sampler."""
+"""Tests of tokens of vLLM engines, whole and disaggregated, against vLLM's own LLM class."""
 
 import asyncio
 import itertools
@@ -126,7 +126,7 @@ def request(
 
 
 @pytest.mark.parametrize(("name", "sampling"), [("greedy", GREEDY), ("seeded", SEEDED)])
-async def test_disaggregated_tokens_are_those_of_vllm_itself(
+async def test_disaggregated_tokens_equal_those_of_vllm_itself(
     pair: Pair, truth: dict[str, list[list[int]]], name: str, sampling: SamplingParams
 ) -> None:
     (source, source_reader), (target, target_reader) = pair
@@ -148,7 +148,9 @@ async def test_disaggregated_tokens_are_those_of_vllm_itself(
     await until(lambda: source.integrity() == target.integrity() == IDLE)
 
 
-async def test_whole_sequences_are_those_of_vllm_itself(pair: Pair, truth: dict[str, list[list[int]]]) -> None:
+async def test_tokens_of_whole_sequences_equal_those_of_vllm_itself(
+    pair: Pair, truth: dict[str, list[list[int]]]
+) -> None:
     engine, reader = pair[0]
     for key, prompt in enumerate(prompts()[:10], 2001):
         engine.submit(request(key, EnginePhase.BOTH, prompt, SEEDED))
@@ -156,7 +158,7 @@ async def test_whole_sequences_are_those_of_vllm_itself(pair: Pair, truth: dict[
     assert found == truth["seeded"][:10]
 
 
-async def test_steps_never_overlap_and_never_lie_in_a_kv_wait(pair: Pair, truth: object) -> None:
+async def test_steps_never_overlap_and_never_lie_within_a_kv_wait(pair: Pair, truth: object) -> None:
     for _, reader in pair:
         told = [event.step for event in reader.events if event.step]
         steps = [(step.start_unix_ns, step.end_unix_ns) for step in told if step.end_unix_ns]  # not announcements
@@ -187,7 +189,7 @@ async def test_blocks_of_another_layout_or_past_their_lease_are_refused(pair: Pa
     await until(lambda: source.integrity() == IDLE)
 
 
-async def test_guided_sequences_keep_to_their_guide_over_a_hand_off_and_go_on_from_generated_tokens(
+async def test_guided_sequences_follow_their_guide_over_a_hand_off_and_resume_from_generated_tokens(
     pair: Pair, model: Path
 ) -> None:
     (source, source_reader), (target, target_reader) = pair
@@ -220,7 +222,7 @@ async def test_guided_sequences_keep_to_their_guide_over_a_hand_off_and_go_on_fr
     await until(lambda: source.integrity() == target.integrity() == IDLE)
 
 
-async def test_a_source_that_dies_while_its_blocks_are_pulled_costs_the_target_that_sequence_alone(
+async def test_a_source_that_dies_during_a_pull_costs_the_target_only_that_sequence(
     pair: Pair, cores: list[VllmCore]
 ) -> None:
     """The last test here: one engine is dead after it. The pull goes against the way of all others, whose first one

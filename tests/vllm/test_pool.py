@@ -1,4 +1,4 @@
-"""Two models on one worker of a pool: each switch ends one EngineCore and starts another."""
+"""Test of two models on one pool worker: each switch ends one EngineCore and starts another."""
 
 from collections.abc import Iterator
 
@@ -43,7 +43,7 @@ def engine_cores(suite: RunningSuite) -> set[int]:
     return {child.pid for child in own if child.status() != psutil.STATUS_ZOMBIE}
 
 
-async def test_models_take_turns_on_one_worker_and_each_answers_the_same_every_time(suite: RunningSuite) -> None:
+async def test_models_alternate_on_one_worker_and_each_repeats_its_answers(suite: RunningSuite) -> None:
     body = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
     answers: dict[str, set[str]] = {REAL: set(), RANDOM: set()}
     cores: list[set[int]] = []

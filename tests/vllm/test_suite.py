@@ -1,4 +1,4 @@
-"""A whole suite of vLLM workers: what it answers, and what is left when one is killed."""
+"""Tests of a whole suite of vLLM workers: its answers, and what remains when one is killed."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ def http_to(suite: RunningSuite) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=suite.gateway, timeout=120, trust_env=False)
 
 
-def test_it_says_paris(suite: RunningSuite) -> None:
+def test_the_suite_answers_paris(suite: RunningSuite) -> None:
     said = suite.fulcrum("chat", "What is the capital of France?")
     assert said.returncode == 0 and "Paris" in said.stdout, said.stdout + said.stderr
 
@@ -63,12 +63,12 @@ def engine_processes(suite: RunningSuite) -> list[psutil.Process]:
     return [child for child in children if child.name().startswith("VLLM")]
 
 
-def test_engines_compute_on_every_core_there_is(suite: RunningSuite) -> None:
+def test_engines_use_every_core(suite: RunningSuite) -> None:
     cores = psutil.Process().cpu_affinity()
     assert [process.cpu_affinity() for process in engine_processes(suite)] == [cores] * ENGINE_PROCESSES
 
 
-def test_engines_leave_the_cores_to_others_as_soon_as_they_have_answered(suite: RunningSuite) -> None:
+def test_engines_release_the_cores_as_soon_as_they_have_answered(suite: RunningSuite) -> None:
     def cpu_s() -> float:
         return sum(sum(process.cpu_times()[:2]) for process in engine_processes(suite))
 
@@ -78,7 +78,7 @@ def test_engines_leave_the_cores_to_others_as_soon_as_they_have_answered(suite: 
     assert cpu_s() - before_s < MAX_AFTER_SHARE * AFTER_S
 
 
-async def test_prompts_asked_twice_come_from_the_worker_that_has_their_blocks(suite: RunningSuite) -> None:
+async def test_repeated_prompts_are_served_by_the_worker_that_has_their_blocks(suite: RunningSuite) -> None:
     bodies = [
         {"model": MODEL, "prompt": [1000 + tokens, *range(300, 299 + tokens)], "max_tokens": 4, "temperature": 0}
         for tokens in LONG_LENGTHS
@@ -97,7 +97,7 @@ async def test_prompts_asked_twice_come_from_the_worker_that_has_their_blocks(su
     assert len({workers[0] for workers in sources.values()}) == 2, "the first time they were spread over both workers"
 
 
-def test_prefill_is_tuned_by_steps_of_its_own(suite: RunningSuite) -> None:
+def test_prefill_is_tuned_with_separate_steps(suite: RunningSuite) -> None:
     arguments = ("tune", "prefill", "prefill-1", "--most-tokens", "256", "--limit", "60", "--measure-only", "--json")
     said = suite.fulcrum(*arguments, timeout_s=120)
     assert said.returncode == 0, said.stdout + said.stderr
@@ -105,7 +105,7 @@ def test_prefill_is_tuned_by_steps_of_its_own(suite: RunningSuite) -> None:
     assert found["plateau_tokens_per_s"] > 0 and found["chunk_tokens"] <= 256
 
 
-async def test_roles_move_under_load_and_every_answer_is_the_same(suite: RunningSuite) -> None:
+async def test_roles_move_under_load_without_changing_any_answer(suite: RunningSuite) -> None:
     async with http_to(suite) as http:
         traffic = SteadyTraffic(http, request_bodies(MODEL, 4, prompt_tokens=40, output_tokens=12))
         await traffic.learn()
@@ -118,7 +118,7 @@ async def test_roles_move_under_load_and_every_answer_is_the_same(suite: Running
     assert any(moved.move.running for moved in moving.moves), "some were caught decoding"
 
 
-async def test_workers_that_fail_or_have_other_kv_say_so_and_the_others_serve_on(
+async def test_workers_that_fail_or_have_other_kv_report_it_and_the_others_keep_serving(
     suite: RunningSuite, tmp_path: Path
 ) -> None:
     async with http_to(suite) as http:
@@ -186,7 +186,7 @@ async def gone(processes: list[psutil.Process]) -> None:
     await until(lambda: all(map(has_ended, processes)), timeout_s=GONE_S, what="vLLM's processes to end")
 
 
-async def test_a_worker_whose_engine_core_is_killed_ends_and_comes_back_while_streams_go_on(
+async def test_a_worker_whose_engine_core_is_killed_ends_and_returns_while_streams_continue(
     suite: RunningSuite,
 ) -> None:
     worker, below = processes_of(suite, "decode-2")
@@ -201,7 +201,7 @@ async def test_a_worker_whose_engine_core_is_killed_ends_and_comes_back_while_st
             await asyncio.sleep(0.1)
 
 
-async def test_streams_go_on_when_a_worker_is_killed_and_nothing_of_it_is_left(suite: RunningSuite) -> None:
+async def test_streams_continue_when_a_worker_is_killed_and_nothing_of_it_remains(suite: RunningSuite) -> None:
     worker, below = processes_of(suite, "decode-1")
     async with streams(suite):
         worker.kill()

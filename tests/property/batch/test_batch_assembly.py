@@ -1,4 +1,4 @@
-"""A job's output files while their keepers are killed, or frozen, and their store fails, at any call of it."""
+"""Properties of a job's output files while keepers are killed or frozen and their store fails at any call."""
 
 import asyncio
 import tempfile
@@ -256,7 +256,7 @@ GONE = st.frozensets(st.integers(0, 8), max_size=2)
 
 @settings(max_examples=examples(40), deadline=None)
 @given(orders(), FAULTS, GONE, st.booleans())
-def test_every_line_is_in_the_files_once_whatever_befalls_its_keepers(
+def test_every_line_is_in_the_files_exactly_once_whatever_happens_to_the_keepers(
     places: list[int], faults: dict[int, Fault], gone: frozenset[int], stopped: bool
 ) -> None:
     async def case(folder: str) -> None:
@@ -268,7 +268,7 @@ def test_every_line_is_in_the_files_once_whatever_befalls_its_keepers(
         asyncio.run(case(folder))
 
 
-def test_a_store_that_is_full_at_any_moment_is_not_filled_further_by_trying_again() -> None:
+def test_retries_do_not_fill_a_store_further_that_is_full_at_any_moment() -> None:
     """Each attempt gets as far as so many calls: what is written then is small, and what follows is not."""
 
     async def case(folder: str, full_from: int) -> bool:

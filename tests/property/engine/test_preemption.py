@@ -1,4 +1,4 @@
-"""A pool too small for what runs: the youngest give way and nothing is lost, doubled or stuck."""
+"""Properties of preemption in a pool that is too small: nothing is lost, repeated or stuck."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -148,12 +148,12 @@ def busy(**changes: object) -> Run:
     return run
 
 
-def test_preemptions_and_what_they_cost_are_counted() -> None:
+def test_preemptions_and_their_cost_are_counted() -> None:
     load = busy().core.load()
     assert load.preemptions > 0 and load.recomputed_tokens > 0
 
 
-def test_full_blocks_of_a_preempted_sequence_are_found_again() -> None:
+def test_full_blocks_of_a_preempted_sequence_are_reused() -> None:
     assert busy(reuse=True).core.load().recomputed_tokens < busy().core.load().recomputed_tokens
 
 
@@ -162,7 +162,7 @@ def test_thrash_is_bounded() -> None:
     assert busy().core.load().preemptions <= 2 * 36 // BLOCK
 
 
-def test_what_cannot_fit_alone_is_refused_at_submit() -> None:
+def test_a_sequence_that_cannot_fit_alone_is_refused_at_submit() -> None:
     small = replace(CAPABILITIES, kv_blocks=4)
     core = Core(CONFIG, small, frozenset(), EngineIdentity("w", 1, ""), random_bytes=Random(1).randbytes)
     fits = Wanted(0, 8, 9, reuse=False, moved=False, after_steps=0)

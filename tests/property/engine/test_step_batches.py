@@ -1,4 +1,4 @@
-"""Telemetry batches against an engine that runs steps and KV waits at any times, read at any pace."""
+"""Properties of telemetry batches against an engine that runs steps and KV waits at any times."""
 
 from dataclasses import dataclass
 
@@ -83,7 +83,7 @@ def batches_of(timeline: Timeline, pauses: list[tuple[int, int]]) -> list[StepBa
 
 
 @given(spans, st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), max_size=30))
-def test_covers_touch_and_every_interval_is_told_once_within_its_cover(
+def test_covers_are_contiguous_and_every_interval_is_reported_once_within_its_cover(
     spans: list[Span], pauses: list[tuple[int, int]]
 ) -> None:
     timeline = Timeline(spans)

@@ -1,4 +1,4 @@
-"""Widths of bands adapt alike in blocks of origins and one by one."""
+"""Test that widths of bands adapt equally in blocks of origins and one by one."""
 
 import numpy as np
 from hypothesis import given, settings

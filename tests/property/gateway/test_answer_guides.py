@@ -1,4 +1,4 @@
-"""Answers that keep to a guide: whatever the model draws, the parts are calls of the tools, or JSON of the schema."""
+"""Properties of guided answers: their parts are calls of the tools or JSON of the schema."""
 
 import json
 from random import Random
@@ -143,7 +143,7 @@ def test_a_required_call_is_a_call_with_arguments_of_its_schema(family: Family, 
 
 
 @given(seed=st.integers(0, 2**32), thinks=st.booleans())
-def test_content_is_json_of_the_schema_after_whatever_reasoning(family: Family, seed: int, thinks: bool) -> None:
+def test_content_is_json_of_the_schema_after_any_reasoning(family: Family, seed: int, thinks: bool) -> None:
     thinks = thinks and family.format.thinking is not None
     tokens = family.answer(Random(seed), schema=SCHEMA, thinks=thinks)
     ((kind, text),) = family.parts(tokens, thinks)
@@ -161,7 +161,7 @@ def test_tools_beside_a_schema_leave_the_choice(family: Family, seed: int) -> No
 
 
 @given(seed=st.integers(0, 2**32), data=st.data())
-def test_what_may_come_follows_from_the_tokens_alone(seed: int, data: st.DataObject) -> None:
+def test_the_allowed_tokens_follow_from_the_previous_tokens_alone(seed: int, data: st.DataObject) -> None:
     """A sequence that moves is new to its worker; one that is computed again goes back; others come between."""
     one = Family(*FAMILIES["hermes"])
     tokens = [0, *one.answer(Random(seed), schema=SCHEMA)]

@@ -1,4 +1,4 @@
-"""On how many workers a prompt is before it has had a token, whatever comes, goes and ends in whatever order."""
+"""Properties of the limit on workers that try a prompt before its first token."""
 
 import pytest
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ def let_go(tries: FirstTries[int], *waiting: int) -> list[int]:
     return list(filter(tries.round(), waiting))
 
 
-def test_of_one_prompt_the_first_two_go_and_others_once_one_has_a_token() -> None:
+def test_a_new_prompt_goes_to_two_workers_and_to_others_after_its_first_token() -> None:
     tries: FirstTries[int] = FirstTries()
     for number in range(5):
         tries.came(number, KEYS[0], 0)
@@ -29,7 +29,7 @@ def test_of_one_prompt_the_first_two_go_and_others_once_one_has_a_token() -> Non
 
 
 @pytest.mark.parametrize(("after_ns", "go"), [(COMPUTED_NS - 1, 3), (COMPUTED_NS, 2)])
-def test_a_prompt_that_had_a_token_lately_goes_anywhere_for_its_own_tenant(after_ns: int, go: int) -> None:
+def test_a_prompt_with_a_recent_first_token_goes_anywhere_for_its_own_tenant(after_ns: int, go: int) -> None:
     tries: FirstTries[int] = FirstTries()
     tries.computed(("a", b"one"), 0)
     for number in range(3):
@@ -39,7 +39,7 @@ def test_a_prompt_that_had_a_token_lately_goes_anywhere_for_its_own_tenant(after
     assert let_go(tries, 3, 4, 5) == [3, 4], "how long it waits shows nobody what another tenant asks"
 
 
-def test_prompts_that_had_a_token_longest_ago_are_forgotten_first() -> None:
+def test_prompts_with_the_oldest_first_token_are_forgotten_first() -> None:
     tries: FirstTries[int] = FirstTries()
     for number in range(MAX_COMPUTED + 1):
         tries.computed(("a", b"%d" % number), 0)

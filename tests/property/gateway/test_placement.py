@@ -1,4 +1,4 @@
-"""Where a sequence is, whatever happens to it: nothing is held twice, nothing is left behind, it ends once."""
+"""Properties of placements: nothing is held twice or left behind, and each sequence ends once."""
 
 from dataclasses import dataclass, field
 from itertools import count

@@ -1,4 +1,4 @@
-"""Tenants share the places to decode by weight while they wait, and leave none of them idle."""
+"""Properties of places to decode: shared by weight while tenants wait, and never idle."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -43,14 +43,14 @@ def given_out(asked: dict[str, PlaceDemand], places: int, free: int, first: list
 
 
 @given(demands, frees, st.randoms())
-def test_no_place_stays_free_while_somebody_waits(asked: dict[str, PlaceDemand], free: int, chance: Random) -> None:
+def test_no_place_stays_free_while_a_choice_waits(asked: dict[str, PlaceDemand], free: int, chance: Random) -> None:
     order = chance.sample(sorted(asked), len(asked))
     taken = given_out(asked, places_of(asked, free), free, order)
     assert sum(taken.values()) == min(free, sum(demand.waiting for demand in asked.values()))
 
 
 @given(demands, frees)
-def test_who_waits_below_its_share_may_have_it_whatever_others_hold(asked: dict[str, PlaceDemand], free: int) -> None:
+def test_a_tenant_below_its_share_gets_a_place_whatever_others_hold(asked: dict[str, PlaceDemand], free: int) -> None:
     """Together with what gives way there is a place for each that is due."""
     places = places_of(asked, free)
     shares, yields = place_shares(places, asked), places_to_yield(places, free, asked)
@@ -61,7 +61,7 @@ def test_who_waits_below_its_share_may_have_it_whatever_others_hold(asked: dict[
 
 
 @given(demands, frees)
-def test_nobody_gives_way_below_its_share(asked: dict[str, PlaceDemand], free: int) -> None:
+def test_no_tenant_is_preempted_below_its_share(asked: dict[str, PlaceDemand], free: int) -> None:
     places = places_of(asked, free)
     shares = place_shares(places, asked)
     for tenant, count in places_to_yield(places, free, asked).items():
@@ -69,7 +69,7 @@ def test_nobody_gives_way_below_its_share(asked: dict[str, PlaceDemand], free: i
 
 
 @given(demands, st.integers(0, 200))
-def test_shares_are_by_weight_where_all_ask_for_more(asked: dict[str, PlaceDemand], places: int) -> None:
+def test_shares_follow_weights_if_every_tenant_wants_more(asked: dict[str, PlaceDemand], places: int) -> None:
     shares = place_shares(places, asked)
     for one, share in shares.items():
         assert share.least <= share.most <= min(share.least + 1, asked[one].wanted)
@@ -81,7 +81,9 @@ def test_shares_are_by_weight_where_all_ask_for_more(asked: dict[str, PlaceDeman
 
 
 @given(demands, frees, st.randoms())
-def test_what_gave_way_goes_to_those_it_gave_way_to(asked: dict[str, PlaceDemand], free: int, chance: Random) -> None:
+def test_preempted_places_go_to_those_they_were_preempted_for(
+    asked: dict[str, PlaceDemand], free: int, chance: Random
+) -> None:
     """In whatever order they wait; so nobody gives way again, and two do not take places from each other for ever."""
     places = places_of(asked, free)
     yields = places_to_yield(places, free, asked)
@@ -117,7 +119,7 @@ def yielded_one_by_one(places: int, free: int, demands: Mapping[str, PlaceDemand
 
 @settings(max_examples=500)
 @given(demands, st.integers(0, 12), st.integers(-40, 40))
-def test_who_gives_way_is_the_furthest_above_for_its_weight_one_by_one(
+def test_the_tenant_furthest_above_its_weighted_share_is_preempted_one_by_one(
     asked: dict[str, PlaceDemand], free: int, more: int
 ) -> None:
     """Also where there are fewer places than are held, or more."""
@@ -146,11 +148,11 @@ def shares_level_by_level(places: int, demands: Mapping[str, PlaceDemand]) -> di
 
 
 @given(demands, st.integers(0, 200))
-def test_shares_are_those_of_a_level_that_rises(asked: dict[str, PlaceDemand], places: int) -> None:
+def test_shares_equal_those_of_a_rising_level(asked: dict[str, PlaceDemand], places: int) -> None:
     assert place_shares(places, asked) == shares_level_by_level(places, asked)
 
 
-def test_counts_take_no_longer_where_they_are_large() -> None:
+def test_large_counts_take_no_longer() -> None:
     """A turn for each place would take minutes."""
     asked = {"x": PlaceDemand(10**9, 0), "y": PlaceDemand(0, 10**9)}
     assert places_to_yield(10**9, 0, asked) == {"x": 10**9 // 2}
@@ -188,14 +190,14 @@ def test_a_queue_always_has_room_for_the_next_tenant(weights: list[int], max_wai
 
 
 @given(st.integers(1, 9), st.integers(2, 2000), st.integers(0, 500))
-def test_a_tenant_alone_may_wait_in_its_part_of_the_queue_and_no_more(weight: int, most: int, own: int) -> None:
+def test_a_tenant_alone_fills_only_its_part_of_the_queue(weight: int, most: int, own: int) -> None:
     room = queue_room(most, own, own, weight)
     part = most * weight // (weight + 1)
     assert room == 0 if own >= part else own + room in (part - 1, part)
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(0, 60), st.integers(0, 2**62))
-def test_gateways_parts_add_up_to_the_whole(held: list[int], total: int, now_ns: int) -> None:
+def test_the_parts_of_gateways_add_up_to_the_whole(held: list[int], total: int, now_ns: int) -> None:
     everywhere, total = sum(held), min(total, sum(held))
     parts = [GatewayPart(sum(held[:place]), here).of(total, everywhere, phase_at(now_ns))
              for place, here in enumerate(held)]  # fmt: skip
@@ -210,7 +212,7 @@ def yielding(draw: st.DrawFn) -> GatewayYield:
 
 
 @given(st.lists(yielding(), min_size=1, max_size=6), st.integers(0, 60))
-def test_as_many_give_way_over_all_gateways_as_are_lacking(gateways: list[GatewayYield], count: int) -> None:
+def test_all_gateways_together_preempt_exactly_the_missing_places(gateways: list[GatewayYield], count: int) -> None:
     """As far as they can, whatever gave way where before."""
     parts = yields_by_gateway(count, gateways)
     assert sum(parts) == min(count, sum(each.able for each in gateways))
@@ -218,7 +220,7 @@ def test_as_many_give_way_over_all_gateways_as_are_lacking(gateways: list[Gatewa
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(0, 60), st.data())
-def test_a_gateways_part_stays_the_same_while_others_give_up_theirs(
+def test_a_gateways_part_is_unchanged_while_others_preempt_theirs(
     able: list[int], count: int, data: st.DataObject
 ) -> None:
     """Whether it has heard of that or not."""
@@ -230,7 +232,7 @@ def test_a_gateways_part_stays_the_same_while_others_give_up_theirs(
 
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.integers(0, 2**60))
-def test_a_gateway_with_little_gets_what_is_left_over_in_its_turn(held: list[int], start_ns: int) -> None:
+def test_a_gateway_with_a_small_part_gets_the_remainder_in_turn(held: list[int], start_ns: int) -> None:
     """One place at a time is due: each gateway gets it as often as is its part, so nobody waits there for ever."""
     everywhere, seconds = sum(held), 2000
     for place, here in enumerate(held):
@@ -240,7 +242,7 @@ def test_a_gateway_with_little_gets_what_is_left_over_in_its_turn(held: list[int
 
 
 @given(demands, demands, st.integers(0, 2**62))
-def test_two_gateways_give_out_what_one_would(
+def test_two_gateways_grant_what_one_would(
     one: dict[str, PlaceDemand], two: dict[str, PlaceDemand], now_ns: int
 ) -> None:
     """Where each sees what the other has."""

@@ -1,4 +1,4 @@
-"""Data-parallel groups against their ranks, and dummy steps against idle time, whatever ranks do and when."""
+"""Properties of data-parallel groups as sums of their ranks, and of dummy steps as a part of idle time."""
 
 import dataclasses
 
@@ -108,7 +108,7 @@ def test_the_history_of_a_group_is_the_sum_of_its_ranks_to_the_nanosecond(ranks:
 
 
 @given(ranks)
-def test_dummy_steps_are_idle_time_that_nothing_else_claims_and_change_no_other(ranks: list[tuple]) -> None:
+def test_dummy_steps_are_otherwise_idle_time_and_change_no_other_phase(ranks: list[tuple]) -> None:
     batches = [batch_of(*each) for each in enumerate(ranks)]
     cluster = Kept(batches).occupancy()
     claimed = [{*taken(batch)} for batch in batches]

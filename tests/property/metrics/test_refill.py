@@ -1,4 +1,4 @@
-"""Telemetry that the live reader jumped over, filled in afterwards, against a service that read all of it."""
+"""Properties of telemetry filled in after the live reader skipped it, against a service that read all of it."""
 
 import itertools
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def tiers(state: MetricsState, until_ms: int) -> list[list[list[list[int]]]]:
     reborn_at_ms=st.integers(0, 100_000),
 )
 @pytest.mark.parametrize("until_ms", [30_000, pytest.param(140_000, marks=pytest.mark.slow)])
-def test_a_filled_gap_leaves_the_windows_of_a_reader_that_missed_nothing(until_ms, cut, chunk, shapes, reborn_at_ms):
+def test_a_filled_gap_gives_the_windows_of_a_reader_that_missed_nothing(until_ms, cut, chunk, shapes, reborn_at_ms):
     """At 140 s part of it lies beyond the finest windows."""
     reborn_at_ms -= reborn_at_ms % BATCH_MS
     all_of = [
@@ -116,7 +116,7 @@ def test_a_filled_gap_leaves_the_windows_of_a_reader_that_missed_nothing(until_m
         assert not any(state.fleet.directory.lost_batches(worker) for worker in WORKERS)
 
 
-def test_before_it_is_filled_a_gap_is_a_hole_in_coverage():
+def test_an_unfilled_gap_lowers_coverage():
     state, batches = new_state(), list(telemetry("a", 40, 20, 20_000, 0))
     live(state, batches[:50] + batches[150:], 0, 20_000)
     covered = state.rollups.read(10**9, at(0), at(20_000), ["a"]).times_ns[:, 0, 0].tolist()
@@ -124,7 +124,7 @@ def test_before_it_is_filled_a_gap_is_a_hole_in_coverage():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50_000)), max_size=200), st.floats(0.1, 1e12))
-def test_every_record_that_was_jumped_over_has_one_fate(jumps, rate):
+def test_every_skipped_record_has_exactly_one_fate(jumps, rate):
     """And the chunks of a gap are next to each other, the newest first."""
     gaps, at_offset, total = Gaps(), [0] * 4, 0
     for number, (partition, length) in enumerate(jumps):
@@ -162,7 +162,7 @@ def test_the_newest_of_several_partitions_is_read_first():
     assert starts == sorted(starts, reverse=True)
 
 
-def test_a_gap_is_read_once_telemetry_after_it_has_come_and_without_what_the_broker_forgot():
+def test_a_gap_is_read_once_later_telemetry_has_come_and_without_what_the_broker_dropped():
     gaps, gap = Gaps(), Stretch(0, 100, 1_000)
     gaps.add(gap, 0)
     assert gaps.next(MARGIN_NS - 1) is None
@@ -176,7 +176,7 @@ def test_a_gap_is_read_once_telemetry_after_it_has_come_and_without_what_the_bro
 
 
 @given(st.integers(1, 10**6), st.integers(0, MARGIN_NS // 2))
-def test_a_chunk_with_short_margins_is_cut_with_twice_as_many_until_they_suffice(records, before_ns):
+def test_a_chunk_with_short_margins_is_read_with_doubled_margins_until_they_suffice(records, before_ns):
     """Telemetry that comes too thick for the margins that were read: each try reads more, and there is a last one."""
     gaps: Gaps[int] = Gaps()
     gaps.add(Stretch(0, 10**9, 10**9 + 5_000_000), 0)
@@ -206,7 +206,7 @@ def test_a_margin_may_be_short_only_where_the_broker_holds_no_more(begins, ends,
     assert gaps.suffices(chunk, read) is enough
 
 
-def test_a_reader_is_behind_when_it_has_not_come_to_where_a_partition_ended_before_the_bound():
+def test_a_reader_is_behind_if_it_has_not_reached_where_a_partition_ended_before_the_bound():
     behind: Behind[str] = Behind(3.0)
     assert behind.note(0.0, {"p": 0}, {"p": 100}) == []
     assert behind.note(2.0, {"p": 50}, {"p": 200}) == []
@@ -214,7 +214,7 @@ def test_a_reader_is_behind_when_it_has_not_come_to_where_a_partition_ended_befo
     assert behind.note(3.1, {"p": 100}, {"p": 300}) == []
 
 
-def test_a_reader_that_was_held_up_and_catches_up_is_not_behind():
+def test_a_reader_that_was_delayed_and_catches_up_is_not_behind():
     behind: Behind[str] = Behind(3.0)
     behind.note(0.0, {"p": 100}, {"p": 100})
     assert behind.note(60.0, {"p": 100}, {"p": 90_000}) == []
@@ -222,7 +222,7 @@ def test_a_reader_that_was_held_up_and_catches_up_is_not_behind():
     assert behind.note(64.0, {"p": 90_050}, {"p": 90_100}) == []
 
 
-def test_a_reader_that_stays_a_moment_late_for_ever_is_not_behind():
+def test_a_reader_that_is_always_slightly_late_is_not_behind():
     behind: Behind[str] = Behind(3.0)
     for second in range(100):
         assert behind.note(second, {"p": 100 * second}, {"p": 100 * second + 150}) == []

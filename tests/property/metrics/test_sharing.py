@@ -1,4 +1,4 @@
-"""Instances that share telemetry come to the figures of one that reads all, whoever takes over from whom."""
+"""Properties of instances that share telemetry: their figures equal those of one that reads all."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection
@@ -92,7 +92,7 @@ HANDED_OVER_IN_AN_OUTAGE = {
     pace=st.sampled_from([SLOWEST, 5, OVERLAP]),
     heard_first=st.booleans(),
 )
-def test_whoever_reads_a_worker_all_tell_the_same(
+def test_all_instances_report_the_same_figures_whoever_reads_a_worker(
     *,
     plans: list[list[tuple[int, int]]],
     busy: list[tuple[int, bool]],
@@ -150,7 +150,7 @@ def _exchange(pair: list[Instance], now_ns: int) -> None:
         teller.told.clear()
 
 
-def test_partitions_go_round_among_those_who_live() -> None:
+def test_partitions_are_distributed_among_live_instances() -> None:
     one, other = Shares("a"), Shares("b")
     assert [one.mine(partition, 0) for partition in range(4)] == [True] * 4
     one.hear("b", 0)
@@ -166,7 +166,7 @@ def test_partitions_go_round_among_those_who_live() -> None:
     gone=st.sets(st.text("xyz", min_size=1, max_size=2), max_size=3),
     partition=st.integers(0, 7),
 )
-def test_a_partition_has_one_reader_of_those_who_live_once_all_have_heard_of_each_other_and_one_leads(
+def test_a_partition_has_one_live_reader_and_there_is_one_leader_once_all_know_each_other(
     names: set[str], gone: set[str], partition: int
 ) -> None:
     ordered = sorted(names)
@@ -180,7 +180,7 @@ def test_a_partition_has_one_reader_of_those_who_live_once_all_have_heard_of_eac
     assert [each.own_id for each in shares if each.leads(ALIVE_NS)] == ordered[:1]
 
 
-def test_what_cannot_be_is_not_taken() -> None:
+def test_an_impossible_message_is_refused() -> None:
     hearer = Instance("a")
     worker = SharedWorker(newest=step_batch(1, (0, 100)), arrived_unix_ns=at(100))
     good = {"workers": [0], "covered_ns": [9], "prefill_ns": [4], "decode_ns": [5], "kv_wait_ns": [0], "roles": [1]}
@@ -201,7 +201,7 @@ def test_what_cannot_be_is_not_taken() -> None:
     assert hearer.state.rollups.worker_ids() == ["decode-0"]
 
 
-def test_many_workers_go_into_several_records() -> None:
+def test_many_workers_are_split_into_several_records() -> None:
     workers = [SharedWorker(newest=StepBatch(worker_id=f"w-{n}")) for n in range(MAX_WORKERS_A_RECORD + 1)]
     assert [len(message.workers) for message in messages(workers, [])] == [MAX_WORKERS_A_RECORD, 1]
     assert [len(message.workers) for message in messages([], [])] == [0]

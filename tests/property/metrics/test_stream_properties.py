@@ -1,4 +1,4 @@
-"""The live stream against a slow count over all telemetry that has come, round by round, in whatever order it comes."""
+"""Test of the live stream against a slow count over all telemetry, round by round and in any order."""
 
 import json
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ delays = st.lists(st.integers(0, 400), min_size=BATCHES * len(WORKERS), max_size
 
 @settings(max_examples=examples(60), deadline=None)
 @given(phases, delays)
-def test_a_reader_knows_after_each_round_what_the_telemetry_that_has_come_says(phases, delays):
+def test_after_each_round_a_reader_has_the_state_of_all_received_telemetry(phases, delays):
     """Also of time that telemetry has not told of yet: that is covered by nothing, and never idle."""
     sent = [pair for worker, phase in zip(WORKERS, phases, strict=True) for pair in telemetry(worker, phase)]
     arrivals = sorted(

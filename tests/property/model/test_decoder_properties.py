@@ -1,4 +1,4 @@
-"""The incremental decoder against decoding all at once."""
+"""Properties of the incremental decoder against decoding all at once."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -58,19 +58,19 @@ def test_pieces_join_to_the_text_and_are_whole_characters(text: str) -> None:
 
 
 @given(st.lists(st.integers(0, 259), max_size=MAX_HELD_TOKENS - 1))
-def test_any_tokens_stream_to_what_they_decode_to(token_ids: list[int]) -> None:
+def test_any_tokens_stream_to_their_decoded_text(token_ids: list[int]) -> None:
     assert streamed(SIM, token_ids) == SIM.decode(token_ids)
 
 
 @given(st.lists(words | characters, max_size=40).map(joined))
-def test_characters_in_bytes_stream_to_what_they_decode_to(token_ids: list[int]) -> None:
+def test_characters_in_bytes_stream_to_their_decoded_text(token_ids: list[int]) -> None:
     assert streamed(FALLBACK, token_ids) == FALLBACK.decode(token_ids)
 
 
 @given(st.lists(words | characters | any_bytes, max_size=MAX_HELD_TOKENS // 4 - 1).map(joined).filter(no_space_byte))
 @example([BYTE_0 + 0xC3, BYTE_0 + 0xA9, BYTE_0 + 0xFF, 2])  # "é" was emitted; decoded as a whole its bytes are not "é"
 @example([1, BYTE_0 + 0xFF, 2])
-def test_bytes_that_are_no_characters_lose_nothing(token_ids: list[int]) -> None:
+def test_invalid_bytes_lose_nothing(token_ids: list[int]) -> None:
     """A run of bytes decodes to its characters, or to U+FFFD for each byte: the part that was emitted before it was
     spoiled stays, and the rest is as the library decodes it."""
     shown = [token_id for token_id in token_ids if token_id]  # <unk> is special
@@ -99,5 +99,5 @@ def whole_characters(found: bytes) -> str:
 
 
 @given(st.integers(0, 3 * MAX_HELD_TOKENS))
-def test_words_keep_their_spaces_however_many_bytes_were_no_character(count: int) -> None:
+def test_words_keep_their_spaces_however_many_invalid_bytes_precede_them(count: int) -> None:
     assert streamed(FALLBACK, [3, *[BYTE_0 + 0x80] * count, 3, 4]) == f"he{chr(0xFFFD) * count} hello"

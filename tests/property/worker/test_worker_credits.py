@@ -1,4 +1,4 @@
-"""Credits under every interleaving of gateways that use, return, come, go and wait."""
+"""Properties of credits under every interleaving of gateways that use, return, come, go and wait."""
 
 from collections import deque
 from dataclasses import dataclass, field
