@@ -194,7 +194,7 @@ def test_a_flood_moves_several_workers_at_once_and_those_then_rest() -> None:
 @pytest.mark.parametrize(
     "workers", [[], pool(1, 0), pool(3, 0), pool(0, 1), [each._replace(movable=False) for each in pool(2, 2)]]
 )
-def test_a_single_worker_has_nothing_to_split_and_nothing_changes(workers: list[PlannedWorker]) -> None:
+def test_workers_that_cannot_be_split_do_not_change(workers: list[PlannedWorker]) -> None:
     flood = Workload(prompts=60.0, decodes=600, kv_tokens=600_000, tpot_ns=50 * MS)
     assert not assign(ENGINE, flood, workers, Memory(), TURN_NS).changes
 

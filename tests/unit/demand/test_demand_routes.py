@@ -193,7 +193,7 @@ async def test_a_plans_input_uses_the_forecast_that_is_consistent_with_other_mod
 
 
 @pytest.mark.parametrize("rate, days, little", [(10.0, 1, True), (10.0, 3, False), (0.0, 3, True)])
-def test_imported_history_is_bounded_below_two_days_and_fills_only_gaps(rate: float, days: int, little: bool) -> None:
+def test_history_under_two_days_or_without_arrivals_is_flagged_as_little(rate: float, days: int, little: bool) -> None:
     counts = np.full(days * 144, rate)
     outlook = make_outlook(DemandHistory(600.0, 0.0, counts, counts, counts), 3600.0)
     assert outlook.little_history == little
@@ -219,7 +219,9 @@ async def test_an_invalid_span_is_refused_with_a_message(rig: Rig, span: str) ->
         assert answer.json()["error"]["message"]
 
 
-async def test_a_finished_plan_is_sent_to_planners_in_workers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_finished_plan_is_sent_to_planners_as_numbers_of_workers(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two_gpus_each = {
         "surely": [2, 4], "p50": [2, 6], "p95": [4, 8], "gpus": [4, 8], "short": [0.0, 0.9], "there": 4, "most": 8,
     }  # fmt: skip

@@ -255,7 +255,7 @@ def test_sampling_is_passed_on() -> None:
     assert completion(logprobs=0).sampling.logprobs
 
 
-def test_the_bound_on_stop_strings_is_that_of_code_prefixes() -> None:
+def test_up_to_64_stop_strings_are_accepted() -> None:
     stops = ["\nclass", "\ndef", "\n#", "\n@", "\nprint", "\nif"]
     assert chat(stop=stops).stops == completion(stop=stops).stops == tuple(stops)
     assert len(completion(stop=[str(number) for number in range(64)]).stops) == 64

@@ -43,7 +43,7 @@ def view(worker_id: str = "w", kv_kind: str = "k", **takes: bool) -> WorkerView:
 # ------------------------------------------------------------ what stays of a choice
 
 
-def test_an_event_has_the_largest_possible_number_of_tokens_of_a_choice() -> None:
+def test_an_event_has_the_maximum_output_tokens_of_its_choice() -> None:
     event = request_event(generation(1), ApiFinishReason.STOP)
     assert (event.max_output_tokens, event.output_tokens) == (3, 0)
 

@@ -13,7 +13,7 @@ def looks(*roles: tuple[float, str], life: str = "running") -> list[Look]:
     ]  # fmt: skip
 
 
-def test_a_worker_lent_to_prompts_and_then_moved_counts_as_one_change() -> None:
+def test_a_worker_lent_to_prompts_and_then_moved_does_not_count_as_back_and_forth() -> None:
     assert _role_changes(looks((0, "decode"), (1, "mixed"), (2, "prefill"))) == (2, 0)
 
 

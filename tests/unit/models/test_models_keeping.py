@@ -33,7 +33,7 @@ def test_a_poisson_model_is_worth_keeping_if_its_rate_times_the_cold_start_excee
 
 
 @given(st.floats(1e-5, 1.0), st.floats(0.0, 100.0), st.floats(0.5, 8.0))
-def test_a_cold_model_and_more_gpus_are_never_worth_more(rate, load_s, gpus):
+def test_a_load_before_use_and_more_gpus_never_raise_the_worth_of_a_model(rate, load_s, gpus):
     hazard = rate * AHEAD_S[:, None]
     plain = worth_of(hazard, AHEAD_S, np.ones(1), 60.0, 0.0)[0]
     assert worth_of(hazard, AHEAD_S, np.ones(1), 60.0, load_s)[0] <= plain + 1e-12

@@ -21,7 +21,7 @@ def install() -> ModuleType:
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
-def test_no_lock_names_an_index_host(lock: Path) -> None:
+def test_no_lock_contains_a_url(lock: Path) -> None:
     assert "://" not in lock.read_text()
 
 

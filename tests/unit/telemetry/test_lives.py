@@ -97,7 +97,7 @@ signs = st.builds(LifeSigns, times, times, st.booleans(), st.booleans(), st.bool
 
 
 @given(st.lists(st.tuples(st.dictionaries(st.sampled_from("abc"), signs), st.integers(0, 80 * S)), max_size=12))
-def test_every_named_worker_has_exactly_one_past_state_and_no_other_worker_is_invented(looks):
+def test_every_named_worker_has_exactly_one_state_begun_by_now_and_no_other_is_invented(looks):
     watch, now_ns, ever = LifeWatch(), 200 * S, set()
     latest_ns, advanced_ns, stood, resumed = 0, 0, False, False
     for named, later_ns in looks:

@@ -44,7 +44,7 @@ def test_a_worker_starts_only_if_its_processes_are_on_its_leash() -> None:
             files.check([here, elsewhere])
 
 
-def test_the_handshake_merges_the_answers_of_all_ranks() -> None:
+def test_the_handshake_is_one_value_that_changes_with_the_answer_of_any_rank() -> None:
     with starting() as files:
         assert files.handshake() == ""
         for pid, said in enumerate(("flash", "flash", "flash")):
