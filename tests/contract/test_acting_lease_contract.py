@@ -26,7 +26,7 @@ PODS = pytest.param("pods", marks=[pytest.mark.kube, pytest.mark.timeout(180)])
 
 @dataclass
 class Leases:
-    """Makes the lease of a process of this name. `wait` passes time for them all."""
+    """Factory of the lease of a process with this name. `wait` advances time for all of them."""
 
     of: Callable[[str], ActingLease]
     wait: Callable[[float], None]

@@ -32,7 +32,7 @@ Reopen = Callable[[], Actuator]
 
 
 class FakeChild:
-    """Is ready at once, and ends when it is told to."""
+    """A process that is ready at once, and ends on a signal."""
 
     pid = 1
 
@@ -59,7 +59,7 @@ class FakeChild:
 
 
 class FakeLauncher:
-    """`fails`: so many of the next starts end before they are ready."""
+    """`fails`: the number of next starts that end before they are ready."""
 
     def __init__(self) -> None:
         self.fails = 0
@@ -82,7 +82,7 @@ class FakeLauncher:
 
 
 class Quiet:
-    """A reporter that says nothing."""
+    """A reporter that discards its messages."""
 
     def progress(self, name: str, stage: str, fraction: float) -> None: ...
 
@@ -136,14 +136,14 @@ async def docker_service() -> AsyncIterator[Reopen]:
     finally:
         ours = {"label": f"{SERVICE}={service}"}
         for each in engine.containers.list(all=True, ignore_removed=True, filters=ours):
-            with suppress(docker.errors.APIError):  # the actuator may be at it
+            with suppress(docker.errors.APIError):  # the actuator may be in the middle of it
                 each.remove(force=True)
         engine.close()
 
 
 @asynccontextmanager
 async def spare_pool(folder: Path) -> AsyncIterator[Reopen]:
-    """Of the chart, with the rights of its planner."""
+    """The chart's Deployment, with the rights of its planner."""
     async with installed(folder) as own:
         kubeconfig = await own.account("fulcrum-planner")
         yield lambda: KubernetesActuator(deployment=f"{own.name}/fulcrum-spare", most=MOST, kubeconfig=kubeconfig)

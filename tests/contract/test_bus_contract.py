@@ -23,7 +23,7 @@ from libs.testing.servers.stores import KafkaServer
 from libs.testing.wait import until
 
 OUTAGE_S = 40.0
-"""Bound on noticing an outage, a restart, and what was held back meanwhile."""
+"""Bound on noticing an outage and a restart, and on sending what was held back meanwhile."""
 
 
 @asynccontextmanager
@@ -51,7 +51,7 @@ async def reading(
     since_unix_ns: int | None = None,
     wanted: Wanted | None = None,
 ) -> AsyncIterator[list[Record]]:
-    """What a subscription yields, as it comes."""
+    """The records that a subscription yields, as they arrive."""
     records: list[Record] = []
 
     async def read() -> None:
@@ -69,7 +69,7 @@ async def reading(
 
 
 def steps(records: Sequence[Record], worker_id: str = "w") -> list[int]:
-    """Sequence numbers of a worker's batches, in the order read."""
+    """Return the sequence numbers of a worker's batches, in the order read."""
     return [r.value.sequence for r in records if isinstance(r.value, StepBatch) and r.value.worker_id == worker_id]
 
 
@@ -159,7 +159,7 @@ async def test_a_subscription_begins_at_the_end_unless_from_start(bus: Bus) -> N
     publish_steps(bus, range(10))
     await until(lambda: bus.stats().buffered == 0)
     async with reading(bus, [STEPS], from_start=False) as late, reading(bus, [STEPS]) as all_of_it:
-        # When `late` has found its end is not to be seen from outside: publish until it reads.
+        # It cannot be seen from outside when `late` has found its end, so publish until it reads.
         number = 10
         async with asyncio.timeout(10):
             while not late:
@@ -215,7 +215,7 @@ async def test_topics_are_created_at_start_with_their_partitions(broker: Broker,
 async def test_the_broker_accepts_settings_of_replicated_topics_and_weak_topics_are_detected(
     real_kafka_server: KafkaServer, cluster: str
 ) -> None:
-    """By one broker, whose topics have one copy: the settings are those of three."""
+    """The test uses one broker, whose topics have one copy, with the settings of three."""
     async with open_admin(real_kafka_server.servers, "test") as admin:
         made = [
             NewTopic(f"{cluster}.{copies}", 1, 1, topic_configs=topic_settings(STEPS, copies)) for copies in (1, 2, 3)
@@ -224,7 +224,7 @@ async def test_the_broker_accepts_settings_of_replicated_topics_and_weak_topics_
         asked = [ConfigResource(ConfigResourceType.TOPIC, topic.name, {"min.insync.replicas": ""}) for topic in made]
         found: dict[str, str] = {}
         async with asyncio.timeout(10):
-            while len(found) < len(made):  # a busy broker tells of topics a moment after it has made them
+            while len(found) < len(made):  # a busy broker describes topics only a moment after their creation
                 (answer,) = await admin.describe_configs(asked)
                 found = {name: settings[0][1] for _, _, _, name, settings in answer.resources if settings}
         assert found == {f"{cluster}.1": "1", f"{cluster}.2": "1", f"{cluster}.3": "2"}
@@ -349,7 +349,7 @@ async def test_a_subscription_cancelled_at_any_moment_leaves_no_task_behind(bus:
 
 
 async def test_aborted_records_are_not_read(kafka: KafkaServer, cluster: str) -> None:
-    """Of Kafka alone: nothing in memory has transactions."""
+    """Only over Kafka, since nothing in memory has transactions."""
     async with connected(KafkaUnderTest(kafka), cluster) as bus:
         producer = AIOKafkaProducer(bootstrap_servers=kafka.servers, transactional_id=f"{cluster}-tx")
         await producer.start()

@@ -32,7 +32,7 @@ class Fleet:
     unreachable: FleetRoles
     """The same without a control plane that answers."""
     change: Callable[[str, str], Awaitable[object]]
-    """Gives a worker a role as somebody else does."""
+    """Gives a worker a role as another actor would."""
 
 
 def memory() -> Fleet:

@@ -44,7 +44,7 @@ class DyingBroker:
 
 
 METADATA = 3
-"""Kafka's number for questions about the cluster."""
+"""Kafka's API key of metadata requests."""
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:

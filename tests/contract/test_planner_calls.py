@@ -20,7 +20,7 @@ async def test_workers_apply_decisions_and_a_stale_call_changes_nothing() -> Non
 
     async with local_worker("a", "decode") as one, local_worker("b", "decode") as other:
         actor.carry_out([order(one, 2), order(other, 5)], lambda of, got, _failed: ended.update({of.worker.id: got}))
-        assert not ended  # nobody waits for them
+        assert not ended  # no planner waits for them
         await eventually(lambda: len(ended) == 2)
         assert one.host.assignment.current.budget_tokens == 512
         assert one.host.worker().role_change.actor == "planner-0"

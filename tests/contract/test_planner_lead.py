@@ -30,12 +30,12 @@ TAKEOVER_S = 2.0
 
 
 async def settled() -> bool:
-    """Nothing was kept."""
+    """Settle as after reading a store without saved mode or limits."""
     return True
 
 
 async def until_led(store: RedisPlannerStore, who: str) -> float:
-    """How long it takes until the lead is given."""
+    """Return the seconds until the lead is acquired."""
     loop = asyncio.get_running_loop()
     asked_s = loop.time()
     async with asyncio.timeout(TAKEOVER_S):
@@ -72,7 +72,7 @@ async def test_a_stopped_planner_gives_up_the_lead_at_once(redis: Any, cluster: 
     with contextlib.suppress(asyncio.CancelledError):
         await leading
     async with asyncio.timeout(TAKEOVER_S):
-        while (found := await second.lead("b 1")) is Lead.UNKNOWN:  # Redis was too slow, which says nothing
+        while (found := await second.lead("b 1")) is Lead.UNKNOWN:  # Redis was too slow, which proves nothing
             await asyncio.sleep(0.01)
     assert found is Lead.OURS
     for store in (first, second):
@@ -117,7 +117,7 @@ async def test_a_worker_obeys_the_later_of_two_planners_that_lead_over_a_split_r
     )
 
     async def ordered(actor: OrderExecutor, term: int) -> bool:
-        """Order a change of the worker as it is now; whether it was made."""
+        """Order a change of the worker's present assignment, and return whether it was made."""
         held, made = worker.host.worker(), asyncio.Event()
         wanted = Assignment(role=ROLE_MIXED, budget_tokens=64 + held.assignment.epoch, epoch=held.assignment.epoch + 1)
         actor.carry_out([Order(held, wanted, "test")], lambda *_: made.set(), lead_term=term)
@@ -133,7 +133,7 @@ async def test_a_worker_obeys_the_later_of_two_planners_that_lead_over_a_split_r
         assert not await ordered(former, old.term)  # although it has seen the worker's epoch
         assert outrun == ["former"]
         assert await ordered(latter, new.term)
-        assert await ordered(former, 0)  # a person's word, which no lead outruns
+        assert await ordered(former, 0)  # a person's order, which no lead outruns
     await tasks.close()
     for store in (old, new):
         await store.close()
@@ -183,7 +183,7 @@ def test_the_leader_is_unknown_after_a_missed_renewal(answers: list[tuple[Lead, 
 
 
 async def test_a_new_leader_reads_mode_and_limits_before_it_acts(redis: Any, cluster: str) -> None:
-    """What was set on the planner that led, another one knows; what was set while Redis was away is kept then."""
+    """Settings of the former leader are read by the next one; settings made while Redis was away are stored then."""
     store = RedisPlannerStore(redis.url, cluster)
     assert await store.keep(MODE_OFF)
     assert await store.keep_limits(LimitsBody(pinned=["d"], revision=3).model_dump_json())
@@ -201,7 +201,7 @@ async def test_a_new_leader_reads_mode_and_limits_before_it_acts(redis: Any, clu
 
 
 async def test_the_status_names_no_leader_while_the_lead_key_has_another_type(redis: Any, cluster: str) -> None:
-    """And says what to do; once that is done the planner leads, and the status says so."""
+    """The status also names a remedy, after which the planner leads and the status says so."""
     raw, store = make_redis(redis.url, timeout_ms=1000), RedisPlannerStore(redis.url, cluster)
     await raw.rpush(keys.planner_lead(cluster), "somebody else's")
     state, clock = PlannerState(Identity("a", 1, MODE_AUTO), lag_ns=0, window_ns=1, kept_decisions=1), ManualClock()

@@ -56,7 +56,7 @@ def answer(number: int) -> tuple[Any, Result]:
 
 
 async def each_once(lane: Lane) -> None:
-    """One result for each share, in a transaction with its offset."""
+    """Commit one result for each share, in a transaction with its offset."""
     async for batch in lane.batches():
         for record in batch:
             assert isinstance(record.value, Share)
@@ -64,7 +64,7 @@ async def each_once(lane: Lane) -> None:
 
 
 async def results(kafka: KafkaServer, cluster: str) -> Counter[int]:
-    """All committed results, read by a client that knows nothing of the bus."""
+    """Return all committed results, read by a client that knows nothing of the bus."""
     consumer = AIOKafkaConsumer(
         BATCH_RESULTS.name(cluster),
         bootstrap_servers=kafka.servers,
@@ -138,7 +138,7 @@ async def test_a_member_that_lost_its_lane_cannot_commit(kafka: KafkaServer, clu
     again = asyncio.Event()
 
     async def hold(lane: Lane) -> None:
-        """Does not notice that its lane has gone: it commits when another has opened it."""
+        """A member that does not notice the loss of its lane: it commits after another has opened it."""
         stale[lane.partition] = lane
         try:
             await asyncio.Event().wait()
@@ -166,7 +166,7 @@ async def test_a_member_that_lost_its_lane_cannot_commit(kafka: KafkaServer, clu
 
 @pytest.mark.usefixtures("topics")
 async def test_neither_a_lookup_of_a_topic_nor_a_write_creates_it(kafka: KafkaServer, cluster: str) -> None:
-    """Also where the broker makes each topic that is named, as the embedded one does."""
+    """Also on a broker that creates topics on demand, as the embedded one does."""
     work, missing = KafkaWork(kafka.servers, cluster, "a"), f"{cluster}-missing"
     refused: list[str] = []
 
@@ -282,7 +282,7 @@ async def test_a_broker_outage_is_not_a_refusal(kafka: KafkaServer, cluster: str
                 if away:
                     await lane.commit([answer(0)], next_offset=record.offset)  # the topic of results is known then
                     async with open_admin(kafka.servers, "maker") as admin:
-                        await admin.create_topics([NewTopic(good, 1, 1)])  # the lane has not heard of it
+                        await admin.create_topics([NewTopic(good, 1, 1)])  # the lane has no metadata of it
                     kafka.server.kill()
                 try:
                     await lane.commit([answer(1), Raw(good, b"", b"x")], next_offset=record.offset + 1)
@@ -342,7 +342,7 @@ async def test_a_follower_is_notified_once_it_has_read_the_existing_records(kafk
 async def test_replay_completes_only_after_records_committed_behind_an_open_transaction(
     kafka: KafkaServer, cluster: str
 ) -> None:
-    """Else a lane would begin to act without what its predecessor committed last."""
+    """Otherwise a lane would act without the last commit of its predecessor."""
     work = KafkaWork(kafka.servers, cluster, "a")
     name, record = BATCH_SHARES.name(cluster), encode(BATCH_SHARES, cluster, Share(share_id="behind", number=1))
     replayed: list[bool] = []

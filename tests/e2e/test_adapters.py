@@ -31,7 +31,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
 
 
 def answer(client: openai.OpenAI, model: str) -> tuple[str, int]:
-    """(text, tokens of the prompt that were cached)."""
+    """Return (text, prompt tokens that were cached)."""
     found = client.completions.create(model=model, prompt=PROMPT, max_tokens=12, temperature=0)
     assert found.usage is not None and found.usage.prompt_tokens_details is not None
     assert found.model == model
@@ -76,7 +76,7 @@ def refused(client: openai.OpenAI, model: str) -> None:
 
 
 def eventually(look: Callable[[], T]) -> T:
-    """What it gives once it raises no more."""
+    """Return the result once the call raises no more."""
     ends_s = time.monotonic() + WAIT_S
     while True:
         try:

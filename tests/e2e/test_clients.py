@@ -13,7 +13,7 @@ import pytest
 from libs.testing.suites.suite import RunningSuite
 from tests.e2e.clients.asking import AGENT_CLIENTS, CLIENTS, ask, suite_on
 
-# Beside other work the real model takes minutes for what clients wait a minute for.
+# On a loaded machine the real model takes minutes for answers that clients wait a minute for.
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.packages, pytest.mark.timeout(900)]
 
 
@@ -74,4 +74,4 @@ def test_a_named_tool_is_called_and_a_schema_filled_with_and_without_streaming(s
     assert streamed == call.function.arguments
     for filled in (json.loads(call.function.arguments), json.loads(answer.message.content or "")):
         assert filled.keys() == {"city", "people"} and isinstance(filled["people"], int)
-        assert filled["city"] == "Paris" or model == "sim", "a real model knows it"
+        assert filled["city"] == "Paris" or model == "sim", "a real model calls it"

@@ -63,7 +63,7 @@ def test_a_ratio_is_plotted_from_seconds_and_from_timestamps(folder: Path) -> No
 
 @pytest.fixture(scope="module", params=["sim", pytest.param("torch", marks=pytest.mark.torch)])
 def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The variables that the page exports, for a suite of its own."""
+    """The variables that the page exports, with the values of the test's suite."""
     with suite_on(request.param, tmp_path_factory.mktemp(request.param)) as (suite, model):
         yield {"OPENAI_BASE_URL": f"{suite.gateway}/v1", "OPENAI_API_KEY": "none", "MODEL": model}
 

@@ -24,7 +24,7 @@ from tests.answer_rig import STREAMS, Stream, shown
 pytestmark = [pytest.mark.packages, pytest.mark.timeout(600)]
 
 BY_HAND = {"Llama 3.1": ("", "llama3-json")}
-"""Formats that are set: its package's template takes no tools."""
+"""Families with configured formats, as the template of the package takes no tools."""
 ENDS = {
     "gpt-oss": "<|return|>",
     "Qwen3": "<|im_end|>",
@@ -32,7 +32,7 @@ ENDS = {
     "Llama 3.1": "<|eot_id|>",
 }
 OTHERS = ("Qwen3-Coder", "DeepSeek V3.1, thinking")
-"""Of the same name, with formats of their own."""
+"""Families whose models share a name but have different formats."""
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {

@@ -52,7 +52,7 @@ def test_a_comparison_of_policies_prints_a_table_a_page_and_json(tmp_path: Path)
     kept = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert {each["policy"].split(":")[0] for each in kept["policies"]} == {"fulcrum", "static", "arrow"}
     found = json.loads(lab(*asked, "--json").stdout)
-    assert all(each["gpus_needed"] >= 2 for each in found["policies"]), "an easy trace needs the least there can be"
+    assert all(each["gpus_needed"] >= 2 for each in found["policies"]), "an easy trace needs the minimum"
 
 
 def test_the_number_of_gpus_needed_is_printed_as_text_page_and_json(tmp_path: Path) -> None:

@@ -29,12 +29,12 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if lacking := missing():
         pytest.skip(f"cannot compile: {lacking}")
     folder = tmp_path_factory.mktemp("compiled") / "lab"
-    assert build(folder, 0, GLOBS)  # built sooner; what it computes is the same
+    assert build(folder, 0, GLOBS)  # faster to build, with the same results
     return folder
 
 
 def run(folder: Path, *options: str) -> dict[str, Any]:
-    """What one run prints, with `libs` of that folder, but for the time it took."""
+    """Return the output of one run with `libs` of that folder, without its run time."""
     environment = os.environ | {"PYTHONPATH": str(folder)}
     command = [sys.executable, "-c", PROGRAM, *RUN, *options]
     ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

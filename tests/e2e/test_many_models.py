@@ -50,7 +50,7 @@ async def listed(http: httpx.AsyncClient, suite: RunningSuite) -> dict[str, Any]
 
 
 async def held(http: httpx.AsyncClient, suite: RunningSuite) -> set[str]:
-    """Models that workers have."""
+    """Return the models that workers hold."""
     return {each["model"] for each in (await http.get(f"{suite.ready['planner']}/v1/workers")).json()}
 
 
@@ -91,7 +91,7 @@ async def test_models_are_added_requested_and_removed_while_the_suite_runs(suite
     assert (added["size_bytes"], added["priority"], added["tpot_ms"]) == (8_000_000_000, 2, 40.0)
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         async with asyncio.timeout(WAIT_S):
-            while (await ask(http, suite, "org/new-8b")).status_code == 404:  # until the gateway has heard of it
+            while (await ask(http, suite, "org/new-8b")).status_code == 404:  # until the gateway knows it
                 await asyncio.sleep(0.05)
         assert (await ask(http, suite, "org/new-8b")).status_code == 200
         used = next(each for each in told(suite, "list") if each["name"] == "org/new-8b")
@@ -172,7 +172,7 @@ async def test_lines_of_two_models_in_one_job_are_answered_and_counted_by_model(
 
 
 async def batch_demand(http: httpx.AsyncClient, suite: RunningSuite) -> Counter[str]:
-    """Lines of batch jobs that have come so far, by model."""
+    """Return the number of lines of batch jobs so far, by model."""
     params = {"span": "1h", "window": "1m"}
     found = (await http.get(f"{suite.ready['metrics']}/v1/demand", params=params)).json()
     counts = Counter[str]()
@@ -209,7 +209,7 @@ async def test_an_alert_names_the_model_that_misses_its_targets_and_no_other(
         told(suite, "add", name, "--tpot-ms", tpot_ms, "--ttft-ms", ttft_ms)
     async with httpx.AsyncClient(timeout=2 * WAIT_S) as http, asyncio.timeout(3 * WAIT_S):
         for name in targets:
-            while (await ask(http, suite, name)).status_code == 404:  # until the gateway has heard of it
+            while (await ask(http, suite, name)).status_code == 404:  # until the gateway knows it
                 await asyncio.sleep(0.05)
         while True:
             answers = await asyncio.gather(*(ask(http, suite, name) for name in targets for _ in range(12)))
@@ -236,7 +236,7 @@ async def test_the_page_shows_each_model_by_its_own_target(suite: RunningSuite) 
         page = await running.new_page()
         errors = listen_for_errors(page)
 
-        async def planner(route: Route) -> None:  # the metrics service does not know one that picked its own port
+        async def planner(route: Route) -> None:  # the metrics service does not know the port that the gateway picked
             await route.fulfill(body=(await http.get(f"{suite.ready['planner']}/v1/models")).text)
 
         await page.route("**/v1/models", planner)
@@ -267,7 +267,7 @@ async def test_an_adapter_added_while_workers_run_is_served_and_counted_separate
     assert (added["parent"], added["load_s"]) == ("alpha", 0.0)
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         async with asyncio.timeout(WAIT_S):
-            while (await ask(http, suite, "sql")).status_code == 404:  # until the gateway has heard of it
+            while (await ask(http, suite, "sql")).status_code == 404:  # until the gateway knows it
                 await asyncio.sleep(0.05)
         own, adapted = await ask(http, suite, "alpha"), await ask(http, suite, "sql")
         assert adapted.json()["choices"] != own.json()["choices"]

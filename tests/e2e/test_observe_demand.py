@@ -36,7 +36,7 @@ async def where(url: str, holds: Callable[[Any], bool]) -> Any:
 
 
 def command(*arguments: str) -> Any:
-    """The JSON of a command."""
+    """Return the JSON of a command."""
     done = subprocess.run(
         [sys.executable, "-m", "libs.cli.main", *arguments, "--json"],
         capture_output=True, text=True, check=False, timeout=PLAN_S,
@@ -50,7 +50,7 @@ def known(demand: Any) -> int:
 
 
 def fleet_file(stack: ExitStack, folder: Path) -> Path:
-    """The file of a prefill and a decode server under a steady load."""
+    """Write the file of a prefill and a decode server under a steady load."""
     urls = {
         name: stack.enter_context(serving(FakeVllm(load))) for name, load in (("prefill", PREFILL), ("decode", DECODE))
     }
@@ -80,7 +80,7 @@ async def test_demand_of_an_observed_pair_is_counted_predicted_and_survives_a_re
             assert sum(row["requests"]) / seconds == pytest.approx(8, rel=0.1)
             assert sum(row["prompt_tokens"]) / seconds == pytest.approx(16_000, rel=0.1)
             assert sum(row["output_tokens"]) / seconds == pytest.approx(24 * 60, rel=0.25)
-            # What `fulcrum forecast` prints; the command itself gives a service on a busy machine less time.
+            # What `fulcrum forecast` prints; the command itself allows a service less time on a busy machine.
             forecast = await where(f"{page}/v1/forecast?horizon=60s", lambda found: found["model"] == "m")
             assert forecast["series"]["requests"]["p50"][0] == pytest.approx(8, rel=0.2)
             assert forecast["series"]["prefill"]["gpus"]["p50"][0] > 0

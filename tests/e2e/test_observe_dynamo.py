@@ -47,7 +47,7 @@ class Publisher:
         self.stop()
 
     def stop(self) -> None:
-        """End without a word; the files stay."""
+        """Remove the worker without a farewell; its files stay."""
         self._ended.set()
         self._thread.join()
         self._socket.close(linger=0)
@@ -64,7 +64,7 @@ class Publisher:
 
 @contextmanager
 def asking(port: int) -> Iterator[None]:
-    """Ask a fleet for answers, one after the other, for as long as the context lasts."""
+    """Send requests to a fleet, one after another, while the context is open."""
     ended = threading.Event()
 
     def ask() -> None:

@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 @contextmanager
 def observing(folder: Path, *arguments: str, **env: str) -> Iterator[dict[str, Any]]:
-    """Yield what the command says once it serves."""
+    """Yield the command's output once it serves."""
     with observe_page(folder, *arguments, **env) as page:
         try:
             yield page.answer
@@ -41,7 +41,7 @@ def get(url: str) -> Any:
 
 
 def until(url: str, holds: Callable[[Any], bool]) -> Any:
-    """The first answer of a URL for which something holds."""
+    """Return the first answer of a URL for which a condition holds."""
     last_s = time.monotonic() + PATIENCE_S
     while not holds(found := get(url)):
         assert time.monotonic() < last_s, found
@@ -50,7 +50,7 @@ def until(url: str, holds: Callable[[Any], bool]) -> Any:
 
 
 def refuses(url: str) -> bool:
-    """Return whether nothing listens there any more, which an answer that is cut off does not show."""
+    """Return whether nothing listens on the port any more, which a truncated answer does not show."""
     try:
         get(url)
     except URLError as error:

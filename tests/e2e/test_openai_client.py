@@ -232,7 +232,7 @@ def test_a_response_is_streamed_stored_and_continued_by_any_gateway(client: open
 
 
 def test_a_prompt_is_scored_as_lm_eval_requests_it(client: openai.OpenAI) -> None:
-    """Token ids, their echo with logprobs, and no token more; or one, which is left out by its place."""
+    """The echo of token ids has logprobs and no generated token."""
     prompts = [list(b"The sky is blue"), list(b"Hi")]
     scored = client.completions.create(model=MODEL, prompt=prompts, max_tokens=0, echo=True, logprobs=1, temperature=0)
     for prompt, choice in zip(prompts, scored.choices, strict=True):
@@ -248,7 +248,7 @@ def test_a_prompt_is_scored_as_lm_eval_requests_it(client: openai.OpenAI) -> Non
     assert longer.choices[0].logprobs is not None and scored.choices[0].logprobs is not None
     assert (longer.choices[0].logprobs.token_logprobs or [])[:-1] == scored.choices[0].logprobs.token_logprobs
     again = client.completions.create(model=MODEL, prompt=prompts[0], max_tokens=0, echo=True, logprobs=1)
-    assert again.choices[0].logprobs == scored.choices[0].logprobs, "a prefix that is cached hides nothing"
+    assert again.choices[0].logprobs == scored.choices[0].logprobs, "a cached prefix omits no logprobs"
 
 
 def test_a_stream_with_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:

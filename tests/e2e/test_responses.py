@@ -39,7 +39,7 @@ async def worker() -> AsyncIterator[ScriptedWorker]:
 
 @pytest.fixture
 async def gateway(worker: ScriptedWorker) -> AsyncIterator[str]:
-    """The address of a gateway whose only model writes harmony's format."""
+    """The address of a gateway whose only model writes in harmony's format."""
     tokenizer = sim_with_markers()
     ends = frozenset(spoken("<|return|><|call|>"))
     info = replace(load_model_info("builtin:sim"), vocab_size=300, eos_token_ids=ends)
@@ -66,7 +66,7 @@ async def client(gateway: str) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def prompt(worker: ScriptedWorker) -> str:
-    """Of the last request."""
+    """Return the prompt of the last request."""
     packed = worker.submits[-1].token_ids
     found = [int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4)]
     return b"".join(map(sim_with_markers().token_bytes, found)).decode(errors="replace")

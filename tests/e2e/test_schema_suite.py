@@ -29,11 +29,11 @@ DRAFTS = {
     "draft6": ("http://json-schema.org/draft-06/schema#", 170),
     "draft4": ("http://json-schema.org/draft-04/schema#", 120),
 }
-"""Addresses, and how many schemas are kept to at least."""
+"""The addresses of the drafts, and the minimum number of enforced schemas."""
 MAX_STRICTER = 24
-"""Valid instances of one draft that no guide writes, because it has one form of each value."""
+"""Bound on valid instances of one draft that no guide writes, because a guide has one form of each value."""
 MAX_ORDERED = 4
-"""Properties of an object whose orders are all tried: a guide has one order."""
+"""The number of properties up to which all orders are tried, as a guide has one order."""
 
 
 @pytest.fixture(scope="module")

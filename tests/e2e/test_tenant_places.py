@@ -38,7 +38,7 @@ async def keys_count(http: httpx.AsyncClient, suite: RunningSuite) -> None:
 
 
 class Streams:
-    """Long answers of one tenant, all at once."""
+    """Request long answers for one tenant, all at once."""
 
     def __init__(self, http: httpx.AsyncClient, suite: RunningSuite, headers: dict[str, str], count: int) -> None:
         self._url, self._http, self._headers = f"{suite.gateway}/v1/completions", http, headers
@@ -66,7 +66,7 @@ class Streams:
         self.ended += 1
 
     async def fill(self) -> None:
-        """Until every place has one of them."""
+        """Wait until every place has one of them."""
         async with asyncio.timeout(WAIT_S):
             await self._began.wait()
 

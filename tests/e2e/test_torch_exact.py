@@ -54,7 +54,7 @@ keys = itertools.count(1)
 
 @dataclass
 class Case:
-    """Prompts, and what `generate` says to them."""
+    """Prompts, and the output of `generate` for them."""
 
     prompts: list[Tokens]
     greedy: list[list[int]]
@@ -80,7 +80,7 @@ def text_tokens(folder: Path, variant: int, length: int) -> Tokens:
 
 
 def generated(folder: Path, prompts: list[Tokens]) -> list[list[int]]:
-    """Greedy tokens from transformers, one prompt at a time."""
+    """Return greedy tokens from transformers, one prompt at a time."""
     import torch
     from transformers import AutoModelForCausalLM
 

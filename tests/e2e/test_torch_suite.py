@@ -32,7 +32,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
 
 
 def _prompts(lengths: Sequence[int] = LENGTHS, seed: int = 11) -> list[list[int]]:
-    """Random token ids, one prompt a length, none a prefix of another."""
+    """Random token ids, one prompt per length, none a prefix of another."""
     rng = np.random.default_rng(seed)
     return [[int(token) for token in rng.integers(200, 40_000, length)] for length in lengths]
 
@@ -51,7 +51,7 @@ def _reference(model_path: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def _vectors(model_path: Path, prompts: list[list[int]]) -> list[list[float]]:
-    """The last token's states, normalised."""
+    """Return the last token's normalised states."""
     import torch
     from transformers import AutoModel
 
@@ -62,7 +62,7 @@ def _vectors(model_path: Path, prompts: list[list[int]]) -> list[list[float]]:
 
 
 def _ask(suite: RunningSuite, prompt: list[int]) -> tuple[str, dict[str, Any]]:
-    """(text, usage) of a greedy answer."""
+    """Return (text, usage) of a greedy answer."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0}
     answer = httpx.post(f"{suite.gateway}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
@@ -117,7 +117,7 @@ def test_repeated_long_prompts_are_served_from_cached_blocks_by_the_worker_that_
     suite: RunningSuite,
 ) -> None:
     prompts = _prompts(LONG_LENGTHS, seed=12)
-    with ThreadPoolExecutor(len(prompts)) as pool:  # one after the other they may all go to the faster worker
+    with ThreadPoolExecutor(len(prompts)) as pool:  # one after another they might all go to the faster worker
         first = list(pool.map(lambda prompt: _ask(suite, prompt), prompts))
     again = [_ask(suite, prompt) for prompt in prompts]
     assert [text for text, _ in again] == [text for text, _ in first]
@@ -125,13 +125,13 @@ def test_repeated_long_prompts_are_served_from_cached_blocks_by_the_worker_that_
     for prompt, (_, usage) in zip(prompts, again, strict=True):
         whole_blocks = (len(prompt) - 1) // BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS
         assert usage["prompt_tokens_details"]["cached_tokens"] == whole_blocks
-    # Where a busy machine kept a worker silent, two workers have the blocks of its prompt, and either may be asked.
+    # If a busy machine kept a worker silent, two workers have the blocks of its prompt, and either may serve it.
     sources = _sources(suite, dict.fromkeys(LONG_LENGTHS, 2))
-    assert len({workers[0] for workers in sources.values()}) == 2, "the first time they were spread over both workers"
+    assert len({workers[0] for workers in sources.values()}) == 2, "they were spread over both workers the first time"
 
 
 def _sources(suite: RunningSuite, wanted: dict[int, int]) -> dict[int, list[str]]:
-    """Workers that KV came from, by the length of their prompt."""
+    """Return the workers that KV came from, by the length of their prompt."""
     found: dict[int, list[str]] = {}
     for transfer in asyncio.run(kv_transfers(suite, wanted)):
         found.setdefault(transfer.prompt_tokens, []).append(transfer.from_worker_id)

@@ -16,12 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
 SH = re.compile(r"^```sh\n(.*?)^```\n(?:<!-- expects: (.*?) -->)?", re.MULTILINE | re.DOTALL)
 FILES = re.compile(r'^```python title="([\w.]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-# Clients, workers and GPU times are real here: beside other work the cores are what is short, and said to be.
+# Clients, workers and GPU times are real here: on a loaded machine the cores are short, and the output says so.
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
 LIMIT_S = 200
 STEP_S = 60
-# What a command shows may take a while to come true: it is typed again until it does.
+# The output of a command may take a while to come true, so the command is repeated until it does.
 TYPED = """
 typed() {{ {command}
 }}

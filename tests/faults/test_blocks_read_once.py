@@ -71,7 +71,7 @@ async def test_a_worker_lost_before_its_first_token_costs_a_second_prefill(
         assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
         assert len(prefill.submits) == 2
         assert not set(first.pulled[:1]) & set(second.pulled)
-        assert prefill.aborts == [], "it may be alive, and read them yet"
+        assert prefill.aborts == [], "it may be alive, and still read them"
         await until(gateway.idle, what="an idle gateway")
 
 
@@ -129,7 +129,7 @@ async def test_blocks_offered_to_no_worker_are_freed_at_their_source(open_gatewa
 
 
 async def test_blocks_are_not_offered_while_their_prompt_is_computed(open_gateway_over: Any) -> None:
-    """What a first reader has taken of them is gone when it is lost, though the prompt is not done."""
+    """Blocks that a first reader has consumed are gone when it is lost, even if the prompt is unfinished."""
     async with AsyncExitStack() as stack:
         prefill, decode = found = await workers(stack, "p0", "d0", p0=(Plan(opens=True),))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))

@@ -32,7 +32,7 @@ def _drop(_logger: Any, _method: str, _event: Any) -> str:
 
 
 def plan(cluster: Cluster, prefill: int, decode: int) -> CapacityPlan:
-    """So many from now on for an hour."""
+    """Return a plan that needs that many workers for an hour from now on."""
     start_s = cluster.clock.now_ns() / 1e9
     pools = {
         "prefill": (PoolHour(prefill, prefill, prefill, prefill, 0.0),),
@@ -60,7 +60,7 @@ async def _run(net: Net, cluster: Cluster) -> None:
     cluster.start_worker("p0", "prefill")
     cluster.start_worker("d0", "decode")
     await asyncio.sleep(SETTLE_S)
-    assert await _ask(net, loop, 1) == []  # from whose steps a planner knows what a worker takes
+    assert await _ask(net, loop, 1) == []  # its steps teach the planner the capacity of a worker
     await asyncio.sleep(SETTLE_S)
     assert actuator.worker_ids == []
     sent = plan_message(plan(cluster, 2, 2), MODEL, "m0", cluster.clock.now_ns())

@@ -19,12 +19,12 @@ from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
 
 NOTICED_S = 0.5
-"""A worker that stands still is routed round within this time, and clients wait no longer for it."""
+"""A frozen worker is routed around within this time, and no client waits longer for it."""
 SETTLE_S = 3.0
 STILL_S = 3.0
 LOOK_S = 0.001
 MET_S = 0.1
-"""Somebody was answered by that worker then: otherwise nobody waits so long."""
+"""The worker has running requests then: otherwise no client waits that long."""
 ROLES = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}
 REQUESTS = 40
 PER_S = 20.0
@@ -34,7 +34,7 @@ SEEDS = range(2)
 
 @dataclass
 class Seen:
-    """One run."""
+    """The results of one run."""
 
     longest_wait_s: float
     left_after_s: float
@@ -77,7 +77,7 @@ async def _run(net: Net, cluster: Cluster, seed: int, still: str, *, pings: bool
 
 
 async def _stand_still(cluster: Cluster, name: str, *, pings: bool) -> float:
-    """How long until its gateway has left it."""
+    """Return the time until its gateway has given it up."""
     loop, gateway = cluster.loop, cluster.processes["g0"].gateway
     assert gateway is not None
     (link,) = [link for link in gateway.fleet.links if link.id == name]

@@ -41,7 +41,7 @@ async def workers(http: httpx.AsyncClient, suite: RunningSuite) -> list[dict[str
 
 
 async def loading(http: httpx.AsyncClient, suite: RunningSuite, model: str) -> dict[str, Any]:
-    """The worker that loads a model, as soon as one does."""
+    """Return the worker that loads a model, as soon as one does."""
     async with asyncio.timeout(WAIT_S):
         while True:
             for each in await workers(http, suite):

@@ -22,7 +22,7 @@ TIGHT = {
     "FULCRUM_WORKER_POOL_DRAIN_S": "0",
     "FULCRUM_WORKER_HOST_MEMORY_MB": "20000",
 }
-"""One worker; answers that run at the end of a turn are handed back; host memory for one model of 16 GB."""
+"""One worker, host memory for one model of 16 GB, and turns whose end hands running answers back."""
 
 
 @pytest.fixture(scope="module")

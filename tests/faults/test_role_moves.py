@@ -26,7 +26,7 @@ LEAVES = Plan(leaves=True, tokens=4)
 
 
 async def scripted(stack: AsyncExitStack, **plans: tuple[Plan, ...]) -> list[ScriptedWorker]:
-    """p0 prefills; d0 and d1 decode, d0 leaves that role as soon as it was asked for something."""
+    """p0 prefills; d0 and d1 decode, and d0 leaves that role as soon as it has a request."""
     return [
         await stack.enter_async_context(
             scripted_worker(name, "prefill" if name == "p0" else "decode", plans=plans.get(name, ()))
@@ -101,7 +101,7 @@ async def test_a_choice_that_repeatedly_meets_changed_roles_does_not_fail(
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
         assert len((prefill if role == "prefill" else decode).submits) == 11
-        assert gateway.events()[0].recomputes == 0  # blocks that are there wait for the next decode worker
+        assert gateway.events()[0].recomputes == 0  # available blocks wait for the next decode worker
         shown = (await gateway.http.get("/metrics")).text
         assert 'fulcrum_gateway_bounces_total{model="sim"} 10.0' in shown
         assert 'fulcrum_gateway_reroutes_total{model="sim"} 0.0' in shown
@@ -139,7 +139,7 @@ async def test_a_worker_that_refuses_for_its_role_without_end_counts_as_failed(
 
 
 async def load(gateway: Any, worker: ScriptedWorker) -> None:
-    """Have a worker tell of more to do than others have, and the gateway know it."""
+    """Make a worker report more load than others, and wait until the gateway knows."""
     worker.tell(pb.WorkerFrame(load=common.Load(waiting=9)))
     await until(lambda: any(view.load == 9 for view in gateway.running.fleet.views()), what="news of its load")
 
@@ -147,7 +147,7 @@ async def load(gateway: Any, worker: ScriptedWorker) -> None:
 async def test_missing_blocks_of_a_moved_choice_are_not_blamed_on_its_prefill_worker(
     open_gateway_over: Any,
 ) -> None:
-    """It is computed anew by whom it was computed before, whose part of the prompt is cached there."""
+    """The same worker computes it again, as its part of the prompt is cached there."""
     async with AsyncExitStack() as stack:
         lost = (Plan(tokens=0, fail=pb.FAILURE_CODE_KV_LOST),)
         prefill, first, other = await scripted(stack, d0=(LEAVES,), d1=lost)
@@ -157,7 +157,7 @@ async def test_missing_blocks_of_a_moved_choice_are_not_blamed_on_its_prefill_wo
         await load(gateway, second)
         answer = await gateway.complete(TOKENS)
         assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
-        # d0 prefills by now, and is the one to avoid; of the others p1 has more to do.
+        # d0 prefills by now, and is the one to avoid; of the others p1 has more load.
         assert [len(each.submits) for each in (prefill, second, first)] == [2, 0, 1]
         await until(gateway.idle, what="an idle gateway")
 
@@ -172,7 +172,7 @@ async def test_a_choice_does_not_move_to_a_worker_that_failed_it(open_gateway_ov
         await load(gateway, last)
         answer = await gateway.complete(TOKENS)
         assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
-        # Failed by d0, it went on at d1 and moved from there, not back to d0, which has less to do than d2.
+        # After its failure at d0 it ran at d1 and moved from there, not back to d0, which has less load than d2.
         assert [len(each.submits) for each in (first, other, last)] == [1, 1, 1]
         await until(gateway.idle, what="an idle gateway")
 
@@ -238,7 +238,7 @@ async def test_a_worker_that_joins_later_is_used_and_one_no_longer_needed_is_not
         await until(lambda: [*first.epochs[-1:], *other.epochs[-1:]] == [3, 4])
         asked.append(asyncio.create_task(gateway.complete(TOKENS)))
         await until(lambda: first.epochs[-1:] == [4])
-        first.assign("decode")  # again: what it would have handed over may stay
+        first.assign("decode")  # again: sequences offered before may stay
         await until(lambda: first.epochs[-1:] == [5])
         other.assign("decode")
         await until(lambda: [*first.epochs[-1:], *other.epochs[-1:]] == [5, 5])
@@ -267,7 +267,7 @@ async def test_a_client_that_leaves_while_its_choice_moves_frees_both_workers(op
 async def test_a_choice_offered_twice_before_it_has_moved_takes_one_slot(
     open_gateway_over: Any, others: tuple[str, ...]
 ) -> None:
-    """As when its worker takes a second role, or is told to stop, before the step ends that it is handed over at."""
+    """This happens if its worker gets a second role or a stop before the step of the hand-over ends."""
     async with AsyncExitStack() as stack:
         found = await scripted(stack, d0=(LEAVES,))
         for name in others[1:]:
@@ -289,7 +289,7 @@ async def test_a_choice_offered_twice_before_it_has_moved_takes_one_slot(
 
 
 async def test_a_choice_that_lost_its_worker_during_the_move_is_not_bound_twice(open_gateway_over: Any) -> None:
-    """Offered again once its place is lost, it leaves before there is another: from then on it waits in the queue."""
+    """Offered again after the loss of its worker, it leaves before there is another, and then waits in the queue."""
     async with AsyncExitStack() as stack:
         _, first, other = found = await scripted(stack, d0=(LEAVES,))
         first.in_step = True
@@ -352,7 +352,7 @@ async def moves_under_load(
 
 
 def moves_no_kv(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines that cannot hand over what decodes, as vLLM's cannot."""
+    """Engines that cannot hand over running sequences, like vLLM's."""
     can = vars(LocalEngine)["capabilities"].fget
     monkeypatch.setattr(
         LocalEngine, "capabilities", property(lambda self: replace(can(self), hands_over_running_kv=False))
@@ -375,7 +375,7 @@ async def test_torch_workers_move_under_load_without_loss(open_gateway_over: Any
     pytest.importorskip("torch")
     from libs.testing.engines.real_model import write_random_llama
 
-    # Drawn wide: of nearly even logits the greatest would depend on the order of a sum.
+    # A wide distribution: with nearly equal logits the maximum would depend on the order of a sum.
     write_random_llama(tmp_path / "sim", initializer_range=0.4)
     await moves_under_load(
         open_gateway_over,

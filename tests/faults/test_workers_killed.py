@@ -21,7 +21,7 @@ PLAIN = {"max_tokens": 40}
 
 
 async def ask_all(http: httpx.AsyncClient, urls: Sequence[str], into: Sequence[Streamed]) -> None:
-    """The same requests at each call, none of which finds its prefix cached: greedy and sampled, plain and not."""
+    """Send the same requests at each call, none with a cached prefix: greedy and sampled, plain and not."""
     tenant = uuid.uuid4().hex
 
     async def ask(number: int) -> None:

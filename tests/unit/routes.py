@@ -21,7 +21,7 @@ def routes(within: Sequence[BaseRoute]) -> set[tuple[str, str]]:
 
 
 class Head(NamedTuple):
-    """What an app answers up to its body, and how much of one it sent by itself."""
+    """The parts of an app's answer before its body, and the length of the body it sent."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -64,7 +64,7 @@ async def asked(app: Any, method: str, path: str, headers: dict[str, str]) -> He
 
 
 async def head_differs(app: Any, path: str, headers: dict[str, str]) -> str:
-    """What HEAD answers otherwise than GET; empty: nothing. Figures of the moment may have another length."""
+    """Return the differences between HEAD and GET; empty if there are none. Live figures may differ in length."""
     by_get, by_head = await asked(app, "GET", path, headers), await asked(app, "HEAD", path, headers)
     if by_head.body:
         return "a body"

@@ -75,7 +75,7 @@ async def test_a_moved_sequence_goes_on_as_if_it_had_stayed(
     assert (transfer.blocks, transfer.data_bytes, transfer.prompt_tokens_computed) == (handle.blocks, data_bytes, again)
     assert transfer.shared is (bench.fetcher.maps is not None)
     assert 0 < transfer.start_unix_ns <= transfer.end_unix_ns
-    # The last of several prompt tokens costs a step what a decode does, and is told as one.
+    # The last of several prompt tokens costs a step as much as a decode, and is reported as one.
     told = again if size == 1 else 0
     ended = [each.step for each in target_reader.events if each.step and each.step.end_unix_ns]  # else only announced
     assert sum(step.prefill_tokens for step in ended) == told
@@ -163,7 +163,7 @@ async def test_prompt_logprobs_come_with_the_first_token_however_the_prompt_was_
         top = dict(token.top)
         assert len(top) == 3 and all(value <= 0 for value in top.values())
         assert top.get(int(PROMPT[place]), token.logprob) == token.logprob
-    # What follows a prompt is what the same tokens have in a longer one.
+    # A prompt's logprobs equal those of the same tokens in a longer prompt.
     shorter = await complete(engine, reader, sequence(prompt=PROMPT[:-1], sampling=scoring, root=b""))
     before = [token.logprob for token in shorter.logprobs[0].prompt]
     assert before == pytest.approx([token.logprob for token in first.prompt[:-1]], abs=1e-4)

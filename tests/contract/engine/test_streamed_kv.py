@@ -79,7 +79,7 @@ async def test_a_streamed_sequence_continues_as_if_it_had_stayed(
 
 @on_our_core
 async def test_a_prompt_computed_in_one_step_is_not_streamed(bench: EngineBench) -> None:
-    """Its blocks are ready when it is: there is nothing to stream."""
+    """The blocks of such a prompt are ready with it, so there is nothing to stream."""
     engine, reader = await bench.start("prefill", prefill_chunk_tokens=64)
     request = sequence(EnginePhase.PREFILL, prompt=LONG[:64])
     engine.submit(request)
@@ -193,7 +193,7 @@ async def test_only_the_last_blocks_of_a_cached_prompt_are_pulled(
         assert first + log.token_ids == stayed
         await until(lambda: source.integrity() == target.integrity() == IDLE)
     whole = -(-size // BLOCK)
-    # Of a streamed prompt of whole blocks the last one is pulled too: its first token is not known yet.
+    # The last block of a streamed prompt is pulled even if it is full, since its first token is not known yet.
     assert blocks_received(target_reader) == [whole, rest or int(streamed)]
 
 

@@ -128,7 +128,7 @@ async def test_each_tenants_files_are_listed_separately_and_all_are_counted(stor
 
 
 def count_reads(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is read of the store's descriptions from now on."""
+    """Record the reads of the store's metadata from now on."""
     found: list[Any] = []
     owner, name = (store._client, "get_object") if isinstance(store, S3Files) else (local, "_read_info")
     real = getattr(owner, name)
@@ -203,7 +203,7 @@ async def test_changes_missing_from_the_journal_are_found_by_the_next_scan(
     assert [info.id for info in await store.of("a")] == ["file-2"]
     monkeypatch.undo()
     monkeypatch.setattr(local, "MAX_JOURNAL_BYTES", 50)
-    for number in range(20):  # whoever looks at all names begins the journal anew
+    for number in range(20):  # a scan of all names starts a new journal
         await put(store, f"file-{number}", b"x", tenant="b")
         assert len(await (other if number % 2 else store).of("b")) == number + 1
         await store.infos()
@@ -212,7 +212,7 @@ async def test_changes_missing_from_the_journal_are_found_by_the_next_scan(
 async def test_inconsistent_copies_of_a_tenants_metadata_are_repaired(
     s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where an older version wrote the file, or a process died between the copy and the original."""
+    """This happens if an older version wrote the file, or a process died between the copy and the original."""
     async with bucket(s3_endpoint, "mended") as store:
         await put(store, "file-1", b"one", tenant="a")
         await store.remove("own/a/file-1.json")
@@ -351,7 +351,7 @@ async def test_foreign_files_in_the_store_hide_no_stored_file(store: FileStore, 
     with capture_logs() as logs:
         for _ in range(2):
             assert [info.id for info in await store.infos()] == ["file-1"]
-    assert len(logs) == (3 if isinstance(store, S3Files) else 1), "each is told of once"
+    assert len(logs) == (3 if isinstance(store, S3Files) else 1), "each is logged once"
     await put(store, "file-2", b"there is room as before")
 
 
@@ -360,7 +360,7 @@ async def test_a_read_error_within_a_file_raises_store_unavailable(tmp_path: Pat
     await put(store, "file-1", b"one")
     content = tmp_path / "files" / "file-1" / "content"
     content.unlink()
-    content.symlink_to("/proc/self/mem")  # can be opened, and fails to be read
+    content.symlink_to("/proc/self/mem")  # opening succeeds, and reading fails
     with pytest.raises(StoreUnavailable):
         await get(store, "file-1")
 

@@ -63,7 +63,7 @@ async def test_a_gateway_reads_the_last_reports_of_others_and_not_its_own(ledger
 
 
 async def test_a_report_expires_soon_after_its_gateway_ends(ledger: Ledger) -> None:
-    """Other gateways' answers give way to what it reported."""
+    """Other gateways preempt answers by its report."""
     await ledger.exchange("g1", b"one")
     await asyncio.sleep(REPORT_HOLD_S / 2)
     assert await ledger.exchange("g2", b"") == {"g1": b"one"}
@@ -120,7 +120,7 @@ async def test_a_redis_clock_set_back_blocks_no_tenant_for_longer_than_the_windo
     await client.hset(keys.limit_use(cluster, "a", "tokens"), str(later), "8")
     await client.hset(keys.limit_use(cluster, "a", "tokens"), str(later - 1), "2")
     refused = await ledger.take("a", "tokens", 10, want=1, least=1)
-    assert not refused.granted and 55 < refused.wait_s <= 61, "what was used counts as used now"
+    assert not refused.granted and 55 < refused.wait_s <= 61, "usage counts as of now"
     assert (await ledger.take("a", "tokens", 12, want=5, least=1)).granted == 2
     await ledger.add("a", "tokens", -12)
     assert (await ledger.take("a", "tokens", 10, want=10, least=10)).granted == 10
@@ -133,7 +133,7 @@ async def test_ended_gateways_expire_even_if_the_clock_of_redis_was_set_back(
     later_ms = (int(time.time()) + 3600) * 1000
     await client.hset(keys.limit_open(cluster, "a"), "g1", f"3:{later_ms}")
     await client.zadd(keys.limit_gateways(cluster), {"g1": later_ms})
-    assert await ledger.hold("a", "g2", 5, running=0, want=5) == 2, "it may live: its places are kept at first"
+    assert await ledger.hold("a", "g2", 5, running=0, want=5) == 2, "it may be alive, so its places are held at first"
     assert await ledger.beat("g2") == 2
     held = (await client.hget(keys.limit_open(cluster, "a"), "g1") or b"").decode()
     ends_ms = [int(held.partition(":")[2]), await client.zscore(keys.limit_gateways(cluster), "g1")]

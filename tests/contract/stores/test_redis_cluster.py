@@ -69,7 +69,7 @@ async def test_every_service_refuses_a_redis_cluster_and_names_what_works(node: 
     for url in (node, secret):
         with pytest.raises(StartupError) as caught:
             await refuse_cluster(url)
-            await refuse_cluster(node)  # with a password that the node does not know it cannot be asked
+            await refuse_cluster(node)  # without a password that the node accepts, its mode is unknown
         assert "is a Redis Cluster" in caught.value.message and "redis+sentinel://" in caught.value.message
         assert "hush" not in caught.value.message
     with pytest.raises(StartupError, match="is a Redis Cluster"):

@@ -16,7 +16,7 @@ LEASE_MS = 60_000
 
 
 def worker(**fields: Any) -> Worker:
-    """With an address, as all have that are listed."""
+    """Return a worker with an address, which all listed workers have."""
     return Worker(address="127.0.0.1:1", **fields)
 
 
@@ -29,7 +29,7 @@ async def registry(database: Database, cluster: str) -> AsyncIterator[Registry]:
 
 @asynccontextmanager
 async def watching(registry: Registry, poll_ms: int = 60_000) -> AsyncIterator[list[list[str]]]:
-    """Ids of each list that `watch` yields, as they come."""
+    """Collect the ids of each list that `watch` yields."""
     lists: list[list[str]] = []
 
     async def read() -> None:

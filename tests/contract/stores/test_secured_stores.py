@@ -132,7 +132,7 @@ async def test_a_known_user_without_rights_writes_nothing(kafka: SecuredServer, 
 
 @pytest.mark.kafka
 async def test_the_suites_user_reaches_no_topic_of_another_cluster(kafka: SecuredServer) -> None:
-    """It is no super user: the tests above pass by rules for `fulcrum.CLUSTER.` alone."""
+    """The user is no super user: the tests above pass by rules for `fulcrum.CLUSTER.` alone."""
     brokers, broker = brokers_of(kafka_settings(kafka)), brokers_of(kafka_settings(kafka, kafka_user=BROKER))
     owner = KafkaBus(broker, "other", "owner")
     await owner.start()

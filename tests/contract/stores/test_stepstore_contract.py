@@ -26,7 +26,7 @@ OTHER_CURVE = PrefillCurve(Saturation(704, 9e4, (Point(704, 8.8e4, 8.9e4),), FIR
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Redis that a busy machine lets wait for half a second counts as away, and what is saved then as lost."""
+    """Raise the bound on Redis: a busy machine may delay it by half a second, and would then lose what is saved."""
     monkeypatch.setattr(steps, "SOCKET_TIMEOUT_MS", PATIENT_S * 1000)
     monkeypatch.setattr(steps, "CALL_TIMEOUT_S", PATIENT_S)
 
@@ -145,7 +145,7 @@ async def test_stores_that_are_away_or_unwritable_hold_nothing_and_raise_nothing
         await store.save_curve(KEY, CURVE)
         assert await store.load(KEY) == {}
         assert await store.load_curve(KEY) is None
-        assert await store.claim(KEY, lease_s=1), "whoever has nobody to ask measures"
+        assert await store.claim(KEY, lease_s=1), "a worker without others to wait for measures"
         await store.release(KEY)
         await store.close()
 

@@ -30,11 +30,11 @@ BLOCK_BYTES = 64 * 1024
 LAYOUT = "layout"
 WAIT_S = 20.0
 LARGE = 64 * WINDOW_BYTES // BLOCK_BYTES
-"""Blocks of a prompt that fits no window."""
+"""The number of blocks of a prompt that fits no window."""
 
 
 class Sender:
-    """Prompts of a worker, with as many ready blocks as a test says; in the place of its host and its engine."""
+    """Prompts of a worker with a scripted number of ready blocks, in place of its host and its engine."""
 
     capabilities = Capabilities(
         block_size_tokens=16, kv_blocks=0, kv_block_bytes=BLOCK_BYTES, max_context_tokens=0, max_sequences=0,
@@ -46,7 +46,7 @@ class Sender:
         self.released: Counter[bytes] = Counter()
         self.readers: Counter[bytes] = Counter()
         self.taken: Counter[int] = Counter()
-        """How often each pool block was read."""
+        """The number of reads of each pool block."""
         self._held: dict[bytes, Offer] = {}
         self._waiting: set[Callable[[], None]] = set()
 
@@ -55,7 +55,7 @@ class Sender:
         return self
 
     def prompt(self, name: str, blocks: int, *, ready: int | None = None) -> KvHandle:
-        """All ready and whole unless `ready` says how many are."""
+        """Add a prompt whose blocks are all ready unless `ready` gives their number."""
         opaque, first = name.encode(), sum(len(held.blocks) for held in self._held.values())
         numbers = list(range(first, first + blocks))
         self._held[opaque] = Offer(opaque, 0, numbers, blocks if ready is None else ready, 1 if ready is None else None)
@@ -114,7 +114,7 @@ class Served:
         self.sender = Sender(f"127.0.0.1:{port}")
         self.connections = 0
         self.ending: Callable[[], None] = lambda: None
-        """Called when a connection is being closed, before anybody hears of what stood on it."""
+        """Called while a connection closes, before its pulls are notified."""
         self.fetcher = GrpcKvFetcher(cast(Any, self), "decode-0")
         self._server: grpc.aio.Server | None = None
         self.servicer: KvServicer | None = None
@@ -130,7 +130,7 @@ class Served:
         await self._server.stop(None)
 
     async def blocks(self, handle: KvHandle, from_block: int = 0, layout: str = LAYOUT) -> list[bytes]:
-        """All blocks of a handle, checked."""
+        """Return all blocks of a handle, checked."""
         found: list[bytes] = []
         async with asyncio.timeout(WAIT_S):
             async for chunk in self.fetcher.fetch(handle, layout, from_block):
@@ -165,7 +165,7 @@ async def served() -> AsyncIterator[Served]:
 
 
 async def begin(served: Served, handle: KvHandle) -> AsyncGenerator[KvChunk, None]:
-    """A pull whose first chunk is here and that is not asked for more."""
+    """Open a pull and read its first chunk only."""
     chunks = served.fetcher.fetch(handle, LAYOUT, 0)
     async with asyncio.timeout(WAIT_S):
         await anext(chunks)
@@ -252,16 +252,16 @@ async def test_a_cut_stream_loses_all_its_pulls_and_the_next_pull_reconnects(ser
             pass
     assert not +sender.readers
     with pytest.raises(KvLost):
-        await served.blocks(whole)  # nobody listens there
+        await served.blocks(whole)  # nothing listens there
     await served.start()
     assert await served.blocks(whole) == sender.expected(whole)
-    assert served.connections <= 4  # attempts are made for pulls, not for their own sake
+    assert served.connections <= 4  # connections are attempted only for pulls
 
 
 async def test_a_pull_requested_while_a_silent_stream_ends_uses_the_next_stream(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_client, "TICK_S", 0.02)  # its signs of life are too far apart now
+    monkeypatch.setattr(kv_client, "TICK_S", 0.02)  # its keepalives are too far apart now
     chunks = await begin(served, served.sender.prompt("slow", 2, ready=1))
     whole = served.sender.prompt("whole", 3)
     asked: list[asyncio.Task[list[bytes]]] = []
@@ -283,7 +283,7 @@ async def test_a_sender_that_shuts_down_ends_its_streams(served: Served) -> None
 
 
 async def test_a_silent_sender_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_client, "TICK_S", 0.02)  # its signs of life are too far apart now
+    monkeypatch.setattr(kv_client, "TICK_S", 0.02)  # its keepalives are too far apart now
     chunks = await begin(served, served.sender.prompt("slow", 2, ready=1))
     with pytest.raises(KvLost, match="does not answer"):
         await anext(chunks)
@@ -298,7 +298,7 @@ async def test_a_slow_prompt_is_not_mistaken_for_a_dead_sender(served: Served, m
     assert [chunk.blocks async for chunk in chunks] == [1]
 
 
-# ---------------------------------------------------------------- what the sender decides, without gRPC
+# ---------------------------------------------------------------- the sender's decisions, without gRPC
 
 
 def opened(sender: Sender, *names: tuple[str, int], has_room: bool = True) -> KvOutbox:

@@ -76,7 +76,7 @@ async def test_host_memory_is_bounded_and_the_model_left_longest_ago_is_evicted_
             await hold(local, model)
         assert asleep(await hold(local, "d")) == ["b", "c"]
         assert asleep(await hold(local, "e", size_bytes=70 * GB)) == ["c", "d"]
-        # The largest one does not fit: it is given up, and the others stay.
+        # The largest one does not fit: it is unloaded, and the others stay.
         assert asleep(await hold(local, "c")) == ["d"]
 
 
@@ -93,10 +93,10 @@ async def test_sleeping_models_stay_within_their_share_of_gpu_memory() -> None:
         for model in ("a", "b", "c"):
             await hold(local, model)
         fourth = await hold(local, "d")
-        assert asleep(fourth) == ["b", "c"], "three would keep 6 GB of the 4.3"
+        assert asleep(fourth) == ["b", "c"], "three would occupy 6 GB of the 4.3"
         assert local.engine(0).asked == ["start", "sleep", "close"]
-        assert gpu.most_used_bytes <= gpu.total_bytes, "what serves leaves them their part"
-        assert fourth.pool.memory_bytes == gpu.total_bytes - 4096 * 1024 * 1024, "and placements count on no more"
+        assert gpu.most_used_bytes <= gpu.total_bytes, "the serving engine leaves them their part"
+        assert fourth.pool.memory_bytes == gpu.total_bytes - 4096 * 1024 * 1024, "and placements do not count on it"
 
 
 async def test_a_model_larger_than_host_memory_sleeps_without_its_weights() -> None:
@@ -144,7 +144,7 @@ async def test_the_previous_model_is_cleared_from_the_device_before_the_next_one
         await hold(local, "a")
         await hold(local, "b")
         again = await hold(local, "a")
-        assert (again.pool.last.from_host, asleep(again)) == (True, []), "two would keep 6 GB of the 4.3"
+        assert (again.pool.last.from_host, asleep(again)) == (True, []), "two would occupy 6 GB of the 4.3"
         assert local.engine(0).asked == ["start", "sleep", "wake"]
         assert local.engine(1).asked == ["start", "sleep", "close"]
 
@@ -156,7 +156,7 @@ async def test_the_device_is_cleared_even_if_the_engine_to_wake_has_died_asleep(
         await hold(local, "b")
         local.engine(0).fails = "memory"
         await hold(local, "a")
-        assert local.engine(1).asked == ["start", "sleep", "close"], "what it kept is free again"
+        assert local.engine(1).asked == ["start", "sleep", "close"], "the memory it occupied is free again"
 
 
 async def test_a_model_larger_than_the_device_is_refused_with_a_message_and_the_member_continues() -> None:
@@ -190,7 +190,7 @@ async def test_assignments_are_compare_and_set_and_run_one_at_a_time() -> None:
 
 
 class _Context:
-    """Of a call without TLS, as far as an error and its actor need it."""
+    """The parts of a call without TLS that an error and its actor need."""
 
     def auth_context(self) -> dict[str, list[bytes]]:
         return {}

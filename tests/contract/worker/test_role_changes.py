@@ -24,7 +24,7 @@ from libs.worker.admin_client import RoleMove, WorkerAdmin
 
 PROMPT = [(7 * i) % 256 for i in range(100)]
 LONG = 400
-"""Output tokens: more than would end sooner than a move."""
+"""Output tokens of a sequence that takes longer to end than to move."""
 
 
 @asynccontextmanager
@@ -46,7 +46,7 @@ def is_clean(worker: LocalWorker) -> bool:
     return not (integrity.live_sequences or integrity.referenced_blocks or integrity.leased_handles)
 
 
-# ---------------------------------------------------------------- who wins, and who is told
+# ---------------------------------------------------------------- competing orders and notified gateways
 
 
 async def test_exactly_one_rival_wins_each_epoch_and_epochs_only_grow() -> None:
@@ -126,7 +126,7 @@ async def test_the_answer_reports_whether_gateways_have_the_epoch() -> None:
         left = asyncio.create_task(set_role(to, "standby", 3, wait_ms=5000))
         await gateway.until(lambda: gateway.worker and gateway.worker.assignment.epoch == 4)
         gateway.call.cancel()
-        assert (await left).gateways_behind == 0  # one that has gone is not waited for
+        assert (await left).gateways_behind == 0  # a gateway that has gone is not waited for
 
 
 async def test_the_first_step_in_the_new_role_is_timed() -> None:
@@ -157,14 +157,14 @@ async def test_errors_are_typed_and_name_a_remedy() -> None:
             await WorkerAdmin(channel, "a", TOKEN).describe()
 
 
-# ---------------------------------------------------------------- what the new role has of the engine
+# ---------------------------------------------------------------- the engine under the new role
 
 
 @pytest.mark.parametrize("before", ["mixed", "prefill"])
 async def test_a_smaller_budget_takes_effect_once_earlier_prompts_are_computed(
     monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
-    """Whatever decodes on, and whatever comes after it."""
+    """This holds whatever decodes on and whatever arrives later."""
     budget = 512 if before == "mixed" else 0
     async with (
         local_worker("a", before, budget_tokens=budget, sim_speedup=1.0) as worker,
@@ -181,7 +181,7 @@ async def test_a_smaller_budget_takes_effect_once_earlier_prompts_are_computed(
         await gateway.submit(submit(2, phase, [5] * 4000, output=4000))
         await eventually(lambda: worker.host.running == 1 + (before == "mixed"))
         await set_role(to, "mixed", 1)
-        assert budgets == []  # of 64 tokens: the prompt that was taken goes on as fast as it began
+        assert budgets == []  # of 64 tokens: the accepted prompt continues at its initial pace
         await gateway.until(lambda: gateway.decode_credits > 2)
         await gateway.submit(submit(3, pb.PHASE_BOTH, [6] * 4000, output=4000))
         await gateway.until(lambda: gateway.tokens[2])
@@ -210,16 +210,16 @@ async def test_a_prefill_worker_accepts_only_prompts_for_slots_that_running_deco
         await gateway.until(lambda: gateway.prefill_credits == 4)
 
 
-# ---------------------------------------------------------------- where running sequences go
+# ---------------------------------------------------------------- destinations of running sequences
 
 
 async def go_on(worker: Any, gateway: Any, tokens: list[int], kv: pb.KvSource, **fields: Any) -> list[int]:
-    """The rest of sequence 1 on another worker."""
+    """Return the rest of sequence 1 on another worker."""
     rest = submit(1, pb.PHASE_DECODE, [*PROMPT, *tokens], prompt_tokens=len(PROMPT), output=LONG, **fields)
     rest.kv.CopyFrom(kv)
     await gateway.submit(rest)
     finished = await gateway.event(1, "finished")
-    # Blocks that are cached there stay where they are: all of them, where the last one is full.
+    # Blocks that are cached there are not moved: all of them, if the last one is full.
     has = worker.host.engine.capabilities
     assert bool(kv.tokens % has.block_size_tokens) <= finished.kv_bytes_received <= kv.blocks * has.kv_block_bytes
     rest_tokens: list[int] = gateway.tokens[1]
@@ -276,7 +276,7 @@ async def test_a_sequence_that_ends_sooner_than_it_could_move_stays() -> None:
         admin(worker) as to,
         gateway_probe(worker) as gateway,
     ):
-        await gateway.submit(submit(1, pb.PHASE_BOTH, PROMPT, output=8))  # tells how long answers are
+        await gateway.submit(submit(1, pb.PHASE_BOTH, PROMPT, output=8))  # teaches the worker the length of answers
         await gateway.event(1, "finished")
         await gateway.submit(submit(2, pb.PHASE_BOTH, PROMPT, output=2000))
         await gateway.until(lambda: gateway.tokens[2])
@@ -306,7 +306,7 @@ async def test_an_engine_that_moves_no_kv_ends_only_sequences_to_be_computed_els
         await gateway.send(pb.GatewayFrame(hand_overs=pack_u32([1])))
         assert (await gateway.event(1, "finished")).reason == pb.FINISH_REASON_ABORTED
         so_far = len(gateway.tokens[2])
-        await gateway.until(lambda: len(gateway.tokens[2]) > so_far + 5)  # without a place it goes on where it is
+        await gateway.until(lambda: len(gateway.tokens[2]) > so_far + 5)  # it continues where it is
         assert worker.host.running == 1
 
 

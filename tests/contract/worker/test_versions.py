@@ -12,7 +12,7 @@ from libs.testing.workers.hosts import gateway_probe, local_worker, submit
 
 
 async def test_a_gateway_of_the_previous_release_gets_an_answer() -> None:
-    """Its hello says nothing of protocols: the field did not exist."""
+    """Its hello has no protocol field, which did not exist then."""
     async with local_worker("mixed-0", "mixed", budget_tokens=64) as worker, gateway_probe(worker) as gateway:
         assert gateway.frames[0].worker.protocol == PROTOCOL and gateway.frames[0].worker.oldest_protocol == OLDEST
         await gateway.until(lambda: gateway.decode_credits > 0)

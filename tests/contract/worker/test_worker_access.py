@@ -62,11 +62,11 @@ ADMIN = {
 }
 REFLECTION = {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}
 OPEN = full_names(health_pb2.DESCRIPTOR)
-"""To anybody: whether the process serves."""
+"""The health service, which is open to everyone: whether the process serves."""
 
 
 async def code_of(channel: grpc.aio.Channel, method: str, token: str) -> grpc.StatusCode:
-    """How a call ends that sends nothing."""
+    """Return the status with which an empty call ends."""
     metadata = (("authorization", f"Bearer {token}"),) if token else None
     call: Any = channel.stream_stream(method)(metadata=metadata, timeout=5)
     with suppress(grpc.aio.AioRpcError):
@@ -77,7 +77,7 @@ async def code_of(channel: grpc.aio.Channel, method: str, token: str) -> grpc.St
 
 
 async def served_by(channel: grpc.aio.Channel) -> set[str]:
-    """Every method, by reflection."""
+    """Return every method, by reflection."""
     call: Any = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=5)
     await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
     names = [each.name for each in (await call.read()).list_services_response.service]
@@ -99,7 +99,7 @@ async def served_by(channel: grpc.aio.Channel) -> set[str]:
 async def test_every_method_of_every_service_has_a_case() -> None:
     async with local_worker("prefill-0", "prefill") as here, make_channel(CommonSettings(), here.address) as channel:
         assert await served_by(channel) == STREAMS | ADMIN | REFLECTION | OPEN
-    # Another file with services would be served by something that this test does not look at.
+    # Another proto file with services would escape this test.
     assert full_names(worker_pb2.DESCRIPTOR) == STREAMS | ADMIN
     others = (alerts_pb2, audit_pb2, batch_pb2, common_pb2, demand_pb2, planner_pb2, telemetry_pb2)
     assert not any(each.DESCRIPTOR.services_by_name for each in others)
@@ -131,7 +131,7 @@ async def test_beyond_loopback_reflection_is_refused(stranger: grpc.aio.Channel)
 
 
 async def test_a_refused_pull_reports_its_reason_even_while_its_stream_is_written_to(worker: LocalWorker) -> None:
-    """A write that meets the end of its stream hides the status of it behind words of gRPC's own."""
+    """A write after the end of its stream replaces the stream's status by gRPC's own message."""
     transport = SystemTransport(CommonSettings())
     for round_number in range(100):
         link = PullStream(worker.address, receiver_id="stranger", transport=transport)
@@ -167,7 +167,7 @@ async def test_only_a_worker_that_has_the_token_pulls_blocks(worker: LocalWorker
 
 
 async def test_a_worker_without_the_handle_cannot_pull_blocks() -> None:
-    """Neither counting handles nor knowing the worker and its incarnation, which the registry tells, is enough."""
+    """Neither guessing handles nor the worker's incarnation from the registry suffices."""
     async with local_worker("prefill-0", "prefill") as worker, gateway_probe(worker) as gateway:
         await gateway.until(lambda: gateway.prefill_credits > 0)
         await gateway.submit(submit(1, pb.PHASE_PREFILL, PROMPT))
@@ -206,14 +206,14 @@ async def test_grpc_changes_are_audited_including_refused_ones_and_strangers_can
 
 
 class Peers(RecordingRegistry):
-    """Lists other workers too."""
+    """A registry that lists other workers too."""
 
     def __init__(self, *others: common_pb2.Worker) -> None:
         super().__init__()
         self.others = others
 
     async def workers(self) -> list[common_pb2.Worker]:
-        """The last registration, and the others."""
+        """Return the last registration, and the others."""
         return [*await super().workers(), *self.others]
 
 
@@ -224,7 +224,7 @@ def peer(name: str, role: common_pb2.Role, **fields: Any) -> common_pb2.Worker:
 
 @pytest.mark.parametrize("verb", ["SetRole", "Drain"])
 async def test_the_last_worker_that_computes_prompts_loses_that_role_only_by_force(verb: str) -> None:
-    """What came before: it succeeded without a word, and nothing served prompts."""
+    """Before, such a call succeeded silently and left no worker to compute prompts."""
     registry = Peers(peer("decode-0", common_pb2.ROLE_MIXED))
     async with (
         local_worker("prefill-0", "prefill", registry=registry) as worker,
@@ -269,7 +269,7 @@ async def test_a_worker_that_leaves_another_for_its_role_moves_at_once(other: co
 
 
 class CallOf:
-    """A call whose certificate names a role; None: there is no TLS."""
+    """A call whose certificate names a role, or without TLS if it is None."""
 
     def __init__(self, role: CertificateRole | None) -> None:
         self._names = [] if role is None else [role_uri("local", role).encode()]

@@ -64,7 +64,7 @@ class Pair:
     numbers: int = 0
 
     async def prefilled(self) -> tuple[int, pb.KvSource, list[int]]:
-        """A prompt that waits for its receiver, and its first token."""
+        """Return a prompt that waits for its receiver, and its first token."""
         self.numbers += 1
         await self.to_prefill.submit(submit(self.numbers, pb.PHASE_PREFILL, PROMPT, model="llama"))
         kv = (await self.to_prefill.event(self.numbers, "prefilled")).kv
@@ -76,14 +76,14 @@ class Pair:
         await self.to_decode.submit(request)
 
     async def moved(self) -> list[int]:
-        """All tokens of a prompt that was handed over."""
+        """Return all tokens of a prompt that was handed over."""
         number, kv, first = await self.prefilled()
         await self.decode_from(number, kv, first)
         await self.to_decode.event(number, "finished")
         return first + self.to_decode.tokens[number]
 
     async def lost(self) -> str:
-        """Why a hand-off was lost; nothing of it was told as a token or stays at the receiver."""
+        """Return why a hand-off was lost, and check that no token of it was reported or stays at the receiver."""
         number, kv, first = await self.prefilled()
         await self.decode_from(number, kv, first)
         failed = await self.to_decode.event(number, "failed")
@@ -93,12 +93,12 @@ class Pair:
         return str(failed.detail)
 
     def ways(self) -> list[bool]:
-        """Of each transfer, whether it came out of shared memory."""
+        """Return for each transfer whether it came out of shared memory."""
         return [transfer.shared_memory for batch in self.decode.batches() for transfer in batch.kv_transfers]
 
 
 def alter_chunks(patched: pytest.MonkeyPatch, alter: Callable[[KvChunk], KvChunk]) -> None:
-    """Have senders send something else than what is in their pools."""
+    """Make senders send other data than their pools contain."""
     take = BlockExport.take
 
     def altered(export: BlockExport) -> KvChunk | None:
@@ -115,7 +115,7 @@ def is_clean(worker: LocalWorker) -> bool:
 
 @pytest.fixture(params=WAYS)
 async def pair(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> AsyncIterator[Pair]:
-    """Workers that hand over in each way in turn."""
+    """Yield workers for each route of the hand-over in turn."""
     settings = torch_settings(model, tmp_path if request.param == "shared" else None)
     async with (
         local_worker("prefill-0", "prefill", **settings) as prefill,
@@ -128,7 +128,7 @@ async def pair(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> A
 
 
 async def stayed(pair: Pair) -> list[int]:
-    """What the decode worker's engine says on its own."""
+    """Return the output of the decode worker's engine on its own."""
     await pair.to_decode.submit(submit(900, pb.PHASE_BOTH, PROMPT, model="llama"))
     await pair.to_decode.event(900, "finished")
     return pair.to_decode.tokens[900]
@@ -238,7 +238,7 @@ async def test_bytes_are_sent_if_the_senders_file_is_missing(model: Path, tmp_pa
                 file.write(b"0" * 36)
         else:
             path.chmod(0o000)
-            path.rename(here / "elsewhere")  # what root can read all the same
+            path.rename(here / "elsewhere")  # root can read these regardless
         pair = Pair(prefill, decode, to_prefill, to_decode)
         assert len(await pair.moved()) == 8
         await eventually(lambda: pair.ways() == [False])
@@ -282,7 +282,7 @@ class Remote:
 
 
 def _serve(settings: dict[str, Any], pipe: Connection) -> None:
-    """A decode worker that reads its first chunk and then no more."""
+    """Run a decode worker that reads its first chunk and then stops."""
 
     async def stuck(*_args: object) -> None:
         pipe.send("pulling")
@@ -327,7 +327,7 @@ async def test_a_receiver_killed_during_a_pull_leaves_nothing_at_the_sender(
                 assert await asyncio.to_thread(pipe.poll, 30)
                 assert prefill.host.integrity().leased_handles == 1
                 process.kill()
-                # Well before the lease of blocks that nobody has pulled, and without a word from the gateway.
+                # Well before the lease of unread blocks ends, and without a message from the gateway.
                 await eventually(lambda: is_clean(prefill), within_s=8)
             await asyncio.to_thread(process.join)  # until then its pool has an owner
             if folder:

@@ -15,7 +15,7 @@ from tests.contract.worker.serving_rig import BLOCK, PROMPT, is_clean
 
 
 async def split(prefill: GatewayProbe, decode: GatewayProbe, sequence: int, *, output: int = 8) -> list[int]:
-    """Prefill on one worker, decode on the other; all output tokens."""
+    """Prefill on one worker, decode on the other, and return all output tokens."""
     await prefill.submit(submit(sequence, pb.PHASE_PREFILL, PROMPT, output=output))
     prefilled = await prefill.event(sequence, "prefilled")
     first = prefill.tokens[sequence]

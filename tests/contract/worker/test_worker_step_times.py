@@ -24,7 +24,7 @@ async def test_step_times_are_learned_reported_in_telemetry_and_stored_at_the_en
         assert told is not None and told.decode.steps >= 79
         kept = worker.step_times
     fits = await kept.load(StepTimeKey("sim", "sim@builtin-sim-1", DEVICE))
-    assert set(fits) == {StepKind.DECODE}, "of one prompt step nothing can be said"
+    assert set(fits) == {StepKind.DECODE}, "one prompt step does not suffice for a fit"
     true_ns = prior_step_time("sim", DEVICE).decode_ns(DECODE)
     assert 0.5 < fits[StepKind.DECODE].model.decode_ns(DECODE) / true_ns < 2
 

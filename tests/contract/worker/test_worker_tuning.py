@@ -28,7 +28,7 @@ from libs.testing.workers.hosts import (
 PROFILE = "llama3.1-8b-h200-aic"
 
 PATIENT_MS = 40_000
-"""Nothing takes so long here, but for a machine that others load."""
+"""Bound that only an overloaded machine reaches."""
 METADATA = (("authorization", f"Bearer {TOKEN}"),)
 
 
@@ -61,7 +61,7 @@ def admin(channel: grpc.aio.Channel) -> Any:
 
 
 async def step_sizes(worker: LocalWorker, prompt_tokens: int) -> int:
-    """The largest prompt step of one prompt."""
+    """Return the largest prompt step of one prompt."""
 
     def steps() -> list[StepRow]:
         return [step for step in worker.steps(before) if step.start_unix_ns >= asked_unix_ns]
@@ -69,7 +69,7 @@ async def step_sizes(worker: LocalWorker, prompt_tokens: int) -> int:
     async with gateway_probe(worker) as gateway:
         await gateway.until(lambda: gateway.prefill_credits)
         before = len(worker.batches())
-        asked_unix_ns = time.time_ns()  # steps that measured may be told only now
+        asked_unix_ns = time.time_ns()  # measuring steps may be reported only now
         await gateway.submit(submit(1, pb.PHASE_PREFILL, [7] * prompt_tokens))
         await gateway.event(1, "prefilled")
         await gateway.until(lambda: bool(steps()))
@@ -91,7 +91,7 @@ async def test_the_tune_call_measures_chooses_and_applies_a_chunk() -> None:
 
 
 def trial_tokens(worker: LocalWorker) -> list[int]:
-    """Prompt tokens of the steps told so far."""
+    """Return the prompt tokens of the steps reported so far."""
     return [step.prefill_tokens for step in worker.steps() if step.end_unix_ns]
 
 
@@ -119,7 +119,7 @@ async def test_the_next_worker_of_its_kind_uses_the_stored_result_and_measures_n
         told = await tune(worker, kept=True)
         assert told.chunk_tokens == told.chunk_tokens_before == 208 and told.chunk_tokens_default == 512
         assert len(told.curve) == 1 and told.measured_unix_ns == CURVE.unix_ns
-        assert trial_tokens(worker) == [], "telling is no measuring either"
+        assert trial_tokens(worker) == [], "a report is no measurement either"
 
 
 async def test_a_worker_that_moves_to_prefill_uses_what_others_have_measured() -> None:
@@ -129,7 +129,7 @@ async def test_a_worker_that_moves_to_prefill_uses_what_others_have_measured() -
         assert worker.host.speed.speed.chunk_tokens == 512
         await set_role(worker, ROLE_PREFILL)
         await eventually(lambda: worker.host.speed.speed.chunk_tokens == 208)
-        assert trial_tokens(worker) == [], "a role move is no time to measure"
+        assert trial_tokens(worker) == [], "no measurement runs during a role move"
 
 
 async def test_a_named_chunk_size_is_applied_without_a_measurement() -> None:

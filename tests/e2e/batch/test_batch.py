@@ -77,7 +77,7 @@ def test_every_line_of_a_job_is_answered_as_if_it_were_a_single_request(client: 
     assert one["response"]["status_code"] == 200
     assert one["response"]["body"]["choices"][0]["message"]["content"] == alone.choices[0].message.content
     assert one["error"] is None
-    assert read(client, batch.output_file_id) == found, "asked for twice it is the same"
+    assert read(client, batch.output_file_id) == found, "a second retrieval returns the same"
     client.files.delete(batch.output_file_id or "")
     with pytest.raises(openai.NotFoundError):
         client.files.content(batch.output_file_id or "")
@@ -194,7 +194,7 @@ def test_a_job_that_will_be_late_reports_it_before_its_window_ends(client: opena
     late = client.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window=window)
     deadline_s = time.monotonic() + 9.5
     while not (found := client.batches.retrieve(late.id).model_dump()["fulcrum"])["late"]:
-        assert time.monotonic() < deadline_s, "it said so before its window ended"
+        assert time.monotonic() < deadline_s, "it was reported before the window ended"
         time.sleep(0.05)
     assert found["expected_end_at"] is None or found["expected_end_at"] > (late.expires_at or 0)
     assert "later than its window" in suite.fulcrum("batch", "status", late.id).stdout
@@ -299,7 +299,7 @@ def test_the_command_line_submits_waits_fetches_lists_and_cancels(suite: Running
     assert fulcrum("status", found["id"])["status"] == "completed"
     assert found["id"] in {job["id"] for job in fulcrum("list")}
     nowhere = suite.fulcrum("batch", "submit", str(file), "--output", str(tmp_path / "none" / "good.jsonl"))
-    assert (nowhere.returncode, "there is no folder" in nowhere.stderr) == (1, True), "told before the job runs"
+    assert (nowhere.returncode, "there is no folder" in nowhere.stderr) == (1, True), "printed before the job runs"
     shown = suite.fulcrum("batch", "results", found["id"])
     assert shown.stdout == good.read_text()
     again = suite.fulcrum("batch", "cancel", found["id"])

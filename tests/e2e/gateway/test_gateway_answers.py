@@ -80,7 +80,7 @@ HERMES = '<think>\nHm.\n</think>\n\nI call. <tool_call>{"name": "f", "arguments"
 
 
 def thinking_catalog(models: dict[str, str]) -> Catalog:
-    """The built-in model, which calls tools as Hermes does, said to reason as Qwen3 does."""
+    """The built-in model with Hermes's tool format and Qwen3's reasoning format."""
     return load_catalog(models, FormatNames(reasoning={"*": "think"}))
 
 
@@ -113,7 +113,7 @@ async def test_openais_client_streams_reasoning_content_and_calls(
 
 
 def kimi_catalog(models: dict[str, str]) -> Catalog:
-    """The built-in model, said to call tools as Kimi K2 does."""
+    """The built-in model with Kimi K2's tool format."""
     return load_catalog(models, FormatNames(tools={"*": "kimi-k2"}))
 
 
@@ -138,7 +138,7 @@ async def test_kimi_calls_have_kimis_own_ids_numbered_on_from_turn_to_turn(
 
 
 def toolless_catalog(_models: object) -> Catalog:
-    """The built-in model, with a chat template that takes no tools."""
+    """The built-in model, with a chat template without tools."""
     template = ChatTemplate("{% for message in messages %}{{ message['content'] }}{% endfor %}", {})
     return Catalog([ServedModel(load_model_info("builtin:sim"), Tokenizer(sim_tokenizer(), template))])
 
@@ -216,7 +216,7 @@ async def test_a_text_completion_is_returned_as_its_model_wrote_it(
 
 
 async def contents(http: httpx.AsyncClient, path: str, body: dict[str, object]) -> set[tuple[str, str, int]]:
-    """(content, finish reason, tokens) of two choices, whole and streamed."""
+    """Return (content, finish reason, tokens) of two choices, whole and streamed."""
     whole = (await http.post(path, json={**body, "n": 2})).json()
     found = {
         (choice["message"]["content"] if "message" in choice else choice["text"], choice["finish_reason"])

@@ -211,7 +211,7 @@ async def test_an_error_after_the_stream_began_reaches_the_client(
     with pytest.raises(openai.APIError) as caught:
         async for chunk in stream:
             text += chunk.choices[0].text
-    assert text == expected_text(9)  # one token an attempt: the first, and eight elsewhere
+    assert text == expected_text(9)  # one token per attempt: the first one here, and eight elsewhere
     assert caught.value.code == "sequence_failed"
 
 

@@ -87,7 +87,7 @@ def test_a_stream_is_passed_on_token_by_token(client: openai.OpenAI, suite: Runn
     )
     with stream:
         assert next(iter(stream)).choices
-        # A proxy that gathered would pass the first one on once the answer has ended, most of a minute later.
+        # A buffering proxy would pass the first token on only at the end of the answer, most of a minute later.
         answer = httpx.get(f"{suite.gateway}/metrics", trust_env=False).text
         assert re.search(r"^fulcrum_gateway_live [1-9]", answer, re.M), answer
 

@@ -15,7 +15,7 @@ WORKER = "/#scope=worker%3Adecode-0"
 
 
 async def the_planner(page: Page, asked: list[dict[str, Any]]) -> None:
-    """Takes roles from whoever has the token."""
+    """Accept role changes from callers with the token."""
 
     async def answer(route: Route) -> None:
         request = route.request
@@ -51,7 +51,7 @@ async def test_a_role_change_needs_a_confirmation_and_the_token() -> None:
         said = "decode-0 is prefill since epoch 5, in effect after 12.5 ms"
         await expect(page.locator("#role-now")).to_contain_text(said)
         assert asked == [{"role": "prefill", "actor": "the page", "reason": "prompts wait"}]
-        await buttons.get_by_role("button", name="standby").click()  # the token was right: it is kept
+        await buttons.get_by_role("button", name="standby").click()  # the token was right, so the page stores it
         await expect(page.locator("#ask-role-token")).to_have_value(TOKEN)
 
 

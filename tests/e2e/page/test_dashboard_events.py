@@ -45,7 +45,7 @@ async def test_an_alert_shows_badge_mark_reason_and_runbook_and_disappears_once_
         await expect(page.locator("#badge")).to_be_hidden(timeout=WAIT_MS)
         await expect(page.locator("#alerts")).to_be_hidden()
         await expect(page.locator("#moves .alert.over")).to_be_visible()
-        await page.goto(f"{service.url}/")  # what came before the page was opened is told all the same
+        await page.goto(f"{service.url}/")  # events from before the page was opened are shown too
         await page.locator("#moves .alert.over").click(timeout=WAIT_MS)
         await expect(page.locator("#move dl")).to_contain_text("prefill 20% busy")
         await page.locator("#move a").click()

@@ -54,7 +54,7 @@ async def test_a_reader_over_the_limit_sees_an_explanation(monkeypatch: pytest.M
 
 
 async def lose_ticks(service: Service, seconds: float) -> None:
-    """The stream leaves out what is told meanwhile."""
+    """Make the stream skip the messages of that many seconds."""
     service.hub.loses = True
     until_ns = service.clock.now_ns() + int(seconds * SECOND_NS)
     await until(lambda: service.clock.now_ns() > until_ns)
@@ -137,7 +137,7 @@ async def test_a_refusal_without_a_body_does_not_stop_the_page_from_retrying() -
             asked += 1
             if asked == 1:
                 await route.fulfill(status=503, json={"error": {"message": "no room"}})
-            elif asked > 2:  # the second, which asks why, is never answered
+            elif asked > 2:  # the second request, which asks for the reason, is never answered
                 await route.continue_()
 
         await page.route("**/v1/occupancy/stream", refuse_then_hang)

@@ -17,7 +17,7 @@ def ranks() -> list[Worker]:
 
 
 async def told(service: Service, scope: str, shown: dict[str, object]) -> tuple[dict[str, int], float]:
-    """GPU-nanoseconds and coverage of the group, or of a worker, by the API."""
+    """Return GPU-nanoseconds and coverage of the group, or of a worker, from the API."""
     body = await occupancy(service, shown)
     found = next(each for each in (*body["groups"], *body["workers"]) if scope in {each.get("scope"), each.get("id")})
     return found["gpu_ns"], found["coverage"]

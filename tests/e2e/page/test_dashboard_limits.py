@@ -18,7 +18,7 @@ HOSTILE = (
     "x" * 400,
 )
 BUSY_MS = 60_000
-"""Of a page that draws all the time, on a machine that others use up."""
+"""Bound for a page that draws continuously on a loaded machine."""
 OPEN = """scope => {
   const name = document.querySelector(`#tables [data-scope=${CSS.escape(scope)}]`);
   name?.click();
@@ -74,7 +74,7 @@ async def test_a_cluster_without_workers_shows_a_hint_until_a_worker_joins() -> 
 
 
 class Turning(Worker):
-    """Has another role in every other pair of batches."""
+    """A worker that has another role in every other pair of batches."""
 
     def batch(self, start_ns: int, length_ns: int = BATCH_NS) -> StepBatch:
         self.role = ("decode", "prefill")[self.sequence // 2 % 2]

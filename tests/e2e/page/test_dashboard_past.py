@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
 async def saved(page: Page, kind: str) -> str:
-    """What the browser keeps as a file."""
+    """Return the file that the browser saves."""
     async with page.expect_download() as download:
         await page.locator(f"#{kind}").click()
     done = await download.value
@@ -44,7 +44,7 @@ async def saved(page: Page, kind: str) -> str:
 
 
 async def history_rows(service: Service, query: dict[str, str]) -> list[dict[str, Any]]:
-    """What the API says of the same windows, as the page's files have it."""
+    """Return the API's data of the same windows, in the format of the page's files."""
     async with httpx.AsyncClient() as http:
         told = (await http.get(f"{service.url}/v1/occupancy/history", params=query)).json()
     parts = ("covered", "prefill", "decode", "kv_wait", "idle")
@@ -124,19 +124,19 @@ async def test_a_replay_of_past_hours_shows_what_the_api_returns() -> None:
 
 
 def _busy(now_ns: int, shown: dict[str, Any]) -> int:
-    """Prefill of each GPU in a window of the past, in ns."""
+    """Return the prefill of each GPU in a past window, in ns."""
     return (now_ns // SECOND_NS - int(shown["asOfUnixMs"]) // 1000 + 10) // 10 % 100 * SECOND_NS // 20
 
 
 async def _told_of(service: Service, shown: dict[str, Any]) -> dict[str, int]:
-    """What the API says of the window that the page shows of the past."""
+    """Return what the API reports for the past window that the page shows."""
     query = {"window": "10s", "span": "10s", "scope": shown["scope"], "end_unix_ms": shown["asOfUnixMs"]}
     (row,) = await history_rows(service, query)
     return {name: row[f"{name}_gpu_ns"] for name in shown["gpu_ns"]}
 
 
 async def go_to(page: Page, unix_ms: int) -> None:
-    """By the field for it, which is by the reader's own clock."""
+    """Go to a time by the input field, which uses the reader's own clock."""
     field = "ms => new Date(ms - 60000 * new Date(ms).getTimezoneOffset()).toISOString().slice(0, 19)"
     before = page.url
     await page.locator("#when").fill(await page.evaluate(field, unix_ms))

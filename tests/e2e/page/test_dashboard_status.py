@@ -23,13 +23,13 @@ from tests.e2e.page.page_rig import SECOND_NS, WAIT_MS, Worker, figures, half_bu
 from tests.status_rig import answer
 
 POLL_S: Final = 3.2
-"""A little more than the page takes between two looks at decisions without word of any."""
+"""Slightly longer than the page waits between two polls of decisions without an event."""
 
 pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
 async def told(page: Page, status: dict[str, Any], history: dict[str, Any] | None = None) -> None:
-    """From now on the service says this of the cluster."""
+    """Set the status that the service reports from now on."""
 
     async def say(route: Route) -> None:
         past = "/history" in route.request.url
@@ -134,12 +134,12 @@ async def test_events_and_decisions_are_listed_with_their_outcomes() -> None:
 async def test_a_decision_and_its_outcome_are_fetched_as_soon_as_the_stream_announces_them() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         await expect(page.locator("#decisions-note")).to_contain_text("none that changes", timeout=WAIT_MS)
-        # From here on no timer of the page fires but those that are as short as a frame or so.
+        # From here on only the page's timers of about a frame fire.
         await page.evaluate("""() => {
             const later = window.setTimeout;
             window.setTimeout = (call, ms, ...more) => (ms > 500 ? 0 : later(call, ms, ...more));
         }""")
-        await asyncio.sleep(POLL_S)  # the poll under way is over, and the next one never comes
+        await asyncio.sleep(POLL_S)  # the poll in progress is over, and the next one never comes
         role, _ = role_from_name("prefill")
         decided = Decision(
             planner_id="planner", incarnation=1, sequence=7, decided_unix_ns=service.clock.now_ns(),

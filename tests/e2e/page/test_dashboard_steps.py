@@ -14,14 +14,14 @@ pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
 async def steps_shown(page: Page, as_of_unix_ms: str) -> dict[str, Any]:
-    """What the page says of the steps up to a moment, once it does."""
+    """Return the page's table of the steps up to a time, once it is there."""
     await expect(page.locator("#steps")).to_have_attribute("data-as-of-unix-ms", as_of_unix_ms, timeout=WAIT_MS)
     found: dict[str, Any] = await page.evaluate("({...document.getElementById('steps').dataset})")
     return found
 
 
 async def figures_and_steps_agree(page: Page) -> bool:
-    """Whether both are of one moment by now, and say the same."""
+    """Return whether page and API now show the same time and the same steps."""
     shown = await figures(page, bool)
     steps: dict[str, Any] = await page.evaluate("({...document.getElementById('steps').dataset})")
     ours = steps.get("asOfUnixMs") == shown["asOfUnixMs"]

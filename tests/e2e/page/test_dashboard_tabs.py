@@ -31,7 +31,7 @@ async def test_the_forecast_shows_fans_the_trend_and_needed_against_present_gpus
         assert any("horizon=24h" in url for url in asked)
         async with page.expect_request("**/v1/forecast?**horizon=7d**"):
             await page.locator("#forecast-horizon").select_option("7d")
-        await page.reload()  # the address says which view it is
+        await page.reload()  # the URL names the view
         await expect(page.locator("#forecast")).to_be_visible(timeout=WAIT_MS)
         await page.get_by_role("button", name="Live").click()
         await expect(page.locator("#verdict")).to_be_visible()

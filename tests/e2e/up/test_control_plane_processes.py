@@ -28,7 +28,7 @@ MS = 1_000_000
 
 
 class FakeWorker:
-    """Registers and tells of steps that fill a quarter of its time, as a worker would; it computes nothing."""
+    """A worker that registers and reports steps that fill a quarter of its time; it computes nothing."""
 
     def __init__(self, kafka: str, redis: str, cluster: str) -> None:
         self._clock = SystemClock()
@@ -103,7 +103,7 @@ async def fake_worker(kafka: str, redis: str, cluster: str) -> AsyncIterator[Non
 
 @pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.kafka)])
 def stores(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """(kafka, redis) as settings name them."""
+    """The addresses (kafka, redis) for settings."""
     kafka: KafkaServer = request.getfixturevalue(f"{request.param}_kafka_server")
     redis: RedisServer = request.getfixturevalue(f"{request.param}_redis_server")
     return kafka.servers, redis.url
@@ -135,8 +135,8 @@ async def test_a_workers_reports_are_served_and_sigterm_ends_both_services_with_
         first = (await planner.http.get("/v1/decisions", params={"limit": "1"})).json()[0]
         assert (first["action"], first["mode"]) == ("keep", "auto")
         assert first["reason"] == "keep: roles of sim stay: no worker has said how long its steps take"
-        assert first["pools"][0]["busy"] == pytest.approx(0.25, abs=0.03)  # windows cut steps anywhere
-        # One a second while nothing changes, and they come through the broker to whoever listens.
+        assert first["pools"][0]["busy"] == pytest.approx(0.25, abs=0.03)  # window boundaries may fall within steps
+        # One per second while nothing changes, delivered by the broker to every subscriber.
         await planner.until("/v1/decisions", lambda body: body[0]["sequence"] >= first["sequence"] + 2, limit="1")
         assert "fulcrum_decisions_seen_total" in (await metrics.http.get("/metrics")).text
 
@@ -224,7 +224,7 @@ async def test_history_has_no_gap_and_no_duplicate_after_a_stop_and_a_kill(store
     bounds: dict[str, int] = {}
 
     def seconds(body: Any) -> list[float]:
-        """Coverage of whole seconds from the first to the last that was asked for."""
+        """Return the coverage of whole seconds from the first to the last requested one."""
         return [
             coverage
             for start_ms, coverage in zip(body["starts_unix_ms"], body["coverage"], strict=True)
@@ -248,7 +248,7 @@ async def test_history_has_no_gap_and_no_duplicate_after_a_stop_and_a_kill(store
         async with control("metrics", *stores, cluster, **env) as metrics:
             bounds["to_ms"] = now_ms() // 1000 * 1000
             asked = (bounds["to_ms"] - bounds["from_ms"]) // 1000
-            found = await metrics.until(  # what was told before is there at once, the rest as it is read again
+            found = await metrics.until(  # data reported before are there at once, the rest once it is read again
                 "/v1/occupancy/history", lambda body: seconds(body)[asked - 1 :] > [0.99], **whole
             )
     assert len(seconds(found)) == asked > 3

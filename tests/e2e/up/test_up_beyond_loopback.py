@@ -50,7 +50,7 @@ async def test_a_stranger_gets_nothing_from_a_worker(suite: RunningSuite) -> Non
     for address in addresses(suite):
         async with make_channel(CommonSettings(), address) as channel:
             call = pb_grpc.WorkerServiceStub(channel).Serve(timeout=10)  # type: ignore[no-untyped-call]
-            # It writes nothing: a write that meets the refusal on its way can hide the refusal's code behind its own.
+            # The call sends nothing: a write that meets the refusal can replace the refusal's code by its own.
             with pytest.raises(grpc.aio.AioRpcError):
                 await call.read()
             assert await call.code() is grpc.StatusCode.UNAUTHENTICATED

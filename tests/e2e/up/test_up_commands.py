@@ -32,7 +32,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
 
 
 def one_json_line(suite: RunningSuite, *arguments: str) -> Any:
-    """What a command with --json prints, which is one line, and nothing on stderr."""
+    """Return the JSON of a command, which must be one line with nothing on stderr."""
     done = suite.fulcrum(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -42,7 +42,7 @@ def one_json_line(suite: RunningSuite, *arguments: str) -> Any:
 
 
 MEASURED = ("tune", "prefill", "--limit", "40", "--most-tokens", "512")
-"""Small steps take a fraction of a second together, and may take long on a machine that others load."""
+"""Bound on small steps, which take a fraction of a second together unless the machine is overloaded."""
 
 
 def test_tuning_prefill_reports_the_curve_the_choice_and_its_gain(suite: RunningSuite) -> None:

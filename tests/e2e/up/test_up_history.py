@@ -15,7 +15,7 @@ WAIT_S = 30.0
 
 
 async def _asked(suite: RunningSuite, least: int) -> int:
-    """Requests so far, once at least so many are counted: a bin is, when its time is over."""
+    """Return the requests so far, once at least that many are counted: a bin counts once it has ended."""
     async with httpx.AsyncClient(timeout=WAIT_S) as http, asyncio.timeout(WAIT_S):
         while True:
             answer = await http.get(f"{suite.ready['metrics']}/v1/demand", params={"span": "1h"})

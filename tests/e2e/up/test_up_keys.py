@@ -49,7 +49,7 @@ def statuses(suite: RunningSuite, key: str | None = None) -> dict[str, int]:
 
 
 def seconds_until(suite: RunningSuite, key: str | None, wanted: int) -> float:
-    """Until all REST APIs answer with that status."""
+    """Return the seconds until all REST APIs answer with that status."""
     began_s = time.monotonic()
     while set(statuses(suite, key).values()) != {wanted}:
         assert time.monotonic() - began_s < 3 * SOON_S, statuses(suite, key)
@@ -118,7 +118,7 @@ def test_two_gateways_enforce_a_limit_to_within_five_percent(suite: RunningSuite
     command(suite, "limits", "shared", "--requests", str(limit))
 
     def counted(number: int) -> bool | None:
-        """Whether the request was let in; None before its gateway knew of the limit."""
+        """Return whether the request was accepted; None before its gateway knew the limit."""
         url = f"{suite.ready['gateways'][number % 2]}/v1/chat/completions"
         answer = httpx.post(url, json=QUESTION, headers=headers, timeout=30)
         assert answer.status_code in (200, 401, 429), answer.text
@@ -131,12 +131,12 @@ def test_two_gateways_enforce_a_limit_to_within_five_percent(suite: RunningSuite
         admitted += known
     with ThreadPoolExecutor(8) as threads:
         admitted += sum(map(bool, threads.map(counted, range(asked))))
-    assert time.monotonic() - began_s < 60, "a minute has gone by: the limit counts anew"
+    assert time.monotonic() - began_s < 60, "a minute has passed, so the limit starts anew"
     assert limit * 0.95 <= admitted <= limit * 1.05
 
 
 def test_the_audit_trail_names_who_changed_what(suite: RunningSuite) -> None:
-    """Of the keys that other tests made too; a change over REST comes by the broker."""
+    """The trail also has keys of other tests; a change over REST arrives through the broker."""
     admin = command(suite, "create", "--tenant", "auditors", "--role", "admin")
     seconds_until(suite, admin["key"], 200)
     mode = httpx.put(f"{suite.ready['planner']}/v1/mode", json={"mode": "advisory"}, headers=bearer(admin["key"]))

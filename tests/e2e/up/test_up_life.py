@@ -26,20 +26,20 @@ pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
 STOP_S = 10.0
 SOON_S = 8.0
-"""What the graces of a stop add up to, and a busy machine."""
+"""The sum of the grace periods of a stop, and a margin for a busy machine."""
 RESTART_S = 30.0
 
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    """Marks every process of a test's suites, and keeps their files together."""
+    """The environment that marks every process of a test's suites and keeps their files together."""
     (tmp_path / "tmp").mkdir()
     marker = {"FULCRUM_NODE": f"node-{secrets.token_hex(6)}"}
     return {**marker, "FULCRUM_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
 
 
 def processes(env: dict[str, str]) -> dict[int, dict[str, str]]:
-    """Environment by pid of every process that carries the mark."""
+    """Return the environment by pid of every process that carries the mark."""
     found = {}
     for process in psutil.process_iter():
         try:
@@ -52,7 +52,7 @@ def processes(env: dict[str, str]) -> dict[int, dict[str, str]]:
 
 
 def pid_of(env: dict[str, str], variable: str, value: str) -> int | None:
-    """Of the service that was given this setting."""
+    """Return the process of the service with this setting."""
     return next((pid for pid, environ in processes(env).items() if environ.get(variable) == value), None)
 
 
@@ -80,7 +80,7 @@ def listens(url: str) -> bool:
 def assert_nothing_left(ready: dict[str, Any], ready_file: Path, env: dict[str, str]) -> None:
     until(lambda: not processes(env), STOP_S, "the end of every process")
     urls = (*ready["gateways"], ready["planner"], ready["metrics"])
-    # A process that ends gives back its memory, by which it is found, before its ports.
+    # A process that ends frees its memory, by which it is found, before its ports.
     until(lambda: not [url for url in urls if listens(url)], STOP_S, "the end of every port")
     until(lambda: not list(Path(env["TMPDIR"]).glob("fulcrum-*")), STOP_S, "the end of the temporary folder")
     assert not ready_file.exists()
@@ -88,14 +88,14 @@ def assert_nothing_left(ready: dict[str, Any], ready_file: Path, env: dict[str, 
 
 
 def up(env: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """`fulcrum up` that is expected to end by itself."""
+    """Run `fulcrum up`, which is expected to end by itself."""
     command = [sys.executable, "-m", "libs.cli.main", "up", "--no-question", *arguments]
     return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False)
 
 
 @contextlib.contextmanager
 def open_streams(suite: RunningSuite, count: int) -> Iterator[list[Iterator[str]]]:
-    """Lines of answers that have begun and would go on for long."""
+    """Yield the lines of answers that have begun and would continue for long."""
     body = {"model": "sim", "prompt": "p", "max_tokens": 8000, "ignore_eos": True, "stream": True}
     with contextlib.ExitStack() as stack:
         http = stack.enter_context(httpx.Client(timeout=30))

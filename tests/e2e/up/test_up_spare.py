@@ -20,7 +20,7 @@ FULL = {
 
 
 async def load(suite: RunningSuite, client: int, until: asyncio.Event, failed: list[str]) -> None:
-    """Long prompts, none of which begins like another, one after the other."""
+    """Send long prompts without common prefixes, one after another."""
     async with httpx.AsyncClient(timeout=120) as http:
         for number in count():
             if until.is_set():

@@ -42,7 +42,7 @@ async def test_a_line_on_which_the_engine_always_fails_gets_an_error_and_all_oth
             assert gateway.live == 0
     assert (error["custom_id"], error["error"]["line"]) == (f"line-{POISON}", POISON + 1)
     assert error["error"]["code"] == "sequence_failed"
-    assert "ENGINE" in error["error"]["message"], "it says why"
+    assert "ENGINE" in error["error"]["message"], "it names the reason"
     tried = [submit for worker in (one, other) for submit in worker.submits if is_poison(submit)]
     assert len(tried) == MAX_ATTEMPTS * (REROUTES + 1)
 

@@ -36,7 +36,7 @@ async def connect(url: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader,
 
 
 async def registration(worker: LocalWorker) -> Worker:
-    """What the worker said of itself."""
+    """Return the worker's registration."""
     await until(lambda: worker.registry.seen, what="a registration")
     return worker.registry.seen[-1]
 
@@ -229,7 +229,7 @@ async def test_two_gateways_alternate_on_shared_workers(open_gateway_over: Any) 
         gateways = [await stack.enter_async_context(open_gateway_over(*registered, id=f"g{i}")) for i in range(2)]
         asked = [gateways[i % 2].complete(20, seed=i // 2) for i in range(24)]
         answers = [answer.json()["choices"][0]["text"] for answer in await asyncio.gather(*asked)]
-        assert answers[0::2] == answers[1::2]  # whoever serves a seed, its text is the same
+        assert answers[0::2] == answers[1::2]  # a seed's text is the same on any worker
         await until(lambda: all(gateway.idle() for gateway in gateways), what="idle gateways")
 
 
@@ -245,7 +245,7 @@ async def test_a_prompt_goes_where_its_prefix_is_cached(open_gateway_over: Any) 
         assert [len(worker.submits) for worker in prefills] == [0, 0, 3]
         before = gateway.index.look_ups
         await gateway.complete(5, prompt=["a" * 1024, "b" * 1024, "c" * 1024])
-        assert gateway.index.look_ups == before + 1  # one round trip for all that comes together
+        assert gateway.index.look_ups == before + 1  # one round trip for all that arrive together
 
 
 async def test_submits_that_exceed_one_frame_follow_in_the_next(open_gateway_over: Any) -> None:
@@ -309,7 +309,7 @@ async def test_a_stop_gives_requests_a_bounded_time_and_answers_the_rest(open_ga
 async def test_requests_wait_a_bounded_time_for_the_last_worker_of_a_role_and_continue_with_a_new_one(
     open_gateway_over: Any,
 ) -> None:
-    """A queue that fills, a full one that says so, an end to waiting, and open streams that end with an error."""
+    """The queue fills, refuses with a message, waits time out, and open streams end with an error."""
     async with AsyncExitStack() as stack:
         prefill = await stack.enter_async_context(scripted_worker("p0", "prefill"))
         gateway = await stack.enter_async_context(

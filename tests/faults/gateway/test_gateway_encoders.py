@@ -37,7 +37,7 @@ async def serve(stack: AsyncExitStack, open_gateway_over: Any, model: Path, *rol
     own: dict[str, Any] = {"engine": "torch", "model_path": str(model), "device": "cpu", "threads": 1}
     found = []
     for place, role in enumerate(roles):
-        # Less than the longest prompt, which is computed whole nevertheless.
+        # Fewer tokens than the longest prompt, which is nevertheless computed whole.
         budget: dict[str, Any] = {"budget_tokens": POSITIONS // 2} if role == "mixed" else {}
         found.append(await stack.enter_async_context(local_worker(f"w{place}", role, **own, **budget)))
     gateway = await stack.enter_async_context(

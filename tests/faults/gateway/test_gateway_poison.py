@@ -29,7 +29,7 @@ OTHER = "kills too"
 
 
 def of(*prompts: str) -> Any:
-    """Whether a submit is of one of these prompts; the sim model's tokens are bytes."""
+    """Build a check of whether a submit is of one of these prompts; the sim model's tokens are bytes."""
     packed = {b"".join(byte.to_bytes(4, "little") for byte in prompt.encode()) for prompt in prompts}
     return lambda submit: submit.token_ids[: 4 * submit.prompt_tokens] in packed
 
@@ -111,10 +111,10 @@ async def test_all_choices_of_a_request_count_as_one_prompt(open_gateway_over: A
 async def test_a_stream_that_has_begun_ends_with_the_error(
     open_gateway_over: Any, monkeypatch: pytest.MonkeyPatch, overdue: bool
 ) -> None:
-    """The prompt is well, its third token is not: wherever it is made, the worker dies of it."""
-    if overdue:  # a busy machine hears some workers late; what they say afterwards shows that they had lived
+    """The prompt is harmless, but its third token kills the worker that generates it."""
+    if overdue:  # a busy machine notices some workers late; their later messages show that they had lived
         heard_ms: dict[WorkerLink, float] = {}
-        late = 1.5 * RESTING_SIGN_OF_LIFE_MS  # until there is something for it to do
+        late = 1.5 * RESTING_SIGN_OF_LIFE_MS  # until it has work
         late_ms = property(lambda link: heard_ms.get(link, 0.0) if link.running else late, heard_ms.__setitem__)
         monkeypatch.setattr(WorkerLink, "silent_ms", late_ms, raising=False)
     async with cluster(open_gateway_over, *MIXED, dies=lambda _: False) as (gateway, found):
@@ -138,7 +138,7 @@ def attempts(gateway: Any) -> list[Any]:
 
 
 async def test_neighbours_of_the_prompt_are_answered_in_any_state(open_gateway_over: Any) -> None:
-    """Four on each of its workers, all of them before their first token."""
+    """Four requests on each of its workers, all of them before their first token."""
     async with cluster(open_gateway_over, *MIXED) as (gateway, workers):
         asked = [asyncio.create_task(gateway.complete(TOKENS, prompt=f"innocent {number}")) for number in range(12)]
         poison = asyncio.create_task(gateway.complete(TOKENS, prompt=POISON))
@@ -151,7 +151,7 @@ async def test_neighbours_of_the_prompt_are_answered_in_any_state(open_gateway_o
 
 
 async def test_a_neighbour_in_prefill_on_both_workers_is_not_blamed(open_gateway_over: Any) -> None:
-    """Each worker computes several prompts and dies of one: the others go on, one by one to each worker."""
+    """Each worker computes several prompts and dies of one; the others are retried one by one."""
     async with cluster(open_gateway_over, "p0", "p1", "p2", "d0") as (gateway, workers):
         prompts = [worker for worker in workers if worker.worker.id.startswith("p")]
         asked = [asyncio.create_task(gateway.complete(TOKENS, prompt=f"innocent {number}")) for number in range(9)]
@@ -212,7 +212,7 @@ async def test_workers_that_break_a_stream_and_return_do_not_count_as_killed(ope
 
 
 async def test_workers_that_drain_and_end_do_not_count_as_killed(open_gateway_over: Any) -> None:
-    """A rolling restart ends what has not ended by its deadline."""
+    """A rolling restart ends requests at their deadline."""
     hangs = (Plan(tokens=0, hang=True),)
     async with AsyncExitStack() as stack:
         names = ("m0", "m1", "m2")

@@ -69,7 +69,7 @@ REROUTED = {
 
 @pytest.mark.parametrize("plans", REROUTED.values(), ids=REROUTED.keys())
 async def test_the_text_is_complete_whatever_fails(open_gateway_over: Any, plans: dict[str, tuple[Plan, ...]]) -> None:
-    """With another worker of each kind, and with none that is not in the plans."""
+    """With another worker of each role, and with none besides the plans'."""
 
     async def ask(*names: str) -> None:
         async with AsyncExitStack() as stack:
@@ -255,7 +255,7 @@ async def test_a_complete_output_is_not_requested_again(open_gateway_over: Any, 
 
 
 async def test_only_the_newer_of_two_incarnations_of_a_worker_gets_work(open_gateway_over: Any) -> None:
-    """The older may still be connected; work bound against its credits must not go out against the newer's."""
+    """The older one may still be connected, but work bound by its credits must not go to the newer."""
     hanging = (Plan(hang=True),) * 3
     async with AsyncExitStack() as stack:
         old, new = [await stack.enter_async_context(scripted_worker("m0", "mixed", plans=hanging)) for _ in range(2)]
@@ -302,12 +302,12 @@ async def test_a_worker_that_sends_garbage_is_disconnected_and_the_gateway_keeps
 async def test_work_goes_to_workers_of_the_previous_release_and_not_to_one_that_is_too_new(
     open_gateway_over: Any,
 ) -> None:
-    """A worker that does not say what it speaks is of a release before the handshake."""
+    """A worker without a protocol field is of a release before the handshake."""
     async with AsyncExitStack() as stack:
         old, new = await workers(stack, "m0", "m1")
         gateway = await stack.enter_async_context(open_gateway_over(old.worker, new.worker))
         streams = new.streams
-        new.worker.protocol, new.worker.oldest_protocol = PROTOCOL + 2, PROTOCOL + 1  # it comes back upgraded
+        new.worker.protocol, new.worker.oldest_protocol = PROTOCOL + 2, PROTOCOL + 1  # it returns upgraded
         new.cut()
         await until(lambda: new.streams > streams, what="a stream to the upgraded worker")
         answers = [await gateway.complete(4) for _ in range(4)]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.alone
 TOKENS = 60
 SLOW = {"sim_speedup": 1.0}
 FOUND_S = 2 * KEEPALIVE_MS / 1000
-"""A ping after one keepalive time, no answer within another."""
+"""A ping after one keepalive interval, and no answer within another."""
 BUSY_S = 10.0
 
 
@@ -61,7 +61,7 @@ async def test_a_worker_that_vanishes_is_routed_around_and_forgets_the_gateway(o
 async def test_a_single_worker_that_vanishes_is_detected_and_open_streams_end_with_an_error(
     open_gateway_over: Any,
 ) -> None:
-    """It is left to nobody else's silence bound: keepalive finds it."""
+    """No other worker could take over, so only keepalive detects it."""
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(scripted_worker("m0", "mixed", plans=(Plan(tokens=3, hang=True),)))
         proxy = await stack.enter_async_context(vanishing_proxy(worker.worker.address))
@@ -85,7 +85,7 @@ async def test_a_single_worker_that_vanishes_is_detected_and_open_streams_end_wi
 
 
 async def test_a_source_of_blocks_that_vanishes_costs_one_attempt(open_gateway_over: Any) -> None:
-    """Only the decode worker misses it: to the gateway it is there."""
+    """Only the decode worker misses it; for the gateway it is present."""
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(vanishing_proxy())
         port = stack.enter_context(held_port())

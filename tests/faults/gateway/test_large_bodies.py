@@ -19,7 +19,7 @@ JSON = {"content-type": "application/json"}
 
 
 def body(tokens: int, size_bytes: int = BODY_BYTES) -> bytes:
-    """One that is large for nothing, so that its prompt fits the model."""
+    """Build a large body of little content, so that its prompt fits the model."""
     asked = json.dumps({"model": "sim", "prompt": PROMPT, "max_tokens": tokens, "stream": True}).encode()
     return asked + b" " * (size_bytes - len(asked))
 
@@ -51,7 +51,7 @@ async def test_bodies_over_the_bound_are_refused_until_earlier_answers_have_ende
         status, retry_after = await ask(body(8))
         assert status == 429
         assert retry_after is not None and int(retry_after) >= 1
-        assert (await ask(body(8, 500)))[0] == 200  # a small one has room
+        assert (await ask(body(8, 500)))[0] == 200  # a small one fits
         for each in asking:
             each.cancel()
         await until(gateway.idle, what="an idle gateway")

@@ -34,19 +34,19 @@ def mortal_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSu
 
 
 class Deaths:
-    """Which workers have died since."""
+    """The workers that have died since."""
 
     def __init__(self, suite: RunningSuite) -> None:
         self._suite = suite
         self._pids = {name: pid_of(suite, name) for name in WORKERS}
 
     def count(self) -> int:
-        """Of those that have been started again by now, too."""
+        """Count the dead workers, including those restarted by now."""
         return sum(pid_of(self._suite, name) != pid for name, pid in self._pids.items())
 
 
 async def innocents(http: httpx.AsyncClient, suite: RunningSuite, stop: asyncio.Event) -> list[Streamed]:
-    """Clients that go on asking until they are stopped."""
+    """Run clients that repeat requests until they are stopped."""
     found: list[Streamed] = []
 
     async def ask(number: int) -> None:
@@ -82,12 +82,12 @@ async def test_two_processes_die_and_all_other_requests_are_answered(mortal_suit
         assert before.count() in DEATHS
         again = await asyncio.gather(*(complete(http, mortal_suite, f"{mark}, at once") for _ in range(4)))
         assert all(map(is_refused, again))
-        await until_whole(http, mortal_suite)  # all three of a kind may have been lost at once
+        await until_whole(http, mortal_suite)  # all three of a role may have been lost at once
         assert (await complete(http, mortal_suite, "hello")).status_code == 200
         stop.set()
         for each in await others:
             assert (each.error, each.finish_reason, each.done) == (None, "length", True)
-        assert before.count() in DEATHS, "nobody died of the second time"
+        assert before.count() in DEATHS, "the second request killed no worker"
         assert not await leftovers(http, mortal_suite)
 
 
@@ -100,7 +100,7 @@ async def test_a_stream_ends_with_the_error_after_the_tokens_it_has_sent(mortal_
         assert answer.error is not None and answer.error["code"] == "poison_request"
         assert not answer.done
         assert before.count() in DEATHS
-        # Each token is a character; whoever prefills it anew samples one more.
+        # Each token is a character; a worker that prefills it again samples one more.
         assert 0 < len(answer.text) <= FATAL_TOKENS + max(DEATHS)
 
 

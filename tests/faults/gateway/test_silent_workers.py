@@ -83,7 +83,7 @@ async def test_requests_wait_for_the_last_worker_of_a_role(open_gateway_over: An
 async def test_the_wait_for_the_last_worker_of_a_role_is_bounded(
     open_gateway_over: Any, names: tuple[str, ...]
 ) -> None:
-    """Its loop is stuck, while gRPC's own threads go on to answer pings."""
+    """Its loop is stuck, while gRPC's own threads still answer pings."""
     async with AsyncExitStack() as stack:
         plans = {names[-1]: (Plan(tokens=4, hang=True),)}
         found = await workers(stack, *names, **plans)

@@ -30,7 +30,7 @@ JOB = f"batch_{'1' * 32}"
 
 
 class Gateway:
-    """The routes of one, which counts what it is asked."""
+    """The routes of a gateway that counts its requests."""
 
     def __init__(self, app: FastAPI, view: JobView) -> None:
         self._app = app
@@ -44,7 +44,7 @@ class Gateway:
 
 @asynccontextmanager
 async def serving(tmp_path: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, Gateway]]:
-    """With one file of one line, `file-1`."""
+    """A gateway with one file of one line, `file-1`."""
     work, files, app = MemoryWork(BATCH_JOBS), await store(tmp_path, max_bytes=STORE_BYTES), FastAPI()
     view = JobView(work)
     app.include_router(

@@ -42,7 +42,7 @@ def keeper(work: MemoryWork, files: LocalFiles, view: JobView, *, clock: Clock |
 
 
 class CountingWork(MemoryWork):
-    """Tells what was read of it."""
+    """A work bus that records what is read from it."""
 
     def __init__(self, topic: Topic) -> None:
         super().__init__(topic)

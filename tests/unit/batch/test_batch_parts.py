@@ -158,4 +158,4 @@ def test_a_model_counts_as_absent_only_while_others_have_workers(others: bool, e
     clock.advance_ms(1000)
     assert served.away_s("mine") == 0.0
     clock.advance_ms((FORGET_S + 1) * 1000)
-    assert served.away_s("mine") == 0.0, "nobody knows what was meanwhile"
+    assert served.away_s("mine") == 0.0, "the state in between is unknown"

@@ -33,7 +33,7 @@ HOUR_NS = 3_600 * 10**9
 
 
 class FewAnswers:
-    """Has an answer for so many lines, and none for what is asked after them."""
+    """Answers for that many lines, and none after them."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -46,7 +46,7 @@ class FewAnswers:
 
 
 def a_runner(files: LocalFiles, view: JobView, count: int) -> LaneRunner:
-    """One that has so many answers."""
+    """Create a runner with that many answers."""
     slots = Slots(
         lambda: GatewayLoad(free=1000, bound=0, people_waiting=0, lines_waiting=0), share=1, max_in_flight=1000
     )
@@ -96,7 +96,7 @@ async def put_out(work: MemoryWork, files: LocalFiles) -> None:
 
 
 def answers(work: MemoryWork) -> Counter[int]:
-    """How often each line has been answered."""
+    """Return how often each line has been answered."""
     return Counter(result.place for result in work.values_of(BATCH_RESULTS) if isinstance(result, pb.Result))
 
 

@@ -40,7 +40,7 @@ TOPICS = AllowedTopics("batch.*")
 
 
 class HandleBlocks(MemoryWork):
-    """Nothing that is published can be read, as behind a transaction of one that was killed, until it is let go."""
+    """A bus whose records are unreadable until released, as behind an open transaction of a killed producer."""
 
     def __init__(self) -> None:
         super().__init__(BATCH_JOBS)
@@ -58,7 +58,7 @@ class HandleBlocks(MemoryWork):
 
 @asynccontextmanager
 async def gateway(work: MemoryWork, tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, JobView]]:
-    """One that has read what there is to read."""
+    """Run a gateway that has read all existing records."""
     view = JobView(work)
     app = FastAPI()
     app.include_router(
@@ -309,7 +309,7 @@ async def test_a_record_with_too_much_metadata_becomes_a_job_that_fits_its_recor
 
 async def test_a_record_that_is_delivered_again_creates_no_second_job() -> None:
     class Behind(JobView):
-        """Has read all that was there, and not yet what was told since."""
+        """A view that has read the existing records, and none sent since."""
 
         async def follow(self) -> None:
             self.replayed.set()

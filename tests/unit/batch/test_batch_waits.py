@@ -26,7 +26,7 @@ STORE_BYTES = 2_000
 
 
 class CountingFiles(LocalFiles):
-    """Tells how often a part of an output was read."""
+    """A file store that counts the reads of each part of an output."""
 
     parts_read = 0
 
@@ -82,7 +82,7 @@ async def test_a_job_without_room_reports_it_and_copies_nothing_until_there_is_r
         tell(shown(), as_json=False)
         assert "room" in capsys.readouterr().err
         told = len(work.values_of(BATCH_JOBS))
-        assert told < 40, "the wait is told once"
+        assert told < 40, "the wait is logged once"
         await files.delete("file-2")
         await until(lambda: not view.unfinished(), what="the end")
         assert (shown()["status"], shown()["fulcrum"]["waits_for"]) == ("completed", None)

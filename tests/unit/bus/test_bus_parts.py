@@ -139,7 +139,7 @@ def test_a_partition_is_stalled_only_if_it_lags_at_one_position_for_the_bound() 
 
 
 class Broker:
-    """As a consumer shows it: each partition holds [0, 900), the last ten seconds' records from 800 on."""
+    """A consumer's view: each partition holds [0, 900), the last ten seconds' records from 800 on."""
 
     def __init__(self) -> None:
         self.away = False

@@ -15,7 +15,7 @@ from libs.testing.wait import until
 
 
 class Producer:
-    """Takes nothing on its first connection, everything after."""
+    """A producer that refuses everything on its first connection, and accepts it afterwards."""
 
     def __init__(self) -> None:
         self.connections = 0

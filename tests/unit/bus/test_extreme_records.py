@@ -92,7 +92,7 @@ def taken(topic: Topic, now_ns: int) -> list[Message]:
 
 
 class Broker(MemoryBroker):
-    """Takes records of strangers."""
+    """A broker that accepts records of strangers."""
 
     def put(self, topic: Topic, value: bytes) -> None:
         schema = ((SCHEMA_HEADER, topic.value.DESCRIPTOR.full_name.encode()),)
@@ -101,7 +101,7 @@ class Broker(MemoryBroker):
 
 
 class CapturingTransport(SystemTransport):
-    """Keeps the app that would be served."""
+    """A transport that records the app that would be served."""
 
     app: Any = None
 
@@ -131,7 +131,7 @@ async def metrics(folder: Path, bus: MemoryBus, tasks: TaskOwner) -> AsyncIterat
 
 
 def of_others(now_ns: int) -> list[tuple[Topic, Message]]:
-    """What an honest gateway publishes of another tenant."""
+    """Records of another tenant by a well-behaved gateway."""
     count = DemandCount(model="honest", service_class="online", tenant="b", requests=7, known_requests=7)
     return [
         (REQUESTS, REQUESTS.value(request_id="r", model="honest", arrival_unix_ns=now_ns, outcome=1)),

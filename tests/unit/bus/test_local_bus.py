@@ -36,7 +36,7 @@ async def test_readers_end_with_the_bus_and_wrong_messages_are_refused() -> None
     bus = LocalBus()
     with pytest.raises(TypeError, match="StepBatch"):
         bus.publish(STEPS, GatewayQueues())
-    bus.publish(LOADS, LOADS.value())  # nobody reads it
+    bus.publish(LOADS, LOADS.value())  # without a reader
     steps = bus.subscribe((STEPS,))
     waiting = asyncio.ensure_future(anext(steps))
     await asyncio.sleep(0)

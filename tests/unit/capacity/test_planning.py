@@ -50,7 +50,7 @@ def daily(days: int = 6) -> PlanInput:
 
 
 def table_folder(folder: Path, found: PlanInput, asked: PlanQuery) -> Path:
-    """As if the lab had measured 0.6, 1.4 and 3.2 workers' worth of work on 1, 2 and 4."""
+    """Tables as if the lab had measured 0.6, 1.4 and 3.2 workers' worth of work on 1, 2 and 4."""
     table = {"workers": [1, 2, 4], "work": [0.6, 1.4, 3.2]}
     name = fingerprint(rounded(bench_of(found, asked, HARDWARE)))
     (folder / f"{name}.json").write_text(json.dumps({"prefill": table, "decode": table}))

@@ -172,7 +172,7 @@ def test_the_only_suite_that_answers_is_found_at_any_port(
         default_port = at_default.getsockname()[1] - 2
         monkeypatch.setattr("libs.cli.find.DEFAULT_GATEWAY_PORT", default_port)
         write_suite(tmp_path, 9000, urls[0])
-        assert find_suite(None).pid == 0  # whoever wrote it answers no more
+        assert find_suite(None).pid == 0  # its process no longer answers
         one.listen()
         file = write_suite(tmp_path, 9010, urls[2])
         assert find_suite(None).metrics == urls[2]

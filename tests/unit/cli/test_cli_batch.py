@@ -24,7 +24,7 @@ REQUEST = '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body"
 
 
 class Gateway(ThreadingHTTPServer):
-    """Takes one job, which has ended at once."""
+    """A gateway that accepts one job, which has ended at once."""
 
     daemon_threads = True
 
@@ -34,13 +34,13 @@ class Gateway(ThreadingHTTPServer):
         self.sent = b""
         """Body of the last POST."""
         self.refuses = ""
-        """Why it takes no job."""
+        """The reason why it refuses a job."""
         self.breaks: list[int] = []
-        """After how many bytes the next downloads break off."""
+        """The bytes after which the next downloads break off."""
         self.starting = 0
-        """How many questions it still answers with 503, as it has not read which jobs there are."""
+        """The number of requests that it still answers with 503, as it has not read its jobs."""
         self.failing = 0
-        """How many questions after its job it still answers with 500."""
+        """The number of requests after its job that it still answers with 500."""
         self.job: dict[str, Any] = {
             "id": "batch_1", "status": "completed", "output_file_id": "good", "error_file_id": "bad", "errors": None,
             "request_counts": {"total": 2001, "completed": 2000, "failed": 1},
@@ -103,7 +103,7 @@ def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway
 
 
 def names() -> list[str]:
-    """Of what is there."""
+    """Return the names of the existing files."""
     return sorted(path.name for path in Path().iterdir())
 
 
@@ -115,7 +115,7 @@ def test_answers_and_errors_are_written_to_separate_files(gateway: Gateway) -> N
     done = batch("submit", "in.jsonl", "--output", "good", "--errors", "bad", "--json")
     assert (done.exit_code, Path("good").read_bytes(), Path("bad").read_bytes()) == (0, ANSWERS, ERRORS)
     assert names() == ["bad", "good", "in.jsonl", "ready.json"]
-    assert done.stderr.startswith("batch_1: validating"), "whoever waits knows what for, from the start"
+    assert done.stderr.startswith("batch_1: validating"), "progress is printed from the start"
     figures = json.loads(done.stdout)
     assert (figures["output_file_id"], figures["error_file_id"]) == ("good", "bad")
 

@@ -38,7 +38,7 @@ ENUMERATED = {
 
 
 def dirty(value: Any, key: str = "") -> Any:
-    """The same answer, as somebody would have it who can write all of its free text."""
+    """Return the same answer as if an attacker had written all of its free text."""
     if isinstance(value, dict):
         return {name: dirty(each, name) for name, each in value.items()}
     if isinstance(value, list):

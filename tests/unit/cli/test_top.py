@@ -56,7 +56,7 @@ class Service:
     state: MetricsState
     clock: SystemClock
     group: str = ""
-    """Of those whose names end in -dp0 and -dp1."""
+    """The group of workers whose names end in -dp0 and -dp1."""
     busy: dict[str, float] = field(default_factory=lambda: {"prefill-0": 0.6, "decode-0": 0.2, "decode-1": 0.1})
     url: str = ""
 

@@ -100,7 +100,7 @@ def _error_classes(base: type[errors.FulcrumError]) -> list[type[errors.FulcrumE
 
 
 def test_each_error_has_its_own_code_and_fitting_statuses() -> None:
-    # Services' narrower ones are told to clients as what they narrow.
+    # Narrower errors of services reach clients as the error that they narrow.
     trees = (errors.__name__,)
     classes = [error for error in _error_classes(errors.FulcrumError) if error.__module__ in trees]
     assert len({error.code for error in classes}) == len(classes)

@@ -37,7 +37,7 @@ class Rig:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.plans: list[CapacityPlan] = []
-        """As planners would hear them."""
+        """The plans as planners would receive them."""
         settings = MetricsSettings(token="secret")
         registry = CollectorRegistry()
         state = MetricsState(prefill_shares, RequestMetrics(registry))

@@ -19,7 +19,7 @@ FAST_GBPS, SLOW_GBPS = 1000.0, 10.0
 
 
 async def hand_offs(link_gbps: float) -> PhaseTime:
-    """What a worker's time goes into while prompts computed elsewhere come to it one by one."""
+    """Return the phases of a worker's time while prompts computed elsewhere reach it one by one."""
     clock, fetcher = SystemClock(), DirectFetcher()
     config = EngineConfig(None, "sim", sim_link_gbps=link_gbps)
     source, target = (LocalEngine(SimRunner(config), config, clock) for _ in range(2))

@@ -174,6 +174,6 @@ def test_a_prompt_that_yields_is_computed_only_while_no_other_waits() -> None:
     assert order[-1] == (1, 64 // YIELDING_PART), "the next person does not wait for a whole chunk"
     now_ns += PEOPLE_STAY_NS
     step()
-    assert order[-1] == (1, 64), "nobody has come for long: the device is used well"
+    assert order[-1] == (1, 64), "no sequence has arrived for long, so the device is used well"
     while core.load().running + core.load().waiting:
         step()

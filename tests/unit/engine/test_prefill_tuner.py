@@ -144,7 +144,7 @@ def virtual(work: Callable[[], Awaitable[None]]) -> float:
 
 
 def saturates(chunk_tokens: int) -> bool:
-    """Whether it is the knee, or next to it."""
+    """Return whether it is the knee or next to it."""
     exact, plateau = knee_of(TRUE, MOST_TOKENS)
     rate = chunk_tokens / TRUE.prefill_ns(trial_work(chunk_tokens)) * 1e9
     return rate >= (KNEE - 0.01) * plateau and chunk_tokens <= GROWTH * exact
@@ -224,7 +224,7 @@ def test_a_curve_measured_beside_neighbours_is_measured_again_once_they_have_gon
             first = store.curves[early.key]
             assert not first.saturation.is_steady
             await late.tuner.settle(ROLE_PREFILL)
-            assert late.tuner.chunk_tokens == first.saturation.chunk_tokens and late.trials == [], "nobody waits for it"
+            assert late.tuner.chunk_tokens == first.saturation.chunk_tokens and late.trials == [], "none waits for it"
             await asyncio.wait_for(early.tuner.run(), 3 * LOOK_S)
             second = store.curves[early.key].saturation
             assert second.is_steady and saturates(second.chunk_tokens)

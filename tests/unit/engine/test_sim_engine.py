@@ -72,7 +72,7 @@ async def test_tokens_of_a_model_folder_exclude_special_ones(tmp_path: Path) -> 
 
 
 def virtual_s(work: Coroutine[Any, Any, object]) -> float:
-    """How long it takes on a loop whose timers are exact and on which computing takes no time."""
+    """Return the time on a loop whose timers are exact and on which computing takes no time."""
     loop = SimLoop(Random(0))
     try:
         loop.run_until_complete(work)

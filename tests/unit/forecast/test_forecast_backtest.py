@@ -158,7 +158,7 @@ def test_the_command_prints_a_list_of_records(tmp_path: Path) -> None:
     assert "requests that came" in table.stdout and "predicted 1 h before" in table.stdout
 
 
-@pytest.mark.system  # on a fresh machine matplotlib asks fc-list for its fonts
+@pytest.mark.system  # on a fresh machine matplotlib runs fc-list for its fonts
 def test_the_report_is_one_page_with_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = _write(tmp_path / "mine.csv", _demand(_daily(2)))

@@ -13,7 +13,7 @@ PAGE = "https://chat.example.com"
 
 
 async def keyed(scope: Scope, receive: Receive, send: Send) -> None:
-    """An app that lets nobody in without a key."""
+    """An app that requires a key."""
     has_key = b"authorization" in dict(scope["headers"])
     await PlainTextResponse("hello", 200 if has_key else 401)(scope, receive, send)
 

@@ -18,7 +18,7 @@ from services.gateway.request.recorder import DemandPublisher
 
 
 class Known(OneForAll):
-    """Tenants that are told apart."""
+    """Separated tenants."""
 
     told_apart = True
 
@@ -56,7 +56,7 @@ async def test_an_internal_error_is_counted_as_500() -> None:
 
 
 async def test_a_tenant_without_room_is_refused_before_any_of_its_choices_is_created() -> None:
-    """A refusal has to cost less than a request, or whoever asks in vain takes the gateway's time from others."""
+    """A refusal must cost less than a request, or refused clients take the gateway's time from others."""
     queue, sent, metrics, unused = WaitingQueue(128, Known()), [], GatewayMetrics(), None
 
     def check_room(count: int, _key: bytes, tenant: str | None) -> None:

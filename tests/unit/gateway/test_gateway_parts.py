@@ -147,7 +147,7 @@ MS_A_TOKEN = Speed(StepTimeModel(0.0, MS, 0.0, 0.0, 0.0, 0.0, 0.0), chunk_tokens
 
 
 def waits(number: int, tokens: int, arrival_ns: int, limit_ms: int) -> Generation:
-    """For its first token, `limit_ms` at most."""
+    """A request that waits for its first token, `limit_ms` at most."""
     found = generation(number, arrival_ns=arrival_ns, queued_ns=arrival_ns)
     found.prompt_tokens, found.prompt = tokens, b"\1\0\0\0" * tokens
     found.context.ttft_deadline_unix_ns = arrival_ns + limit_ms * MS

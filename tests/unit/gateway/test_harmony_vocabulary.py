@@ -86,7 +86,7 @@ SHAPE = """
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}
 """
-"""What such a template asks of its environment: macros, a namespace, tests of names that are not given, the date."""
+"""The features such a template uses: macros, a namespace, tests of undefined names, and the date."""
 
 
 def test_a_harmony_template_renders_up_to_the_start_of_the_answer() -> None:

@@ -316,7 +316,7 @@ async def ready(world: World) -> None:
 
 
 async def public(_world: World) -> None:
-    """The same in every cluster: it tells nothing of anybody."""
+    """Do nothing, since the route is the same in every cluster and reveals nothing."""
 
 
 CASES: dict[tuple[str, str], Callable[[World], Awaitable[None]]] = {

@@ -38,7 +38,7 @@ STOP = ApiFinishReason.STOP
 
 
 class Wire:
-    """What a client was sent."""
+    """The events that a client receives."""
 
     def __init__(self) -> None:
         self.body = b""

@@ -16,11 +16,11 @@ from tests.unit.gateway.places_rig import Known, choice, run
 STEP_NS: Final = 5_000_000
 TELL_NS: Final = round(TELL_S * 1e9)
 BACK_NS: Final = 30_000_000
-"""Until a worker hands on a place that was given up."""
+"""Time until a worker grants a returned place again."""
 
 
 class Gateway:
-    """Its places, what waits there by tenant, and when it tells others."""
+    """A gateway's places, its waiting requests by tenant, and the times of its reports."""
 
     def __init__(self, name: str, running: int, waiting: int, tells_ns: int) -> None:
         self.name, self.tells_ns = name, tells_ns
@@ -44,14 +44,14 @@ class Gateway:
         self.places.hear(Others(before, after))
 
     def prefill(self, count: int) -> None:
-        """As many of those that run compute their prompts still."""
+        """Make that many of the running choices still compute their prompts."""
         for each in self.running[:count]:
             attempt = each.placement.decode_attempt
             assert attempt is not None
             each.placement.decode_attempt = replace(attempt, tokens=0)
 
     def decode(self) -> None:
-        """All that run give tokens from now on."""
+        """Make all running choices decode from now on."""
         for each in self.running:
             attempt = each.placement.decode_attempt
             assert attempt is not None
@@ -124,7 +124,7 @@ def test_one_answer_is_preempted_for_each_place_that_another_tenant_takes(
 @pytest.mark.parametrize("gateways", [2, 4, 8])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_more_answers_are_preempted_if_both_tenants_wait_everywhere(gateways: int, seed: int) -> None:
-    """One takes its half of all places, from all gateways at once."""
+    """The new tenant takes its half of all places, from all gateways at once."""
     chance = Random(seed)
     rig = Rig(gateways, 12, chance)
     rig.go_on(1.0 + chance.random())
@@ -137,7 +137,7 @@ def test_no_more_answers_are_preempted_if_both_tenants_wait_everywhere(gateways:
 
 
 def prefilling(held: list[int], prompts: list[int]) -> Rig:
-    """By gateway: places that "flood" holds, and how many of them compute their prompts still."""
+    """Build a rig by the places that "flood" holds at each gateway, and by how many of them are in prefill."""
     rig = Rig(len(held), 0, Random(0))
     for gateway, count, computed in zip(rig.gateways, held, prompts, strict=True):
         gateway.running = [run(gateway.places, choice("flood", number)) for number in range(count)]
@@ -167,7 +167,7 @@ def test_an_answer_still_in_prefill_is_preempted_once_its_prompt_is_computed() -
 
 
 def test_no_more_answers_are_preempted_if_a_gateway_gave_up_more_than_its_part_before() -> None:
-    """Its answers have ended meanwhile, and those that its tenant asked for next run at others."""
+    """Its answers have ended meanwhile, and the next ones of its tenant run at other gateways."""
     held, rig = [1, 4, 3], Rig(3, 0, Random(0))
     for gateway, count in zip(rig.gateways, [16, 0, 0], strict=True):
         gateway.running = [run(gateway.places, choice("flood", number)) for number in range(count)]

@@ -35,7 +35,7 @@ async def test_refusals_by_key_gate_parser_and_catalogue_are_counted_and_publish
         assert await post(content=b"{", headers={"content-type": "application/json"}) == 400
         assert await post(content=b" " * 10**6, headers={"content-type": "application/json"}) == 413
         assert await post("/v1/absent") == 404
-        assert (await http.get("/v1/responses/resp_absent")).status_code == 404, "a poll asks for no work"
+        assert (await http.get("/v1/responses/resp_absent")).status_code == 404, "a poll creates no work"
         assert (await http.post("/detokenize", json={"model": "open", "tokens": [65]})).status_code == 200
     expected = {
         (401, "invalid_api_key"): 1,

@@ -27,7 +27,7 @@ class Refusing(MemoryResponses):
 
 
 class Wire:
-    """Takes what a client would get."""
+    """The events that a client would receive."""
 
     def __init__(self) -> None:
         self.body = b""

@@ -57,7 +57,7 @@ def test_a_holder_whose_backlog_outweighs_the_saved_prefill_is_not_chosen() -> N
 
 
 def test_an_overloaded_holder_of_a_common_prefix_does_not_attract_every_prompt() -> None:
-    """One system prompt cached in one place, and a flood of requests that begin with it."""
+    """One system prompt is cached on one worker, and a flood of requests begins with it."""
     asks = [BindingRequest(key, "m", tokens=8_000, cached_tokens={"p0": 4_000}) for key in range(32)]
     views = [*(prefill(f"p{number}", prefill_credits=32) for number in range(4)), decode("d")]
     bound = Counter(binding.prompt_worker for binding in bind(asks, views, PredictedTtft()))
@@ -233,7 +233,7 @@ def test_a_worker_without_measurements_is_assumed_as_fast_as_its_peers() -> None
     assert other.speed is guess
 
 
-# ------------------------------------------------------------ what a worker tells of its speed
+# ------------------------------------------------------------ the speed that a worker reports
 
 
 @pytest.mark.system

@@ -63,7 +63,7 @@ async def test_a_gateway_with_nothing_to_share_reports_it_once_and_polls_rarely(
     await two.tell()
     assert second.heard == NOBODY
     await one.tell()
-    assert first.heard.after == (second.here,), "it hears who asks though it has nothing"
+    assert first.heard.after == (second.here,), "it receives requests although it has nothing"
 
 
 async def test_a_gateway_that_leaves_withdraws_its_report_and_sends_no_more() -> None:
@@ -81,7 +81,7 @@ async def test_a_gateway_that_leaves_withdraws_its_report_and_sends_no_more() ->
 
 
 class SlowLedger(MemoryLedger):
-    """Holds what a gateway tells until it may go on."""
+    """A ledger that holds reports back until it is released."""
 
     def __init__(self) -> None:
         super().__init__(lambda: 0.0)

@@ -77,12 +77,12 @@ def test_no_state_of_ended_choices_remains() -> None:
 
 
 def elsewhere(free: int = 0, **tenants: tuple[int, ...]) -> Others:
-    """What a gateway that comes after this one has of the model."""
+    """Return the counts of the model at another gateway."""
     return Others((), ({"m": ModelPlaces(free, {tenant: TenantCount(*count) for tenant, count in tenants.items()})},))
 
 
 def tell(places: TenantPlaces, others: Others) -> None:
-    """Until every gateway has heard what this one has."""
+    """Enter the others' report, and wait until every gateway has this one's."""
     for _ in range(2):
         places.report({}, {}, 0)
         places.hear(others)
@@ -134,7 +134,7 @@ def test_a_free_place_at_another_gateway_prevents_preemption() -> None:
 
 
 def test_no_places_beyond_a_tenants_share_are_requested_from_workers() -> None:
-    """So what gave way goes to the gateway that it gave way to."""
+    """Preempted places thus go to the gateway that they were preempted for."""
     places, queued = TenantPlaces(Known()), QueuedDemand(waiting=10, waiting_tokens=99)
     flooded(places, "flood", 8)
     assert places.asked("m", queued, {"flood": 9}, 0, 0) == queued, "and a line of a batch job"

@@ -201,7 +201,7 @@ async def test_routine_orders_of_a_planner_evict_no_record_of_people() -> None:
 
 @pytest.mark.parametrize("status", [200, 404])
 async def test_requests_of_users_evict_no_record_of_operators_nor_of_a_quieter_tenant(status: int) -> None:
-    """What came before: 10,600 DELETEs of a file that is not there hid every record of the administrators."""
+    """Before, 10,600 DELETEs of a missing file hid every record of the administrators."""
     quiet = event(2, tenant="quiet")
     log = log_of(REVOKED, quiet, *(event(3 + number, status=status) for number in range(10_600)))
     assert [each.actor for each in log.newest(30, AuditFilter(tenant="root")).events] == ["ada"]

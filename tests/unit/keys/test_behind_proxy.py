@@ -15,7 +15,7 @@ ADDRESSES: Final = re.compile(r"""(?:href|src|action)="([^"#]+)"|url: '([^']+)'"
 
 
 class Proxy(httpx.AsyncBaseTransport):
-    """Takes requests for PUBLIC and asks the service without the prefix, by another host's name."""
+    """A proxy for PUBLIC that calls the service without the prefix, under another host name."""
 
     def __init__(self, app: Any) -> None:
         self._inner = httpx.ASGITransport(app)

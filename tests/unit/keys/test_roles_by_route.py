@@ -22,7 +22,7 @@ HISTORY: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 Cases = dict[tuple[str, str], tuple[Role | None, dict[str, Any] | None]]
-"""By method and path: the least role that gets in, None for anybody, and a body where one is wanted."""
+"""The minimum role by method and path, None for open routes, and a body if one is needed."""
 
 SHARED: Final[Cases] = {
     ("GET", "/healthz"): (None, None),
@@ -88,10 +88,10 @@ METRICS: Final[Cases] = SHARED | {
 }
 CASES: Final[dict[str, Cases]] = {"planner": PLANNER, "metrics": METRICS}
 OWN_DOOR: Final = (("POST", "/login"), ("PUT", "/v1/workers/{worker_id}/role"))
-"""Of the metrics service: a login shows its key in the form, and a role is the planner's to refuse."""
+"""Exempt routes of the metrics service: a login has its key in the form, and the planner checks roles."""
 STREAM: Final = "/v1/occupancy/stream"
 ENDLESS: Final = (("GET", "/v1/occupancy/stream"), ("GET", "/v1/capacity"))
-"""Which a caller who is let in would wait for."""
+"""Routes on which an admitted caller would wait."""
 
 
 @pytest.fixture(params=sorted(CASES))

@@ -12,7 +12,7 @@ from libs.policy.worker import pace
 from libs.testing.workers.hosts import gateway_probe, local_worker
 
 pytestmark = pytest.mark.system
-"""Of the live worker."""
+"""Because of the live worker."""
 
 
 def lab_run(spec: str, policy: str, workers: int = 4) -> tuple[object, int, float]:

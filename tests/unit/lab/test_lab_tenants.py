@@ -25,11 +25,11 @@ MODEST_CLASS = "modest"
 NAMES = ("modest", "flood")
 WITHIN = 1.1
 SHARE, FLOOD = 0.5, 5.0
-"""Of what the cluster serves, that the other tenant asks for."""
+"""Fractions of the cluster's capacity that the other tenant requests."""
 
 
 class KnownTenants(OneForAll):
-    """Tenants told apart, as by a gateway with keys."""
+    """Separated tenants, as at a gateway with keys."""
 
     told_apart = True
 

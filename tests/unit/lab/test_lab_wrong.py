@@ -47,7 +47,7 @@ def test_old_telemetry_leaves_every_request_served() -> None:
 
 
 def test_old_telemetry_repeats_no_order_to_a_worker() -> None:
-    """Until telemetry shows a change, the planner remembers that it asked for it."""
+    """The planner remembers its orders until telemetry shows the change."""
 
     def changes(telemetry_ms: float) -> int:
         looks: list[int] = []

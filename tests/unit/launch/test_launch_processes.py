@@ -33,7 +33,7 @@ def child(code: str, **options: str) -> ChildSpec:
 
 
 class Told:
-    """A reporter that keeps what it was told."""
+    """A reporter that records its messages."""
 
     def __init__(self) -> None:
         self.addresses: list[str] = []
@@ -51,7 +51,7 @@ class Told:
         self.changed.set()
 
     async def starts(self, count: int) -> None:
-        """Until the child was ready so often."""
+        """Wait until the child was ready that often."""
         async with asyncio.timeout(TIMEOUT_S):
             while len(self.addresses) < count:
                 self.changed.clear()

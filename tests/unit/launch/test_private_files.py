@@ -22,14 +22,14 @@ from services.metrics.history import HistoryFile
 
 @pytest.fixture(autouse=True)
 def open_umask() -> Iterator[None]:
-    """As wide as can be: nothing may rely on it."""
+    """Set the widest umask, since nothing may rely on it."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
 def modes(folder: Path) -> dict[str, int]:
-    """Of the folder and all in it, by name."""
+    """Return the modes of the folder and all in it, by name."""
     found = {".": folder, **{str(path.relative_to(folder)): path for path in folder.rglob("*")}}
     return {name: stat.S_IMODE(path.stat().st_mode) for name, path in found.items()}
 

@@ -126,7 +126,7 @@ async def test_two_gateways_exceed_the_limit_by_at_most_five_percent() -> None:
         world.clock.advance_ms(61_000)
         for gateway in world.gateways:
             await gateway.sweep()
-    assert world.ledger.calls < 300, "each asks for some ahead, and not at once again after it got none"
+    assert world.ledger.calls < 300, "each requests some ahead, and not again at once after a refusal"
 
 
 async def test_units_unused_at_one_gateway_go_to_the_others() -> None:

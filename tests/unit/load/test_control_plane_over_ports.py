@@ -150,7 +150,7 @@ class Plane:
 
 
 async def look(plane: Plane) -> dict[str, Any]:
-    """What both say after some virtual seconds."""
+    """Return the answers of both after some virtual seconds."""
     (worker,) = await plane.ask("planner", "GET", "/v1/workers")
     (decision,) = await plane.ask("planner", "GET", "/v1/decisions?limit=1")
     occupancy = await plane.ask("metrics", "GET", "/v1/occupancy?window=1s")

@@ -129,7 +129,7 @@ class Service:
             self.state.history.advance(at(start + 100))
 
     def leave(self, at_ms, **worker):
-        """In good order."""
+        """End cleanly."""
         batch = step_batch(at_ms // 100, (at_ms, at_ms + 1), **worker)
         batch.last = True
         self.state.take(Record(STEPS, "key", batch, 0, 0), at(at_ms + 1))

@@ -55,7 +55,7 @@ class WatchedLoop(SimLoop):
         self.woken: defaultdict[str, set[float]] = defaultdict(set)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        """As it is, with a note."""
+        """Call the original, with a note."""
         node = None if context is self.world else current_node()
 
         def fire(*given: Any) -> None:
@@ -294,7 +294,7 @@ def test_an_idle_gateway_reports_its_empty_queue_at_most_twice_a_second() -> Non
 
 
 def test_news_do_not_delay_later_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planner that hears of a growing queue again and again still decides every period afterwards."""
+    """A planner notified of a growing queue again and again still decides every period afterwards."""
     loop = SimLoop(Random("news"))
     bus, clock = RecordingBus(), SimClock(loop)
     state = PlannerState(

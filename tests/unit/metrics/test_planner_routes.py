@@ -13,7 +13,7 @@ LOCAL = "http://127.0.0.1:8001"
 
 
 class Planner:
-    """Answers as it is told, and keeps what it was asked."""
+    """A planner with scripted answers that records its requests."""
 
     def __init__(self, url: str = LOCAL, *, plaintext: bool = False) -> None:
         self.asked: list[httpx.Request] = []

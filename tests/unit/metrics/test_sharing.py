@@ -46,13 +46,13 @@ S = 1_000 * MS
 
 
 class Instance:
-    """A metrics service's state by the name, its clock so much ahead of the origin's; what it tells is in `told`."""
+    """The state of a metrics service with this name and clock offset; its messages are in `told`."""
 
     def __init__(self, name: str, *, ahead_ns: int = 0) -> None:
         self.told: list[SharedWindows] = []
         self.unsent = 0
         self.heard: list[WrittenWindow] = []
-        """With the last tick."""
+        """The windows received with the last tick."""
         self.ahead_ns = ahead_ns
         self.sharing = Sharing(
             Shares(name), self.told.append, began_ns=ORIGIN_NS + ahead_ns, unsent=lambda: self.unsent
@@ -72,7 +72,7 @@ class Instance:
             self.read(batch, start + 100)
 
     def tick(self, now_ms: float) -> list[SharedWindows]:
-        """What it tells at that moment."""
+        """Return the messages of that time."""
         self.told.clear()
         now_ns = at(now_ms) + self.ahead_ns
         self.sharing.keep(self.state.history.advance(now_ns))
@@ -91,7 +91,7 @@ class Instance:
 
 
 def exchange(reader: Instance, hearer: Instance, from_ms: int, to_ms: int, worker: str = "w") -> None:
-    """One reads a worker's telemetry, the other hears of it, tick by tick."""
+    """One instance reads a worker's telemetry, and the other receives it tick by tick."""
     for start in range(from_ms, to_ms, 100):
         reader.live(worker, start, start + 100)
         hearer.hear(reader.tick(start + 100), start + 100)
@@ -151,7 +151,7 @@ def test_windows_too_far_ahead_are_dropped_and_counted() -> None:
     teller, hearer = Instance("a", ahead_ns=2 * MAX_APART_NS), Instance("b")
     exchange(teller, hearer, 0, 100)
     assert hearer.sharing.left_out[LeftOut.FUTURE] == 1
-    assert hearer.sharing.shares.alive(at(100)) == ["b"]  # or nobody here would read what it reads
+    assert hearer.sharing.shares.alive(at(100)) == ["b"]  # otherwise no instance would read its worker
     registry = CollectorRegistry()
     registry.register(SharingCollector(hearer.sharing))
     assert b'fulcrum_shared_left_out_total{reason="future"} 1.0' in generate_latest(registry)
@@ -217,7 +217,7 @@ def test_data_held_back_during_a_broker_outage_are_sent_afterwards() -> None:
     exchange(teller, hearer, 9_000, 10_000)
     assert hearer.covered_ms(TICK_NS, 0, 10_000) == 10_000
     assert all(len(window.workers) == 1 for message in teller.tick(10_100) for window in message.windows)
-    assert sum(len(message.windows) for message in teller.tick(10_200)) <= 1  # and not told a third time
+    assert sum(len(message.windows) for message in teller.tick(10_200)) <= 1  # and not sent a third time
 
 
 def test_data_held_back_include_workers_that_others_read_by_then() -> None:

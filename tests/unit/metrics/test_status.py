@@ -55,7 +55,7 @@ class Cluster:
         self.tenth = 0
         self.arrived = 0
         self.moved: set[str] = set()
-        """Workers that somebody has moved to prefill."""
+        """Workers moved to prefill by another actor."""
         self.told = lambda queues, now_ns: None
         """Who hears of gateways' queues too."""
         self.denied = 0
@@ -63,7 +63,7 @@ class Cluster:
         """Workers that stand still, and report nothing."""
         self.sent = [0] * 6
         self.since = {}
-        """When each of them stopped, in ms."""
+        """The time at which each of them stopped, in ms."""
 
     def _take(self, topic, value):
         now_ns = at(100 * self.tenth)
@@ -215,7 +215,7 @@ async def test_a_flood_of_prompts_is_named_with_the_command_that_relieves_it_and
     assert cluster.alerts.book.firing()[0].command == action.command
     await cluster.run(40)
     alert = cluster.alerts.book.firing()[0]
-    assert alert.clearing and not alert.command, "what is over asks nobody to type anything"
+    assert alert.clearing and not alert.command, "an ended cause has no command"
 
 
 async def test_a_backlog_beyond_the_target_is_no_balance_even_if_all_of_it_is_late(cluster):
@@ -243,7 +243,7 @@ async def test_decodes_are_judged_by_the_planners_target_so_that_both_agree(clus
     await cluster.run(10)
     assert cluster.status().models[0].decode.tpot_target_ms == 20 != own
     await cluster.run(60)
-    assert cluster.status().models[0].decode.tpot_target_ms == own, "it is not heard any more"
+    assert cluster.status().models[0].decode.tpot_target_ms == own, "it no longer reports"
 
 
 async def test_full_kv_of_prefill_workers_does_not_count_for_decode_workers(cluster):

@@ -18,7 +18,7 @@ REF = {"$ref": "#/$defs/a"}
 
 
 def accepts(schema: dict[str, Any], instance: Any) -> bool:
-    """Whether an answer under this schema may be the instance, written as models write it."""
+    """Return whether the instance is a possible answer under this schema, written as models write it."""
     matcher = LLMatcher(BYTES, f"start: {json_rule(schema)}\n", log_level=0)
     text = json.dumps(instance, ensure_ascii=False).encode()
     return bool(matcher.try_consume_tokens(list(text)) == len(text) and matcher.is_accepting())
@@ -261,7 +261,7 @@ class Dog(BaseModel):
 
 
 class Owner(BaseModel):
-    """What pydantic writes in practice."""
+    """A model with the features that are common in practice."""
 
     name: str = Field(min_length=1, max_length=8, examples=["Ann"], title="Name")
     secret: SecretStr | None = None

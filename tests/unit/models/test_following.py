@@ -10,7 +10,7 @@ LOADS = {"often": 4.0, "seldom": 4.0}
 
 
 def follow(seconds: float, gaps_s: dict[str, float], *, runs_s: float = 1.0) -> UseFollower:
-    """Models asked at even gaps, each request running for `runs_s`, looked at every quarter of a second."""
+    """Follow models requested at even gaps, each request running for `runs_s`, looked at every quarter second."""
     follower = UseFollower(window_s=60.0)
     for step in range(int(seconds * 4)):
         at_s = step / 4

@@ -185,7 +185,7 @@ def test_an_adapter_needs_no_worker_and_its_use_is_counted_separately() -> None:
     keeper.take_workers([pool_worker(worker, "a", epoch=2)], NOON)
     assert keeper.outlooks(NOON)["sql"] == keeper.outlooks(NOON)["a"]
     assert (keeper.alone("a")[0], keeper.alone("sql")[0]) == (1, 2)
-    for second in range(1, 40):  # asked once in two seconds, by the adapter's name alone
+    for second in range(1, 40):  # one request in two seconds, by the adapter's name alone
         now, count = NOON + second * SECOND, 3 + second // 2
         use = ModelUse(count, now // 1_000_000)
         asked(keeper, now, a=use, sql=use)

@@ -22,7 +22,7 @@ DATA = os.environ.get("FULCRUM_DATA", "")
 
 
 def log_of(rows, gpus=None):
-    """From (arrival, model, seconds of execution)."""
+    """Build a log from (arrival, model, seconds of execution)."""
     t_s, model, exec_s = (np.array(each, dtype=float) for each in zip(*sorted(rows), strict=True))
     count = int(model.max()) + 1
     sizes = np.ones(count) if gpus is None else np.array(gpus, dtype=float)
@@ -115,7 +115,7 @@ def test_a_generated_log_has_the_requested_rate_and_is_repeatable(kind):
 @pytest.mark.parametrize("kind", ["surge:cv=1,", "surge:cv=2,", "shock:"])
 @pytest.mark.parametrize("correlation", [0.1, 0.3])
 def test_models_of_generated_logs_have_the_requested_correlation(kind, correlation):
-    """On average: a day holds few surges."""
+    """This holds on average, as a day has few surges."""
     spec = f"{kind}models=30,correlation={correlation}"
     found = [pairwise_correlation(generate_usage(spec, seed=seed)) for seed in range(5)]
     assert np.mean(found) == pytest.approx(correlation, abs=0.05)

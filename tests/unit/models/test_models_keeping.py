@@ -26,7 +26,7 @@ AHEAD_S = np.geomspace(1.0, 3000.0, 200)
 
 @pytest.mark.parametrize(("rate", "cost", "pays"), [(0.02, 60.0, True), (0.01, 60.0, False), (0.01, 120.0, True)])
 def test_a_poisson_model_is_worth_keeping_if_its_rate_times_the_cold_start_exceeds_its_gpus(rate, cost, pays):
-    """With a constant hazard every time to give up is worth the same: rate · cost ÷ GPUs."""
+    """With a constant hazard every time of unloading is worth the same: rate · cost ÷ GPUs."""
     hazard = rate * AHEAD_S[:, None]
     assert worth_of(hazard, AHEAD_S, np.ones(1), cost, 0.0)[0] == pytest.approx(rate * cost, rel=0.02)
     assert (worth_of(hazard, AHEAD_S, np.ones(1), cost, 0.0)[0] > 1) == pays
@@ -85,7 +85,7 @@ def test_both_replays_agree(monkeypatch):
 
 
 class _Watched(ArrivalLaws):
-    """Remembers how long ago each model was asked."""
+    """Arrival laws that remember the time since each model's last request."""
 
     since_s = np.zeros(0)
 

@@ -117,7 +117,7 @@ def test_a_common_factor_is_found_and_followed():
 
 
 def test_independent_bursts_are_not_a_common_factor():
-    """Each model has its own hazard each window; only whether it was asked counts."""
+    """Each model has its own hazard in each window; only whether it was requested counts."""
     rng, rate = np.random.default_rng(3), CommonRate()
     for _ in range(400):
         hazard = rng.gamma(0.2, 5.0, 60) + 1e-9

@@ -48,7 +48,7 @@ async def subscriber() -> AsyncIterator[Reading]:
 
 
 def publisher(endpoint: str = "tcp://127.0.0.1:*") -> tuple[zmq.Socket[bytes], str]:
-    made = zmq.Context.instance().socket(zmq.XPUB)  # like PUB, and it can be asked who has subscribed
+    made = zmq.Context.instance().socket(zmq.XPUB)  # like PUB, and it reports its subscribers
     made.setsockopt(zmq.LINGER, 0)
     made.setsockopt(zmq.XPUB_VERBOSER, 1)  # of each connection
     made.bind(endpoint)
@@ -56,9 +56,9 @@ def publisher(endpoint: str = "tcp://127.0.0.1:*") -> tuple[zmq.Socket[bytes], s
 
 
 async def subscribed(made: zmq.Socket[bytes]) -> None:
-    """Wait until somebody has subscribed to a publisher."""
+    """Wait until a publisher has a subscriber."""
     seen = b""
-    while seen != b"\x01" + TOPIC:  # one that leaves is told as well, by a zero
+    while seen != b"\x01" + TOPIC:  # an unsubscription is reported as well, by a zero
         assert await asyncio.to_thread(made.poll, 10_000)
         seen = made.recv()
 

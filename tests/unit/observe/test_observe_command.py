@@ -73,7 +73,7 @@ def test_an_address_that_cannot_be_observed_is_refused(arguments: list[str], say
 
 @contextmanager
 def server() -> Iterator[str]:
-    """A vLLM that is always 0.5 s further each time it is asked; it answers /metrics alone."""
+    """A vLLM whose counters advance by 0.5 s per request; it answers /metrics alone."""
     asked = count()
 
     class Handler(BaseHTTPRequestHandler):

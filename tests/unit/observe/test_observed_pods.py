@@ -20,7 +20,7 @@ def pod(
     ending: bool = False,
     **more: Any,
 ) -> ServerPod:
-    """A pod in JSON, with the fields that an API server adds and nobody reads."""
+    """A pod in JSON, with the fields that an API server adds and no code reads."""
     meta = {"name": name, "uid": uid or name, "namespace": "ns", "managedFields": [{"manager": "kubelet"}]}
     if ending:
         meta["deletionTimestamp"] = "2026-01-01T00:00:00Z"

@@ -203,7 +203,7 @@ class PrefillEngine:
         self.now_s = self.next_s = self.busy_s = 0.0
         self.waiting: list[int] = []
         self.steps: list[tuple[float, float, list[int]]] = []
-        """When each step in flight was scheduled, its end, and its prompts."""
+        """The time at which each step in flight was scheduled, its end, and its prompts."""
         self.counts = dict.fromkeys(("samples", "prompt", "first", "prefills_s"), 0.0)
 
     def run(self, until_s: float, rate: float, isl: int) -> None:

@@ -12,7 +12,7 @@ BF16 = 2
 
 
 def shape(gpu: str, parameters: float, layers: int, width: int, kv_heads: int) -> Compute:
-    """Of a dense model with heads of 128 in bfloat16, on one GPU."""
+    """A dense model with heads of 128 in bfloat16, on one GPU."""
     flops_per_s, bytes_per_s = gpu_peaks(gpu)
     return Compute(
         layer_parameters=int(parameters),

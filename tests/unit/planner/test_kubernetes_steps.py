@@ -19,7 +19,7 @@ def pod(
 
 @dataclass
 class Cluster:
-    """As a Deployment's controllers are: a number is taken up later, pods start, and those that end take a while."""
+    """A cluster whose controllers take time: a number takes effect later, and pods start and end slowly."""
 
     replicas: int
     pods: dict[str, Pod] = field(default_factory=dict)

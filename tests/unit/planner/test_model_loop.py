@@ -20,7 +20,7 @@ SEED = [ModelEntry("a", "builtin:sim", 1, tpot_ms=25.0), ModelEntry("b", "builti
 
 
 class Rig:
-    """A loop that leads, and acts where it is asked to."""
+    """A loop that leads, and acts if requested."""
 
     def __init__(self, *, acts: bool = False) -> None:
         self.server = MemoryStore()

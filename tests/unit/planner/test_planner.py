@@ -69,7 +69,7 @@ class Keeper:
 
 
 class Planner:
-    """A planner without its stores: what they would tell goes straight in."""
+    """A planner without its stores, whose data are entered directly."""
 
     def __init__(self, kept_decisions=5):
         self.clock = ManualClock(at(0))
@@ -90,7 +90,7 @@ class Planner:
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://planner")
 
     def hear(self, batch, now_ns):
-        """What a worker tells, by way of a metrics service."""
+        """Receive a worker's report by way of a metrics service."""
         self.state.take_loads(self.telling.loads([batch], now_ns), now_ns)
 
 

@@ -50,7 +50,7 @@ def test_an_order_is_not_repeated_until_its_call_has_failed() -> None:
     (again,) = cluster.decide(p=0.9).orders
     assert again.wanted == order.wanted
     cluster.state.done(again, again.wanted, at(cluster.ms))
-    assert cluster.decide(p=0.9).orders == ()  # the registry and telemetry do not tell of it yet
+    assert cluster.decide(p=0.9).orders == ()  # registry and telemetry do not show it yet
     cluster.workers["d"].assignment.CopyFrom(again.wanted)
     assert cluster.decide(p=0.9).orders == ()
 

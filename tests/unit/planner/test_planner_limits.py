@@ -197,7 +197,7 @@ def test_all_workers_become_decode_workers_if_no_prefill_worker_is_allowed() -> 
 
 
 def test_one_of_two_workers_computes_prompts_unless_limits_forbid_it() -> None:
-    """What came before: after the last prefill worker had been moved by hand nothing served prompts until some came."""
+    """Before, after the last prefill worker had been moved by hand no worker served prompts until some arrived."""
     assert LimitsBody().every.prefill_min == LimitsBody().every.decode_min == 1
     cluster = Cluster(d="decode", e="decode")
     changed: list[Any] = []

@@ -276,4 +276,4 @@ def test_kv_speed_of_workers_is_known_and_a_slow_link_becomes_advice() -> None:
         for decision, _ in advisor.look(healed, ModelLimits(), at(now_ms + 1_000 * second))
         if decision.reason_code == "link"
     ]
-    assert ended == [(6, "expired")], "without work nobody has a use for it"
+    assert ended == [(6, "expired")], "without work no model needs it"

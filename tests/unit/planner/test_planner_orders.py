@@ -17,7 +17,7 @@ from services.planner.orders import CallOutcome, Order, OrderExecutor
 
 
 class Channel:
-    """To one worker: what is asked of it is kept, and answered when and how the test says."""
+    """A channel to one worker that records calls and answers them when and how the test says."""
 
     def __init__(self) -> None:
         self.asked: list[pb.SetRoleRequest] = []

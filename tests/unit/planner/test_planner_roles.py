@@ -62,7 +62,7 @@ async def test_a_worker_gets_the_role_in_the_name_of_the_requester() -> None:
 
 
 async def test_the_key_is_the_actor_in_the_trail_and_at_the_worker_whatever_name_is_sent() -> None:
-    """What came before: the planner's record had the key, and the worker's said somebody."""
+    """Before, the planner's record had the key, and the worker's had the sent name."""
     rig = Rig()
     assert (await rig.ask(token=rig.secret, actor="somebody else")).status_code == 200
     assert (await rig.ask(actor="ann")).status_code == 200

@@ -42,7 +42,7 @@ class RigClock:
 
 
 class Memory:
-    """What a planner's store remembers."""
+    """The content of a planner's store."""
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
@@ -301,12 +301,12 @@ async def test_each_of_two_models_has_its_own_pool_and_an_absent_one_delays_no_o
     other = MemoryActuator(4, model="other")
     town.scaler = town.make_scaler(town.actuator, other)
     await flooded(town)
-    assert len(town.actuator.worker_ids) == 2 and other.asked == [], "nobody asks for the other model"
+    assert len(town.actuator.worker_ids) == 2 and other.asked == [], "the other model has no request"
     other.away = True
     before = list(town.actuator.asked)
     town.actuator.worker_ids.clear()
     await flooded(town, 2)
-    assert town.actuator.asked != before, "its own pool is asked for again"
+    assert town.actuator.asked != before, "its own pool is requested again"
 
 
 async def test_a_model_whose_pool_has_never_answered_is_left_unchanged() -> None:

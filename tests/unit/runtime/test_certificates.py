@@ -75,7 +75,7 @@ async def served(settings: CommonSettings) -> AsyncIterator[str]:
 
 
 async def call(address: str, client: CommonSettings, method: str) -> grpc.StatusCode:
-    """How one call by that client ends."""
+    """Return the outcome of one call by that client."""
     async with make_channel(client, address) as channel:
         try:
             if method == SET_ROLE:

@@ -19,7 +19,7 @@ PATTERNS: Final = {
 
 
 def tree() -> list[Path]:
-    """Files that are kept in git, or are about to be."""
+    """Return the files that are in git, or about to be."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,

@@ -40,13 +40,13 @@ with ExitStack() as stack:
 
 
 def outgoing() -> range:
-    """What the system gives to connections here."""
+    """Return the range of ports that the system gives to connections here."""
     first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     return range(int(first), int(last) + 1)
 
 
 def server(port: int) -> socket.socket:
-    """One as servers are: with SO_REUSEADDR."""
+    """Open a server's socket, with SO_REUSEADDR."""
     return socket.create_server((LOOPBACK, port))
 
 
@@ -88,7 +88,7 @@ def test_a_port_chosen_by_a_service_is_not_used_by_connections_while_it_is_away(
 @HOLDS
 def test_no_two_callers_in_several_processes_hold_the_same_port() -> None:
     with held_port() as start, ExitStack() as stack:
-        # Twice as many as are asked for: some may be somebody's already.
+        # Twice as many as requested, as some may be in use already.
         among = (str(start + 1), str(start + 1 + 2 * PROCESSES * EACH), str(EACH))
         held = []
         for _ in range(PROCESSES):

@@ -46,7 +46,7 @@ def in_a_thread(work: Callable[[], T]) -> T:
 
 @pytest.fixture
 def usual_ns() -> int:
-    """What the kernel gives anybody."""
+    """Return the slice that the kernel gives by default."""
 
     def ask() -> int | None:
         return own_slice_ns() if ask_slice(USUAL_SLICE_NS) else None

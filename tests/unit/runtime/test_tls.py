@@ -46,7 +46,7 @@ def make_certificate(folder: Path, name: str) -> CommonSettings:
 
 
 async def describe(server: CommonSettings, client: CommonSettings) -> None:
-    """One call between two processes with these settings; raises AioRpcError when they do not come together."""
+    """Make one call between two processes with these settings. Raise AioRpcError if they cannot connect."""
     serving, port = make_server(server.model_copy(update={"token": SecretStr("right")}), "127.0.0.1:0")
     worker_pb2_grpc.add_WorkerAdminServiceServicer_to_server(Admin(), serving)
     await serving.start()

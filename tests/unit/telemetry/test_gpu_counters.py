@@ -32,7 +32,7 @@ class NvmlError(Exception):
 
 
 class Metric(Structure):
-    """One of GPM's."""
+    """A metric of GPM."""
 
     _fields_ = (("metricId", c_uint), ("nvmlReturn", c_uint), ("value", c_double))
 

@@ -25,7 +25,7 @@ from tests.chat_templates import FAMILIES, Family
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 PACKAGES = ("trl==1.16.0", "axolotl==0.19.0")
-"""They carry templates as their makers published them, for training."""
+"""Packages that contain templates as published, for training."""
 
 
 def call(name: str = "weather", arguments: str = '{"city":"Zürich", "days": [1, 2.0], "wind": null}') -> dict[str, Any]:
@@ -112,7 +112,7 @@ VARIABLES: dict[str, dict[str, Any]] = {
 
 
 def ours(tokenizer: Tokenizer, chat: list[dict[str, Any]], tools: Any = None, **options: Any) -> str | None:
-    """As the gateway renders what a client sends; None where it refuses."""
+    """Return the gateway's rendering of a client's messages, or None if it refuses."""
     variables = options.pop("chat_template_kwargs", {})
     body = {"model": "m", "messages": chat, "tools": tools, "chat_template_kwargs": variables, **options}
     asked = parse_chat(json.dumps(body).encode())
@@ -169,7 +169,7 @@ def _written(message: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def compared(family: Family) -> int:
-    """How many of the chats' renderings are a text; each is what transformers makes of it."""
+    """Return the number of chats that render to a text; each must equal transformers' rendering."""
     tokenizer, reference = both(family)
     shown = 0
     for name, chat in (CHATS if not family.refuses else {"plain": CHATS["plain"]}).items():
@@ -229,7 +229,7 @@ def model_in(folder: Path) -> ModelInfo:
 
 
 def test_reasoning_beside_a_call_and_text_is_accepted() -> None:
-    """Where we differ: gpt-oss may have written all three, and its template refuses two of them in one message."""
+    """We differ here: gpt-oss may have written all three, and its template refuses two of them in one message."""
     chat = [said("user"), said("assistant", "So.", reasoning_content="Look.", tool_calls=[call()]), RESULT]
     tokenizer, reference = both(FAMILIES["gpt-oss"])
     assert theirs(reference, FAMILIES["gpt-oss"], chat) is None
@@ -268,7 +268,7 @@ def _published() -> list[Path]:
 
 
 def _family_of(source: str) -> Family:
-    """By what transformers makes of a template, not by how we read it."""
+    """Return the family, judged by transformers' rendering of a template."""
     reference = both(Family(source))[1]
     both_parts, text = (_tried(reference, [said("user", content)]) for content in (parts("AAA", "BBB"), "AAA"))
     takes_parts = "AAA" in both_parts and "BBB" in both_parts and "type" not in both_parts

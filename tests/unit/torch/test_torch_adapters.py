@@ -77,7 +77,7 @@ async def test_adapters_come_and_go_while_the_engine_runs(model: Path, tmp_path:
     truth = {name: merged_tokens(model, folders.get(name), PROMPT, TOKENS) for name in (*names, "")}
     assert await answers(runner, ("",)) == [truth[""]]
     assert await answers(runner, ("sql", ""), folders) == [truth["sql"], truth[""]]
-    assert await answers(runner, ("chat", "code"), folders) == [truth["chat"], truth["code"]], "more than are kept"
+    assert await answers(runner, ("chat", "code"), folders) == [truth["chat"], truth["code"]], "more than fit the cache"
     assert await answers(runner, ("sql",), folders) == [truth["sql"]], "it had to go, and is read again"
     table, params = np.arange(4, dtype=np.int32), SamplingParams(temperature=0.0)
     lost = Chunk(1, PROMPT, 0, table, True, params, PROMPT, len(PROMPT), adapter="lost", adapter_source="/nowhere")

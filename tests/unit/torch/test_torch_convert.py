@@ -61,7 +61,7 @@ def test_the_tokenizer_needs_no_transformers(folder: Path):
 
 @pytest.mark.torch
 def test_digits_are_single_tokens_and_spaces_before_them_one(folder: Path):
-    """As the model was trained: digits are split off before anything else."""
+    """The model was trained so: digits are split off before anything else."""
     tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("a   42").tokens
     assert tokens == ["a", "ĠĠĠ", "4", "2"]
 

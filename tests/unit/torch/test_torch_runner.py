@@ -115,7 +115,7 @@ def tables(count: int, seed: int = 5) -> list[NDArray[np.int32]]:
 
 
 def generated(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers says, one prompt at a time."""
+    """Return the tokens of transformers, one prompt at a time."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -180,7 +180,7 @@ async def test_the_models_shape_is_reported_with_the_cpus_capabilities(folder: P
 
 
 async def test_the_event_loop_keeps_running_during_a_step(runner: TorchRunner, prompts: list[list[int]]):
-    """And blocks that the step does not write can be read and written meanwhile."""
+    """Blocks that the step does not write can also be read and written meanwhile."""
     table, others = tables(2)
     chunk = Sequence(0, prompts[-1], table).chunk()
     step = asyncio.create_task(runner.run(Batch((chunk,))))

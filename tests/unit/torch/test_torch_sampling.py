@@ -159,7 +159,7 @@ def test_penalties_of_one_row_change_neither_other_rows_nor_the_logits():
 
 
 def test_logprobs_are_the_models_own():
-    """Before bias, penalties and temperature; only where asked for, most likely first."""
+    """They precede bias, penalties and temperature, come only on request, and are sorted by likelihood."""
     scores = logits(3)
     raw = scores.log_softmax(-1)
     odd = replace(GREEDY, logit_bias={11: 100.0}, logprobs=True, top_logprobs=3)

@@ -19,7 +19,7 @@ BACKLOG, TTFT, TPOT = PromisedFigure.BACKLOG, PromisedFigure.TTFT, PromisedFigur
 
 
 def promised(*, rate, waits_s, counts, error=0.05, decodes=20, measured=1.0):
-    """All that is promised of these roles where `waits_s` worker-seconds of prompts wait."""
+    """Return the prediction for these roles while prompts of `waits_s` worker-seconds wait."""
     now = state(prompts=rate, decodes=decodes)
     work = replace(now.work, waiting_ns=waits_s * S)
     now = replace(now, work=work, arrival_rate=rate, arrival_error=error, prompt_tokens=400.0, prompt_yield=measured)

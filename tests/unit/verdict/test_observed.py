@@ -169,7 +169,7 @@ def test_requests_refused_by_full_queues_are_counted_by_model_over_the_last_seco
     assert refusals.per_s("m", 15 * S) == 0, "none is turned away any more"
     refusals.take(counted(17 * S, 500))
     assert refusals.per_s("m", 17 * S) > 0
-    assert refusals.per_s("m", 30 * S) == 0, "nothing is heard"
+    assert refusals.per_s("m", 30 * S) == 0, "nothing is reported"
     refusals.take(counted(31 * S, 3, incarnation=2))
     assert refusals.per_s("m", 31 * S) == 0, "one that began anew counts anew"
 

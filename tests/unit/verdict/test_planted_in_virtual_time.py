@@ -34,7 +34,7 @@ def test_a_busy_cluster_that_is_not_short_has_no_cause_and_fires_no_alert(busy):
 
 @pytest.mark.slow
 def test_an_overload_stays_an_overload_once_the_gateways_queue_is_full():
-    """From then on all that come are refused, and none that waits can be in time."""
+    """From then on all arrivals are refused, and no waiting request can be in time."""
     found = run_lasting("too_small", 301, lasts_s=45.0)
     assert found.refused > 100
     assert found.right_s > 0.85 * sum(found.said_s.values()), found.changes

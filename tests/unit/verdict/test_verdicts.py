@@ -213,7 +213,7 @@ def test_between_the_thresholds_of_cpu_waits_a_cause_stands_and_none_begins():
 
 def test_waits_for_a_cpu_are_named_under_pressure_and_after_its_cause():
     short = {f"gpu_{number}": {"cpu_wait": 0.3 + number / 100} for number in range(8)}
-    assert codes(state(prompts=0.5, decodes=20, **short)) == [], "they hold nobody up"
+    assert codes(state(prompts=0.5, decodes=20, **short)) == [], "they delay no request"
     found = causes(state(prompts=5.0, decodes=20, **short), LIMITS)
     assert [each.code for each in found] == [CauseCode.PREFILL_BOUND, CauseCode.SHORT_OF_CPU]
     assert "workers gpu-7, gpu-6, gpu-5, gpu-4 and 4 more wait for a CPU up to 37% of the time" in found[1].sentence

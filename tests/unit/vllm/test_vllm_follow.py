@@ -25,7 +25,7 @@ def config(port: int) -> EngineConfig:
 
 
 class Computing:
-    """In place of vLLM's processes: computes until they die, or the test is over."""
+    """Stands in for vLLM's processes: it computes until they die, or the test is over."""
 
     def __init__(self) -> None:
         self.followed = asyncio.Event()
@@ -43,7 +43,7 @@ class Computing:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Where node 0 may come to listen."""
+    """Yield the port on which node 0 may start to listen."""
     with held_port() as found:
         yield found
 

@@ -32,7 +32,7 @@ BLOCK = 32
 
 @dataclass
 class Request:
-    """As much of vLLM's as is looked at."""
+    """The attributes of vLLM's request that the code reads."""
 
     num_tokens: int
     num_computed_tokens: int = 0
@@ -115,7 +115,7 @@ def test_newcomers_get_their_tokens_beside_a_long_running_prompt() -> None:
     assert made == PacedStep(1 + 3 + 256, [second], each=256)
     made = plan(beside, budget=0)
     assert made == PacedStep(2, [waits, first, second])
-    assert plan(replace(beside, arrived=()), budget=256) == PacedStep(1 + 256, [], each=0), "nobody comes"
+    assert plan(replace(beside, arrived=()), budget=256) == PacedStep(1 + 256, [], each=0), "no sequence arrives"
     assert list(plan(replace(beside, free_blocks=1), budget=0).aside) == [waits], "decodes may need their blocks"
 
 
@@ -134,7 +134,7 @@ def test_a_preempted_sequence_without_room_gives_prompts_no_tokens() -> None:
     for full in (replace(queues, free_places=0), replace(queues, free_blocks=10)):
         assert plan(full, budget=16) == PacedStep(1 + 16, [])
     nobody = replace(queues, decodes=(), free_blocks=10)
-    assert plan(nobody, budget=0).tokens == 300, "beside nobody it may try"
+    assert plan(nobody, budget=0).tokens == 300, "without neighbours it may try"
 
 
 def test_drafts_are_counted_if_there_are_any() -> None:

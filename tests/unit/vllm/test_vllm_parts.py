@@ -147,7 +147,7 @@ def test_a_hold_ends_once_whoever_ends_it() -> None:
         held.freed(name, news)
     held.freed("of its own engine", news)
     assert news.released == ["not kept", "released", "expired", "pulled"]
-    assert held.still_there({"released"}) == {"released"}, "a name that was let go is forgotten once it is told"
+    assert held.still_there({"released"}) == {"released"}, "a released name is forgotten once it is reported"
 
 
 @pytest.mark.system

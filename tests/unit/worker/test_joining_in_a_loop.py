@@ -63,7 +63,7 @@ class Asked:
 
 
 def served(clients: int, seed: int) -> list[Asked]:
-    """What becomes of `ANSWERS` requests; one prompt is computed at a time."""
+    """Run `ANSWERS` requests, computing one prompt at a time, and return their outcome."""
     random, order = np.random.default_rng(seed), count()
     pace = Pace(512)
     pace.step_time = MODEL

@@ -16,12 +16,12 @@ TOLD_S = 50.0
 
 @dataclass
 class Engine:
-    """As far as signs of life ask it."""
+    """The parts of an engine that keepalives read."""
 
     leased_handles: int = 0
 
     def integrity(self) -> EngineIntegrity:
-        """With so many handles whose blocks wait."""
+        """Report that many handles whose blocks wait."""
         return EngineIntegrity(0, 0, self.leased_handles)
 
 

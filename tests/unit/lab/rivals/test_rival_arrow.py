@@ -17,7 +17,7 @@ from libs.policy.roles import Role
 from tests.rival_rig import cluster, mixed, prefill, request, seen
 
 BUDGET = 8000
-"""Of instances that decode, for prompts that spill over."""
+"""The budget of decode instances for prompts that spill over."""
 
 
 def mover() -> RivalMover:

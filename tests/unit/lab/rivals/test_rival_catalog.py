@@ -100,7 +100,7 @@ steps = st.lists(st.tuples(works, st.integers(1, 900 * MS)), max_size=2)
 
 @st.composite
 def pools(draw: st.DrawFn) -> list[SeenWorker]:
-    """At least one ready worker of each role; role mixed has a budget, or not, by chance."""
+    """Draw at least one ready worker of each role; role mixed has a budget or not, by chance."""
     roles = [Role.PREFILL, Role.MIXED, *draw(st.lists(st.sampled_from([Role.PREFILL, Role.MIXED]), max_size=6))]
     built = [worker(index, role, **draw(loads), steps=draw(steps)) for index, role in enumerate(roles)]
     return [replace(each, ready=True) if each.index < 2 else each for each in built]

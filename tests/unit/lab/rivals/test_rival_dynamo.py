@@ -266,7 +266,7 @@ def mover(loops: Loops = "load") -> RivalMover:
 
 
 def stepped_prefill(index: int, queued_tokens: int, **fields: bool) -> SeenWorker:
-    """Whose last step computed 4,000 tokens of one prompt in 400 ms."""
+    """A worker whose last step computed 4,000 tokens of one prompt in 400 ms."""
     work = StepWork(prefill_tokens=4000, prefill_sequences=1)
     return prefill(index, prompt_tokens=queued_tokens, prompts=3, steps=[(work, 400 * MS)], **fields)
 

@@ -30,7 +30,7 @@ def queued(came_ms: int, due_ms: int, left_ms: int, *, begun: bool = False) -> Q
 
 
 def in_order(order: PromptOrder, now_ms: int, *prompts: QueuedPrompt, pace: float | None = None) -> list[int]:
-    """When they came, in ms."""
+    """Return the arrival times in ms, in order."""
     keys = order(prompts, PromptTurn(now_ms * MS, now_ms * MS, pace))
     ordered = sorted(zip(keys, prompts, strict=True), key=lambda each: each[0])
     return [each.arrival_unix_ns // MS for _, each in ordered]

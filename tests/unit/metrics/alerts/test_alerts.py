@@ -21,7 +21,7 @@ from tests.unit.metrics.alerts.alerts_rig import Cluster, decode, prefill
 
 
 def gateway(**waiting):
-    """What a gateway tells, a queue of model "sim"."""
+    """A gateway's report of a queue for model "sim"."""
     return GatewayQueues(gateway_id="gw", queues=[ModelQueue(model="sim", **waiting)] if waiting else [])
 
 
@@ -114,7 +114,7 @@ def test_a_queue_neither_grows_nor_shrinks_while_telemetry_is_missing():
         if changed := cluster.run(1, *workers, gateways=[waiting]):
             break
     assert changed[0][0] == "FulcrumQueueGrowing"
-    assert "FulcrumQueueGrowing" not in {name for name, *_ in cluster.run(120)}  # nobody is heard
+    assert "FulcrumQueueGrowing" not in {name for name, *_ in cluster.run(120)}  # no gateway reports
     cluster.run(5, *workers, gateways=[waiting])
     assert "FulcrumQueueGrowing" not in {name for name, *_ in cluster.run(50, *workers)}  # gateways are not
     assert "FulcrumQueueGrowing" in cluster.reasons

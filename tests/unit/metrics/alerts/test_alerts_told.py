@@ -41,7 +41,7 @@ def test_an_alert_is_sent_with_its_state_labels_and_runbook():
 
 
 class Receiver:
-    """Takes posts, after refusing as many as it is told to."""
+    """A webhook that accepts posts after a given number of refusals."""
 
     def __init__(self, refuses=0):
         self.posts = []

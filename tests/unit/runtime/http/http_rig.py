@@ -16,7 +16,7 @@ from libs.runtime.web import make_web_app
 
 
 def exchange(app: Any, sent: bytes, *, bounds: HttpBounds | None = None) -> bytes:
-    """What comes back until the server closes, over the event loop that services run on."""
+    """Return the bytes sent until the server closes, over the event loop that services run on."""
     return uvloop.run(send(app, sent, bounds=bounds))
 
 
@@ -65,7 +65,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 def bodies(answers: bytes) -> list[bytes]:
-    """Of answers one after the other, each with its length."""
+    """Split successive answers, each with its length."""
     found = []
     while answers:
         head, _, answers = answers.partition(b"\r\n\r\n")

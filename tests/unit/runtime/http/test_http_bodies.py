@@ -40,7 +40,7 @@ def split_at(cuts: Sequence[int], sent: bytes) -> list[bytes]:
 def test_a_body_after_an_ignored_upgrade_belongs_to_the_request_however_it_is_cut(
     upgrade: str, chunked: bool, expects: bool, cuts: list[int]
 ) -> None:
-    """The body looks like a request: whoever reads it as one is smuggled past."""
+    """The body looks like a request: a server that parses it as one can be smuggled past."""
     framing = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % len(SMUGGLED)
     head = b"POST /first HTTP/1.1\r\nhost: x\r\n" + UPGRADES[upgrade] + framing + b"\r\n\r\n"
     sent = head + (CHUNKED_SMUGGLED if chunked else SMUGGLED) + b"GET /last HTTP/1.1\r\n" + CLOSE + b"\r\n"
