@@ -40,7 +40,7 @@ class AloneLast(LoadScopeScheduling):
         *others, last = self.nodes
         for each in others:
             if not each.shutting_down:
-                each.shutdown()  # with what it still has to run
+                each.shutdown()  # with its remaining modules
         if not self._others_pending(last):
             super()._reschedule(last)
         if not self.workqueue:

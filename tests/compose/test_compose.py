@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def tell(text: str) -> None:
-    """Progress, for a test of minutes."""
+    """Print progress, for a test of minutes."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
@@ -66,7 +66,7 @@ async def test_no_request_fails_whatever_is_scaled_killed_or_restarted() -> None
 
 
 async def scale(cluster: ComposeCluster, load: ComposeLoad) -> None:
-    """More decode workers take part without another word; those that leave drop nothing."""
+    """Check that new decode workers join unaided, and that those that leave drop nothing."""
     decode = cluster.kind.decode
     for count in (3, 1):
         tell(f"{decode}: scale to {count}")
@@ -81,7 +81,7 @@ async def decoders(cluster: ComposeCluster, count: int) -> bool:
 
 
 async def kill_each_kind(cluster: ComposeCluster, load: ComposeLoad) -> None:
-    """Even the last worker of a kind: what it ran waits for the next one."""
+    """Kill one of each role, even the last: its requests wait for the next one."""
     kind = cluster.kind
     for service in (kind.decode, kind.prefill, "planner", "metrics"):
         tell(f"{service}: kill")
@@ -97,7 +97,7 @@ async def kill_each_kind(cluster: ComposeCluster, load: ComposeLoad) -> None:
 
 
 async def restart_stores(cluster: ComposeCluster, load: ComposeLoad) -> None:
-    """Broker and Redis come back on their volumes; occupancy is whole again."""
+    """Restart broker and Redis, which return on their volumes; occupancy is complete again."""
     for store in ("kafka", "redis"):
         tell(f"{store}: restart")
         await cluster.compose("restart", store)
@@ -154,7 +154,7 @@ async def typed(cluster: ComposeCluster, commands: str, folder: Path) -> None:
 
 
 async def served_certificate(cluster: ComposeCluster, service: str) -> str:
-    """Fingerprint of what a worker shows on a new connection."""
+    """Return the fingerprint of the certificate that a worker shows on a new connection."""
     ask = (
         "import ssl; from libs.runtime.net.authority import describe; from pathlib import Path; import socket, hashlib;"
         "t = Path('/tls'); c = ssl.create_default_context(cafile=t / 'ca.pem');"
@@ -193,7 +193,7 @@ async def test_no_request_fails_while_certificates_are_rotated_and_a_release_is_
 
 
 async def replace_each(cluster: ComposeCluster, load: ComposeLoad) -> None:
-    """Workers, then the gateway, then the rest, by an image of another name."""
+    """Replace the workers, then the gateway, then the rest, by an image of another name."""
     kind, tag = cluster.kind, f"next-{cluster.project}"
     images = {"fulcrum/control", "fulcrum/torch"} if PROFILE == "cpu" else {"fulcrum/control"}
     names = {f"{image}:{tag}" for image in images}

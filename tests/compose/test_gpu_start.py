@@ -25,7 +25,7 @@ pytestmark = [
 
 
 async def inspected(cluster: ComposeCluster, service: str) -> dict[str, Any]:
-    """What the engine says of a service's container."""
+    """Return docker's description of a service's container."""
     (container,) = (await cluster.compose("ps", "--all", "--quiet", service)).split()
     told = subprocess.run(("docker", "inspect", container), check=True, capture_output=True).stdout
     (found,) = json.loads(told)
@@ -33,14 +33,14 @@ async def inspected(cluster: ComposeCluster, service: str) -> dict[str, Any]:
 
 
 async def in_worker(cluster: ComposeCluster, *command: str) -> str:
-    """What a command says in a container like the prefill worker's, whether it succeeds or not."""
+    """Return the output of a command in a container like the prefill worker's, whether it succeeds or not."""
     shell = ("sh", "-c", '"$@" 2>&1 || echo "exit code $?"', "sh")
     run = ("--progress", "quiet", "run", "--rm", "-T", "--no-deps", cluster.kind.prefill)
     return await cluster.compose(*run, *shell, *command)
 
 
 def memlock_bytes() -> int:
-    """What the engine lets a container pin: all, but for one that may not lift its own limit."""
+    """Return the memory that docker lets a container lock, which an unprivileged one cannot raise."""
     asked = ("docker", "run", "--rm", "--ulimit", f"memlock={UNLIMITED}", IMAGE, "true")
     refused = subprocess.run(asked, capture_output=True, text=True, check=False)
     if refused.returncode == 0:
@@ -93,7 +93,7 @@ async def model_is_there(cluster: ComposeCluster) -> None:
 
 
 async def check_container(cluster: ComposeCluster, service: str, pinned_bytes: int) -> None:
-    """Given all GPUs, common namespaces, memory that may be pinned, and nothing beyond."""
+    """Check that it has all GPUs, common namespaces, lockable memory, and nothing beyond."""
     container = await inspected(cluster, service)
     host = container["HostConfig"]
     assert host["DeviceRequests"][0]["Driver"] == "nvidia"

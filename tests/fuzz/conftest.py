@@ -13,18 +13,18 @@ from libs.testing.suites.suite import RunningSuite, running_suite
 
 COUNTS = pytest.StashKey[Counter[str]]()
 SHORT_EXAMPLES = 12
-"""What a run of all tests has time for."""
+"""The examples that a run of all tests has time for."""
 
 
 @dataclass
 class Fuzz:
-    """How many examples each test tries, and what came of them."""
+    """The number of examples that each test tries, and their results."""
 
     examples: int
     counts: Counter[str] = field(default_factory=Counter)
 
     def settings(self, share: float = 1.0) -> settings:
-        """For one property; `share` of the examples where they cost more or less than others."""
+        """Return the settings of one property; `share` of the examples if they cost more or less than others."""
         return settings(
             max_examples=max(int(self.examples * share), 2),
             deadline=None,
@@ -66,6 +66,6 @@ def _processes(suite: RunningSuite) -> set[int]:
 
 
 def _faults(folder: Path) -> list[str]:
-    """Log lines that tell of an error nobody expected."""
+    """Return the log lines of unexpected errors."""
     lines = (line for log in folder.rglob("*.log") for line in log.read_text().splitlines())
     return [line[:2000] for line in lines if "Traceback" in line or "task failed" in line]

@@ -39,7 +39,7 @@ from services.gateway.settings import GatewaySettings
 STREAM_S = 10.0
 CLUSTER = CommonSettings().cluster
 UNTYPED = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED}
-"""What a fault that nobody caught, or one that never ends, looks like to a caller."""
+"""The status of an uncaught or never ending error, as a caller sees it."""
 
 prompts = st.lists(st.integers(0, 255), min_size=1, max_size=24).map(pack_u32)
 FULL = "fulcrum.worker.v1"
@@ -71,7 +71,7 @@ def runner() -> Any:
 
 
 class Served:
-    """Something that serves, opened once for many examples."""
+    """A service opened once for many examples."""
 
     def __init__(self, runner: asyncio.Runner, context: Any) -> None:
         self._runner, self._context = runner, context
@@ -87,7 +87,7 @@ class Served:
 
 
 async def say(worker: LocalWorker, method: str, sent: list[bytes], fuzz: Any, *, token: str = TOKEN) -> None:
-    """One call with these messages; it is half-closed behind them, and must end by itself with a typed status."""
+    """Make one call with these messages; it is half-closed after them, and must end with a typed status."""
     async with make_channel(worker.settings, worker.address) as channel:
         call: Any = channel.stream_stream(f"/{FULL}.{method}")(metadata=(("authorization", f"Bearer {token}"),))
         try:
@@ -106,7 +106,7 @@ async def say(worker: LocalWorker, method: str, sent: list[bytes], fuzz: Any, *,
 
 
 async def serves(worker: LocalWorker) -> None:
-    """It answers a whole request still, and holds nothing afterwards."""
+    """Check that it answers a whole request, and holds nothing afterwards."""
     async with gateway_probe(worker) as gateway:
         phase = pb.PHASE_PREFILL if worker.settings.role == "prefill" else pb.PHASE_BOTH
         await gateway.submit(submit(1, phase, [1, 2, 3]))

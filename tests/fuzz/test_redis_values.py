@@ -124,7 +124,7 @@ async def put(raw: Any, cluster: str, found: list[tuple[bytes, Any]]) -> None:
 
 
 def collected(fuzz: Any, strategy: st.SearchStrategy[Any], share: float) -> list[Any]:
-    """Examples, for a test that puts them into a store."""
+    """Return examples for a test that puts them into a store."""
     drawn: list[Any] = []
 
     @fuzz.settings(share)
@@ -159,7 +159,7 @@ def takes(workers: list[Worker]) -> None:
     fleet = WorkerLinks(hello=Hello(), transport=Mock(), traffic=Mock(), tasks=tasks, clock=SystemClock())
     fleet.update(workers, Mock())
     for link in fleet.links:
-        link._worker = link._registered  # as if it had said so itself
+        link._worker = link._registered  # as if it had reported so itself
         view = link.view()
         if view is not None:
             assert math.isfinite(view.backlog_ns(NOW_NS) + view.speed.prompt_ns(8_000, 8_000**2))
@@ -233,7 +233,7 @@ async def test_an_invalid_entry_is_logged_and_counted_once_however_often_it_is_r
     await registry.workers()
     await registry.workers()
     assert registry.stats().unusable == 0
-    assert await raw.scard(keys.workers(cluster)) == 0, "what has no lease is removed, whatever it is"
+    assert await raw.scard(keys.workers(cluster)) == 0, "an entry without a lease is removed, whatever it is"
 
 
 async def test_more_dead_ids_than_connections_are_no_outage(raw: Any, registry: RedisRegistry, cluster: str) -> None:
@@ -257,7 +257,7 @@ async def test_a_prefix_lookup_is_answered_beside_keys_of_another_type(
     await index.publish("sim", "a", stored=blocks[:1], removed=())
     await index.renew("sim", "a", lease_ms=LEASE_MS)
     found = await index.longest_prefix([PrefixQuery("sim", prompts=[blocks], worker_ids=["a", "good"])])
-    assert found == [[{"a": 1, "good": 3}]], "its worker writes it anew"
+    assert found == [[{"a": 1, "good": 3}]], "its worker writes it again"
     await index.close()
 
 
@@ -282,7 +282,7 @@ async def test_stored_step_times_are_finite_whatever_was_there_before(
     await raw.unlink(key)
     await raw.set(key, b"nonsense")
     assert await store.load(KEY) == {} and await store.load_curve(KEY) is None
-    assert not await asyncio.wait_for(_saved(store, raw, key), 5), "a key of another type makes room"
+    assert not await asyncio.wait_for(_saved(store, raw, key), 5), "a key of another type is replaced"
     await store.close()
 
 

@@ -24,7 +24,7 @@ from libs.testing.servers.proxy import vanishing_proxy
 pytestmark = pytest.mark.kube
 MOST = 8
 BOUND_S = 3 * CALL_S
-"""Of one question to a server that is away: the Deployment, its pods, its number."""
+"""Bound on one request to an unreachable server: the Deployment, its pods, its number."""
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ async def test_a_pod_that_waits_for_a_node_is_reported_until_there_is_one(tmp_pa
 
 
 def scaled_by_another(own: Namespace, monkeypatch: pytest.MonkeyPatch, times: int) -> Callable[[], int]:
-    """Between what an actuator reads and what it writes, somebody else writes."""
+    """Let another actor write between an actuator's read and its write."""
     read, left = KubeApi.scale, [times]
 
     async def scale(self: KubeApi) -> tuple[int, str]:

@@ -34,7 +34,7 @@ async def test_the_server_accepts_every_object_of_a_profile(name: str, tmp_path:
 
 @pytest.fixture
 async def groups() -> AsyncIterator[None]:
-    """LeaderWorkerSets are known, as the operator's own definition has them or by one for this test."""
+    """Define LeaderWorkerSets, by the operator's own definition or by one for this test."""
     if "leaderworkersets" in await run("kubectl", "api-resources", "--output", "name"):
         yield
         return

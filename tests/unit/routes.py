@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute, Mount
 
 
 def routes(within: Sequence[BaseRoute]) -> set[tuple[str, str]]:
-    """Method and path of each, included routers' too; MOUNT for what is mounted."""
+    """Return method and path of each, included routers' too; MOUNT for mounted apps."""
     found: set[tuple[str, str]] = set()
     for route in within:
         included = getattr(route, "original_router", None)
@@ -29,7 +29,7 @@ class Head(NamedTuple):
 
 
 async def asked(app: Any, method: str, path: str, headers: dict[str, str]) -> Head:
-    """Ask an ASGI app, and of GET read no more than the first part of the answer: some have no end."""
+    """Call an ASGI app, and for GET read only the first part of the answer, as some never end."""
     found: list[Any] = []
     first = asyncio.Event()
     path, _, query = path.partition("?")

@@ -53,7 +53,7 @@ def request(key: int, seed: int) -> EngineRequest:
 
 
 def under_way(engine: VllmEngine) -> bool:
-    """Whether a step ran as another was reported."""
+    """Return whether a step ran while another was reported."""
     return bool(engine._report.running_since_ns)
 
 

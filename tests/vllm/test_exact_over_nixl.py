@@ -36,7 +36,7 @@ OUTPUT_TOKENS = 12
 CONTEXT_TOKENS = 512
 LONG_OUTPUT_TOKENS = 200
 PULL_ENDS_S = 30.0
-"""UCX gives a peer that is gone up after some seconds."""
+"""Bound on UCX's timeout for a vanished peer."""
 IDLE = EngineIntegrity(0, 0, 0)
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 GUIDED = SamplingParams(temperature=0.0)
@@ -62,7 +62,7 @@ class NoFetcher:
 
 
 def prompts() -> list[NDArray[np.int32]]:
-    """Of 1 to 300 tokens, none a prefix of another, some of whole blocks."""
+    """Draw prompts of 1 to 300 tokens, none a prefix of another, some of whole blocks."""
     rng = np.random.default_rng(3)
     lengths = [1, 31, 32, 33, 64, 96, *(int(length) for length in rng.integers(2, 300, PROMPTS - 6))]
     return [rng.integers(200, 40_000, length, dtype=np.int32) for length in lengths]
@@ -75,7 +75,7 @@ def model() -> Path:
 
 @pytest.fixture(scope="module")
 def cores() -> list[VllmCore]:
-    """Those of `pair`."""
+    """Return the cores of `pair`."""
     return [VllmCore(), VllmCore()]
 
 
@@ -97,7 +97,7 @@ async def pair(model: Path, cores: list[VllmCore]) -> AsyncIterator[Pair]:
 
 @pytest.fixture(scope="module")
 def truth(model: Path, pair: Pair) -> dict[str, list[list[int]]]:
-    """vLLM's own tokens. After `pair`, so that the engines find the process as a worker's is."""
+    """Return vLLM's own tokens. After `pair`, so that the engines find the process in a worker's state."""
     import vllm
 
     with pytest.MonkeyPatch.context() as patched:  # suites that start later inherit the environment
@@ -256,6 +256,6 @@ async def test_a_source_that_dies_during_a_pull_costs_the_target_only_that_seque
 
 
 def processes_of(core: VllmCore) -> list[psutil.Process]:
-    """EngineCore, and the one that computes."""
+    """Return EngineCore, and the process that computes."""
     cores = [psutil.Process(pid) for pid in core.pids]
     return [*cores, *(child for each in cores for child in each.children(recursive=True))]

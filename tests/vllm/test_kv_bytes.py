@@ -75,7 +75,7 @@ def configured(folder: Path, shape: dict[str, Any], block_tokens: int = 64) -> A
 
 
 def specs_of(vllm_config: Any) -> dict[str, Any]:
-    """What each layer of vLLM's own model says that it keeps; parameters have shapes and no memory."""
+    """Return what each layer of vLLM's own model declares to keep; parameters have shapes and no memory."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.distributed.parallel_state import destroy_model_parallel, initialize_model_parallel
@@ -97,7 +97,7 @@ def specs_of(vllm_config: Any) -> dict[str, Any]:
 
 
 def laid_out(vllm_config: Any, specs: dict[str, Any], order: str = "LBHNC") -> Any:
-    """vLLM's layout of them, as its scheduler is given it."""
+    """Return vLLM's layout of them, as its scheduler gets it."""
     from vllm.v1.core import kv_cache_utils as utils
 
     vllm_config.cache_config.kv_cache_layout = order

@@ -55,7 +55,7 @@ class Fleet:
     page: str
     clock: Path
     serve: Callable[[], Any]
-    """Starts the metrics service on the page's port, as a context."""
+    """Context that starts the metrics service on the page's port."""
 
     def status(self) -> Any:
         return httpx.get(f"{self.page}/v1/status", trust_env=False).json()

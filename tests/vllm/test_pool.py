@@ -37,7 +37,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
 
 
 def engine_cores(suite: RunningSuite) -> set[int]:
-    """Those that still run; one that has ended may not have been waited for yet."""
+    """Return those that still run; an ended one may not have been waited for yet."""
     children = psutil.Process(suite.process.pid).children(recursive=True)
     own = (child for child in children if child.name().startswith("VLLM::EngineCor"))
     return {child.pid for child in own if child.status() != psutil.STATUS_ZOMBIE}

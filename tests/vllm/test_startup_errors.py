@@ -59,7 +59,7 @@ async def test_an_engine_whose_processes_would_outlive_it_does_not_serve(
 
 
 async def refused(model: Path, **changes: Any) -> str:
-    """What is said of an engine that does not start, in one line."""
+    """Return the one-line error of an engine that does not start."""
     config = replace(EngineConfig(model, "real", threads=1, block_size_tokens=32), **changes)
     engine = VllmEngine(config, SystemClock(), VllmCore())
     with pytest.raises(StartupError) as caught:
@@ -78,7 +78,7 @@ async def test_a_start_that_hangs_is_ended_with_its_processes_and_reported(model
 
 
 def is_vllms(process: psutil.Process) -> bool:
-    """Whether it lives and is not Python's own helper."""
+    """Return whether it is alive and not Python's own helper."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(process.cmdline())
     return False

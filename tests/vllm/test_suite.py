@@ -27,12 +27,12 @@ MOVES = 50
 CLIENTS = 6
 BLOCK_TOKENS = 32
 LONG_LENGTHS = (199, 231, 263, 295)
-"""Of prompts that are asked twice; no other test's prompts are so long."""
+"""Lengths of prompts that are sent twice; no other test's prompts are so long."""
 GONE_S = 30.0
 """A bound for a process that is never killed. Linux kills at once, but on two cores on which other engines compute, the
 memory of two processes of vLLM has taken over a second to be given back."""
 ENGINE_PROCESSES = 6
-"""EngineCore and the one that computes, of three workers."""
+"""EngineCore and the computing process of three workers."""
 AFTER_S, MAX_AFTER_SHARE = 0.8, 0.5
 """Of one core, after an answer. Of vLLM's own accord four processes would take a core each."""
 START_S = 400.0
@@ -58,7 +58,7 @@ def test_the_suite_answers_paris(suite: RunningSuite) -> None:
 
 
 def engine_processes(suite: RunningSuite) -> list[psutil.Process]:
-    """vLLM's own, of all workers."""
+    """Return vLLM's own processes, of all workers."""
     children = psutil.Process(suite.process.pid).children(recursive=True)
     return [child for child in children if child.name().startswith("VLLM")]
 
@@ -94,7 +94,7 @@ async def test_repeated_prompts_are_served_by_the_worker_that_has_their_blocks(s
     for transfer in await kv_transfers(suite, dict.fromkeys(LONG_LENGTHS, 2)):
         sources.setdefault(transfer.prompt_tokens, []).append(transfer.from_worker_id)
     assert all(one == other for one, other in sources.values())
-    assert len({workers[0] for workers in sources.values()}) == 2, "the first time they were spread over both workers"
+    assert len({workers[0] for workers in sources.values()}) == 2, "they were spread over both workers the first time"
 
 
 def test_prefill_is_tuned_with_separate_steps(suite: RunningSuite) -> None:
@@ -147,7 +147,7 @@ async def test_workers_that_fail_or_have_other_kv_report_it_and_the_others_keep_
 
 @asynccontextmanager
 async def streams(suite: RunningSuite) -> AsyncIterator[None]:
-    """Some are under way while the context is open; they end as they do while nothing happens."""
+    """Keep streams open during the context; they must end as undisturbed ones do."""
     async with httpx.AsyncClient(timeout=300) as http:
 
         async def ask(into: Streamed, number: int) -> None:
@@ -165,7 +165,7 @@ async def streams(suite: RunningSuite) -> AsyncIterator[None]:
 
 
 def processes_of(suite: RunningSuite, name: str) -> tuple[psutil.Process, list[psutil.Process]]:
-    """A worker, and vLLM's below it: EngineCore first."""
+    """Return a worker and vLLM's processes below it, EngineCore first."""
     pid = pid_of(suite, name)
     assert pid is not None
     below = [each for each in psutil.Process(pid).children(recursive=True) if each.name().startswith("VLLM")]
@@ -175,7 +175,7 @@ def processes_of(suite: RunningSuite, name: str) -> tuple[psutil.Process, list[p
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """A zombie has ended too: whoever started it has yet to ask how."""
+    """A zombie has ended too: its parent has yet to wait for it."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -43,7 +43,7 @@ class NoFetcher:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
-    """By width."""
+    """Yield engines by width."""
     model = write_random_llama(tmp_path_factory.mktemp("model"), **SHAPE)
     found: Engines = {}
     for width in (1, 2):

@@ -78,7 +78,7 @@ def test_tenants_get_equal_shares_while_they_have_lines(jobs: list[OpenJob]) -> 
             starved.add(job.tenant)
     for tenant in starved:
         for other in open_lines:
-            # Nobody is given more while one who has less waits.
+            # No tenant is given more while one with less waits.
             assert open_lines[other] <= max(open_lines[tenant] + SHARE_LINES, before[other])
 
 

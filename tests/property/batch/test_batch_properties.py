@@ -180,7 +180,7 @@ def test_a_reader_that_starts_at_a_repeated_created_event_learns_what_all_others
 
 @given(st.data())
 def test_a_second_created_event_hides_nothing_of_a_snapshot(data: st.DataObject) -> None:
-    """Whoever begins to read behind the first one, and reads the second before the snapshot."""
+    """The reader starts after the first one, and reads the second before the snapshot."""
     shares = [data.draw(st.integers(1, 5)) for _ in range(4)]
     progress = [
         pb.JobEvent(

@@ -13,7 +13,7 @@ BEGAN_NS = 1_000_000_000_000_000_000
 
 @st.composite
 def gateway_records(draw: st.DrawFn) -> list[Mark]:
-    """Growing totals at growing moments."""
+    """Draw growing totals at increasing times."""
     steps = draw(st.lists(st.integers(1, 400_000_000_000), min_size=1, max_size=20))
     at_ns, rows, records = BEGAN_NS, dict[DemandKey, Counts](), list[Mark]()
     for step_ns in steps:

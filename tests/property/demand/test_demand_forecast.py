@@ -21,7 +21,7 @@ KIND = WorkerKind(Speed(StepTimeModel(5e6, 27_000, 0.66, 7e6, 20_000, 52, 0.3), 
 
 @st.composite
 def kept(draw: st.DrawFn) -> DemandBins:
-    """Gaps, bursts, zeros, models that begin and end."""
+    """Draw bins with gaps, bursts, zeros, and models that start and stop."""
     count = draw(st.integers(0, 120))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     heard = rng.random(count) < draw(st.sampled_from([0.0, 0.5, 0.95, 1.0]))

@@ -19,7 +19,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(BLOCKS)
         self.held: list[list[int]] = []
         self.listed: set[bytes] = set()
-        """Reusable hashes as a reader of the pool's changes knows them."""
+        """The reusable hashes as a reader of the pool's changes knows them."""
 
     def chain(self, name: int, length: int) -> list[bytes]:
         return [b"%d:%d" % (name, place) for place in range(length)]

@@ -116,7 +116,7 @@ class Run:
 @given(st.lists(wanted, min_size=2, max_size=8), st.booleans())
 @settings(max_examples=examples(300), deadline=None)
 def test_every_sequence_ends_with_the_tokens_it_would_have_alone(to_come: list[Wanted], decode_role: bool) -> None:
-    """With budget 0 too, where all sequences are moved there and only recomputation computes their prompts."""
+    """This includes budget 0, where all sequences are moved in and only recomputation computes their prompts."""
     to_come = [replace(one, moved=one.moved or decode_role) for one in to_come]
     run = Run(0 if decode_role else CHUNK)
     queue = [(one.after_steps, request(sequence_id, one)) for sequence_id, one in enumerate(to_come, start=1)]
@@ -138,7 +138,7 @@ def test_every_sequence_ends_with_the_tokens_it_would_have_alone(to_come: list[W
 
 
 def busy(**changes: object) -> Run:
-    """Three growing sequences in a pool for hardly more than one."""
+    """Run three growing sequences in a pool for hardly more than one."""
     run = Run(CHUNK)
     base = Wanted(family=0, prompt=8, output=36, reuse=False, moved=False, after_steps=0)
     for sequence_id in (1, 2, 3):
@@ -158,7 +158,7 @@ def test_full_blocks_of_a_preempted_sequence_are_reused() -> None:
 
 
 def test_thrash_is_bounded() -> None:
-    """Whoever is admitted beside others gets on by a block before anyone gives way: few preemptions for 108 tokens."""
+    """A sequence admitted beside others gains a block before any is preempted: few preemptions for 108 tokens."""
     assert busy().core.load().preemptions <= 2 * 36 // BLOCK
 
 

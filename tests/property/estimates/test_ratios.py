@@ -40,7 +40,7 @@ def test_each_quantile_covers_its_share(seed: int, spread: float, off: float) ->
 @settings(max_examples=10)
 @given(st.integers(0, 1 << 30))
 def test_coverage_recovers_after_predictions_become_wrong(seed: int) -> None:
-    """Every 400 answers the same predictions are twice as far off, or half."""
+    """After every 400 answers the same predictions are off by twice as much, or half."""
     ratios, covered, told, random = Ratios(), dict.fromkeys(LEVELS, 0), 0, Random(seed)
     for number in range(4000):
         actual = exp(random.gauss(0.0, 0.2)) * (2.0 if number // 400 % 2 else 1.0)

@@ -12,7 +12,7 @@ S = 1_000_000_000
 
 
 def answers(slowness: Slowness, times_as_slow: float, count: int, seed: int, spread: float = 0.15) -> None:
-    """Each was predicted with what is known by then."""
+    """Enter answers, each predicted with the knowledge of its time."""
     random = Random(seed)
     for _ in range(count):
         slowness.answered(S * slowness.factor, S * times_as_slow * random.lognormvariate(0.0, spread))

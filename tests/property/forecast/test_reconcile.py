@@ -16,7 +16,7 @@ HORIZONS = 3
 
 @st.composite
 def forecasts(draw: st.DrawFn, *, most: int = 7) -> Floats:
-    """Quantiles of some series: zeros, sporadic ones, narrow bands, sizes from a thousandth to a billion."""
+    """Draw quantiles of series: zeros, sporadic ones, narrow bands, sizes from a thousandth to a billion."""
     count = draw(st.integers(1, most))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     sizes = draw(st.lists(st.sampled_from([0.0, 1e-3, 0.7, 300.0, 1e9]), min_size=count, max_size=count))

@@ -61,7 +61,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], tuple[str, str]]] = {
     "seed oss": ("<seed:tool_call> </seed:think>", (), ("", "")),
     "harmony": ("", MARKERS, ("", "")),
 }
-"""What a template says, special tokens (with ~: ordinary ones, as Qwen's tags are), formats by hand."""
+"""Text of the template, special tokens (with ~: ordinary ones, as Qwen's tags are), configured formats."""
 
 
 class Family:
@@ -80,7 +80,7 @@ class Family:
         self.guides = Guides(LLTokenizer(inner.to_str(), n_vocab=size, eos_token=[SIM_EOS]))
 
     def answer(self, random: Random, **asked: Any) -> list[int]:
-        """Tokens drawn among those that the guide allows, the end wherever it may come."""
+        """Draw tokens among those that the guide allows, with the end wherever it is possible."""
         guide = guide_of(self.format, self.special, **{"parallel": True, "thinks": False, "tools": (), **asked})
         tokens = [0]
         while len(tokens) < MAX_TOKENS:
@@ -97,7 +97,7 @@ class Family:
         pytest.fail("the answer has no end")
 
     def reasons(self, tokens: list[int], thinks: bool) -> bool:
-        """Whether reasoning is open that bytes close, which chance alone would not find."""
+        """Return whether open reasoning must be closed by bytes, which chance alone would not find."""
         tags = self.format.thinking
         if tags is None or tags.closes in self.special:
             return False
@@ -106,7 +106,7 @@ class Family:
         return (thinks or text.startswith(tags.opens)) and tags.closes not in text and not in_mid_character
 
     def parts(self, tokens: list[int], thinks: bool = False) -> list[tuple[PartKind, str]]:
-        """Joined."""
+        """Return the joined parts."""
         opened = self.format.thinking.opens if thinks and self.format.thinking else ""
         parser = self.format.parser(dict(TOOLS), opened)
         assert parser is not None

@@ -41,7 +41,7 @@ Parts = list[tuple[PartKind, str]]
 def parsed(
     text: str, cuts: Iterable[int], calls: CallFormat | None = None, thinking: bool = False, thinks: bool = False
 ) -> Parts:
-    """Parts of the answer, joined; `text` comes in pieces cut at `cuts`."""
+    """Return the joined parts of the answer; `text` comes in pieces cut at `cuts`."""
     parser = TaggedParser(THINK if thinking or thinks else None, calls, TOOLS, thinks=thinks)
     places = [0, *sorted(cut for cut in cuts if cut <= len(text)), len(text)]
     found = [part for at, end in pairwise(places) for part in parser.text(text[at:end])]

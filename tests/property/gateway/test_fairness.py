@@ -43,7 +43,7 @@ def test_no_state_of_tenants_without_requests_remains(drawn: list[tuple[str, str
 
 @given(st.integers(1, 5), st.integers(2, 12), st.integers(1, 3000))
 def test_a_tenant_within_its_share_hardly_waits_beside_a_flood(modest: int, flood: int, tokens: int) -> None:
-    """One is served a second; each modest tenant asks for its share, and one for many times that, for ever."""
+    """One request is served a second; each modest tenant sends its share, and one sends many times that, forever."""
     turns, waiting, worst_s, period = FairTurns(), list[tuple[int, int, Flow, int]](), 0, modest + 1
     for second in range(40 * period):
         asking = ["flood"] * flood + [f"t{number}" for number in range(modest) if second % period == number]
@@ -61,7 +61,7 @@ def test_a_tenant_within_its_share_hardly_waits_beside_a_flood(modest: int, floo
 
 @given(st.lists(st.integers(1, 500), min_size=2, max_size=5))
 def test_tenants_that_always_wait_are_served_equally_many_tokens(sizes: list[int]) -> None:
-    """However long their prompts are."""
+    """This holds for prompts of any length."""
     turns, line, served = FairTurns(), list[tuple[int, int, Flow, int]](), dict.fromkeys(range(len(sizes)), 0)
 
     def ask(number: int, place: int) -> None:

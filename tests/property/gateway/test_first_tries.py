@@ -36,7 +36,7 @@ def test_a_prompt_with_a_recent_first_token_goes_anywhere_for_its_own_tenant(aft
         tries.came(number, ("a", b"one"), after_ns)
         tries.came(number + 3, ("b", b"one"), after_ns)
     assert len(let_go(tries, 0, 1, 2)) == go
-    assert let_go(tries, 3, 4, 5) == [3, 4], "how long it waits shows nobody what another tenant asks"
+    assert let_go(tries, 3, 4, 5) == [3, 4], "its wait reveals nothing of another tenant's prompts"
 
 
 def test_prompts_with_the_oldest_first_token_are_forgotten_first() -> None:
@@ -50,7 +50,7 @@ def test_prompts_with_the_oldest_first_token_are_forgotten_first() -> None:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Choices of two tenants with two prompts, as a dispatcher moves them."""
+    """Choices of two tenants with two prompts, moved as by a dispatcher."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.waiting: list[int] = []
         self.on_workers: list[int] = []
         self.counted: set[int] = set()
-        """Those whose prompt had no token lately as they came, and has had none since."""
+        """The choices whose prompt had no recent token on arrival, and has had none since."""
         self.computed_ns: dict[Key, int] = {}
         self.now_ns = 0
 
@@ -80,7 +80,7 @@ class AnyOrder(RuleBasedStateMachine):
         for key in KEYS:
             waits = [each for each in self.waiting if self.keys[each] == key and each in self.counted]
             most = max(MAX_LOST_WORKERS - self.tried(key), 0)
-            assert [each for each in found if each in waits] == waits[:most], "nobody waits for nothing"
+            assert [each for each in found if each in waits] == waits[:most], "no choice waits in vain"
         for choice in found[:room]:
             self.waiting.remove(choice)
             self.on_workers.append(choice)
@@ -127,7 +127,7 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         for choice in self.waiting + self.on_workers:
             self.tries.ended(choice)
-        assert not self.tries, "nothing is left of what is over"
+        assert not self.tries, "ended choices leave no state"
 
     def tried(self, key: Key) -> int:
         return sum(self.keys[each] == key and each in self.counted for each in self.on_workers)

@@ -49,7 +49,7 @@ def asks(draw: st.DrawFn) -> list[BindingRequest]:
 
 
 def spent(bindings: list[Binding]) -> dict[tuple[str, str], int]:
-    """Credits used, by worker and kind."""
+    """Return the used credits, by worker and kind."""
     used: dict[tuple[str, str], int] = {}
     for binding in bindings:
         used[binding.decode_worker, "decode"] = used.get((binding.decode_worker, "decode"), 0) + 1
@@ -148,7 +148,7 @@ def test_stop_strings_do_not_depend_on_how_the_text_is_cut(text: str, stops: lis
 
 
 def vllm_text(tokens: list[str], stops: list[str], min_tokens: int) -> tuple[str, bool]:
-    """What vLLM's detokenizer makes of tokens that come one by one (v1/engine/detokenizer.py, `update`)."""
+    """Return the output of vLLM's detokenizer for tokens one by one (v1/engine/detokenizer.py, `update`)."""
     text = ""
     for count, token in enumerate(tokens, 1):
         text += token

@@ -58,7 +58,7 @@ strangers = st.builds(lambda body: Message("user", body, "<|end|>", shown=False)
 
 
 def answer(said: list[Message]) -> str:
-    """As a generation goes on after `<|start|>assistant`; a stranger is a turn that is not the assistant's."""
+    """Draw an answer after `<|start|>assistant`; a stranger is a turn of another role."""
     return "<|start|>".join(
         message.text if not place or message.header == "user" else "assistant" + message.text
         for place, message in enumerate(said)
@@ -68,7 +68,7 @@ def answer(said: list[Message]) -> str:
 def decoded(
     tokens: list[int], cuts: frozenset[int] = frozenset(), stops: tuple[str, ...] = (), calls: bool = False
 ) -> Piece:
-    """All pieces as one; they are taken after the tokens at `cuts`."""
+    """Return all pieces as one; they are read after the tokens at `cuts`."""
     decoder = TOKENIZER.decoder()
     reader = AnswerReader(HarmonyParser(calls=calls), decoder, TOKENIZER.special_tokens)
     choice = ChoiceText(

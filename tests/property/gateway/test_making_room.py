@@ -20,7 +20,7 @@ def lines(draw: st.DrawFn, *, flows: int = 3, most: int = 12) -> list[QueuedRequ
 
 
 def late(line: list[QueuedRequest], pace: float) -> list[QueuedRequest]:
-    """Those that start too late, of all that go one after the other."""
+    """Return the requests that start too late if all run one after another."""
     found, at_ns = [], float(NOW_NS)
     for due in line:
         if at_ns > due.latest_ns + 1e-6:

@@ -128,7 +128,7 @@ def test_a_hopeless_head_is_not_urgent() -> None:
 
 
 def test_late_requests_get_their_share_in_an_endless_overload() -> None:
-    """One prompt is served at a time, a hopeful one always waits: the late one's turn comes by its share."""
+    """One prompt is served at a time while a hopeful one always waits; the late one's turn comes by its share."""
     late = Item(0, 0, S, prompt_tokens=200)
     line = line_of([late], {0: 0.0})
     bound_tokens, number, now_ns = 0, 0, 0

@@ -33,7 +33,7 @@ def places_of(asked: dict[str, PlaceDemand], free: int) -> int:
 
 
 def given_out(asked: dict[str, PlaceDemand], places: int, free: int, first: list[str]) -> dict[str, int]:
-    """Places that each tenant gets, where those of `first` come first in the queue."""
+    """Return the places that each tenant gets, with the choices of `first` at the head of the queue."""
     allowance, taken = PlaceAllowance(places, free, asked), dict.fromkeys(asked, 0)
     for tenant in first:
         for _ in range(asked[tenant].waiting):
@@ -51,7 +51,7 @@ def test_no_place_stays_free_while_a_choice_waits(asked: dict[str, PlaceDemand],
 
 @given(demands, frees)
 def test_a_tenant_below_its_share_gets_a_place_whatever_others_hold(asked: dict[str, PlaceDemand], free: int) -> None:
-    """Together with what gives way there is a place for each that is due."""
+    """Together with preempted places there is a place for each eligible choice."""
     places = places_of(asked, free)
     shares, yields = place_shares(places, asked), places_to_yield(places, free, asked)
     due = sum(max(shares[tenant].least - asked[tenant].running, 0) for tenant in shares)
@@ -84,7 +84,7 @@ def test_shares_follow_weights_if_every_tenant_wants_more(asked: dict[str, Place
 def test_preempted_places_go_to_those_they_were_preempted_for(
     asked: dict[str, PlaceDemand], free: int, chance: Random
 ) -> None:
-    """In whatever order they wait; so nobody gives way again, and two do not take places from each other for ever."""
+    """This holds in any order, so no choice is preempted again, and two tenants never alternate forever."""
     places = places_of(asked, free)
     yields = places_to_yield(places, free, asked)
     now = {t: PlaceDemand(each.running - yields.get(t, 0), each.waiting + yields.get(t, 0), each.weight)
@@ -99,7 +99,7 @@ def test_preempted_places_go_to_those_they_were_preempted_for(
 
 
 def yielded_one_by_one(places: int, free: int, demands: Mapping[str, PlaceDemand]) -> dict[str, int]:
-    """What `places_to_yield` gives, by a turn for each place."""
+    """Return the result of `places_to_yield` by one turn per place."""
     shares = place_shares(places, demands)
     running = {tenant: demands[tenant].running for tenant in shares}
     yields: dict[str, int] = {}
@@ -122,13 +122,13 @@ def yielded_one_by_one(places: int, free: int, demands: Mapping[str, PlaceDemand
 def test_the_tenant_furthest_above_its_weighted_share_is_preempted_one_by_one(
     asked: dict[str, PlaceDemand], free: int, more: int
 ) -> None:
-    """Also where there are fewer places than are held, or more."""
+    """This includes fewer places than are held, and more."""
     places = max(places_of(asked, free) + more, 0)
     assert places_to_yield(places, free, asked) == yielded_one_by_one(places, free, asked)
 
 
 def shares_level_by_level(places: int, demands: Mapping[str, PlaceDemand]) -> dict[str, PlaceShare]:
-    """What `place_shares` gives, by a round for each level at which tenants have all that they want."""
+    """Return the result of `place_shares` by one round for each level at which tenants have all they want."""
     shares: dict[str, PlaceShare] = {}
     open_to = {tenant: demand for tenant, demand in demands.items() if demand.wanted}
     left = places
@@ -213,7 +213,7 @@ def yielding(draw: st.DrawFn) -> GatewayYield:
 
 @given(st.lists(yielding(), min_size=1, max_size=6), st.integers(0, 60))
 def test_all_gateways_together_preempt_exactly_the_missing_places(gateways: list[GatewayYield], count: int) -> None:
-    """As far as they can, whatever gave way where before."""
+    """This holds as far as gateways can, whatever was preempted before."""
     parts = yields_by_gateway(count, gateways)
     assert sum(parts) == min(count, sum(each.able for each in gateways))
     assert all(0 <= part <= each.able for part, each in zip(parts, gateways, strict=True))
@@ -223,7 +223,7 @@ def test_all_gateways_together_preempt_exactly_the_missing_places(gateways: list
 def test_a_gateways_part_is_unchanged_while_others_preempt_theirs(
     able: list[int], count: int, data: st.DataObject
 ) -> None:
-    """Whether it has heard of that or not."""
+    """This holds whether it knows of that or not."""
     parts = yields_by_gateway(count, [GatewayYield(each, each, 0) for each in able])
     gave = [data.draw(st.integers(0, part)) for part in parts]
     after = [GatewayYield(each - gives, each - gives, gives) for each, gives in zip(able, gave, strict=True)]
@@ -233,7 +233,7 @@ def test_a_gateways_part_is_unchanged_while_others_preempt_theirs(
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.integers(0, 2**60))
 def test_a_gateway_with_a_small_part_gets_the_remainder_in_turn(held: list[int], start_ns: int) -> None:
-    """One place at a time is due: each gateway gets it as often as is its part, so nobody waits there for ever."""
+    """One place at a time is preempted; each gateway gets it in proportion to its part, so none starves."""
     everywhere, seconds = sum(held), 2000
     for place, here in enumerate(held):
         part = GatewayPart(sum(held[:place]), here)
@@ -245,7 +245,7 @@ def test_a_gateway_with_a_small_part_gets_the_remainder_in_turn(held: list[int],
 def test_two_gateways_grant_what_one_would(
     one: dict[str, PlaceDemand], two: dict[str, PlaceDemand], now_ns: int
 ) -> None:
-    """Where each sees what the other has."""
+    """Each gateway knows the other's state."""
     nobody, phase = PlaceDemand(0, 0), phase_at(now_ns)
     asked = {t: PlaceDemand(*(sum(each.get(t, nobody)[at] for each in (one, two)) for at in (0, 1)))
              for t in one.keys() | two.keys()}  # fmt: skip

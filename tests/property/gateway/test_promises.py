@@ -13,7 +13,7 @@ from tests.unit.gateway.test_gateway_parts import generation
 
 MS = 1_000_000
 COME_NS = 40 * SECOND_NS
-"""For so long newcomers come: at the lowest load this fills the deepest queue."""
+"""The time for which new clients arrive: at the lowest load this fills the deepest queue."""
 
 
 @given(st.floats(1.2, 4.0), st.integers(2, 6), st.integers(4, 20), st.randoms(use_true_random=False))
@@ -35,7 +35,7 @@ def test_nine_in_ten_obedient_clients_are_accepted_when_they_return(
         while serve_ns <= now_ns:  # a worker takes the first that waits, at its pace
             first = next(iter(queue), None)
             if first is None:
-                idle += SECOND_NS < serve_ns < COME_NS  # later nobody new fills what is not promised
+                idle += SECOND_NS < serve_ns < COME_NS  # later no new client fills what is not promised
             else:
                 queue.bound(first, serve_ns)
                 served += 1

@@ -47,7 +47,7 @@ def die(suspicion: Suspicion, worker: Worker, on_it: Iterable[HeldChoice], now_n
 def test_a_prompt_that_kills_two_workers_is_found(
     first: list[HeldChoice], second: list[HeldChoice], stage: WorkStage
 ) -> None:
-    """Whoever was beside it on the first, and whoever on the second: of prompts only those that are let there."""
+    """Other prompts may be on the first worker and on the second, as far as dispatch allows."""
     suspicion = Suspicion(MEMORY_NS)
     poison = held(POISON, stage)
     assert not die(suspicion, A, [*first, poison])
@@ -63,7 +63,7 @@ def test_a_prompt_that_kills_two_workers_is_found(
 def test_the_prompt_common_to_several_losses_is_found_in_a_crowd(
     crowd: set[Prompt], made: list[int], on_first: int
 ) -> None:
-    """Some come along to the second, none of them to the third: they are kept apart from it, or have got past."""
+    """Some of the crowd reach the second worker, and none the third: they are kept apart, or have passed the stage."""
     suspicion = Suspicion(MEMORY_NS)
     others = [held(prompt, WorkStage.TOKENS, count) for prompt, count in zip(sorted(crowd), made, strict=False)]
     assert not die(suspicion, A, [*others, held(POISON, WorkStage.TOKENS, on_first)])
@@ -86,7 +86,7 @@ def test_a_prompt_whose_late_token_kills_is_found_by_its_second_worker(on_first:
 
 
 def test_two_losses_at_different_stages_give_no_verdict_and_a_third_does() -> None:
-    """Its decode worker is killed, then the one that computes its prompt again: so do the faults of a storm fall."""
+    """Its decode worker is killed, and then the one that recomputes its prompt, as in a storm of faults."""
     suspicion = Suspicion(MEMORY_NS)
     die(suspicion, A, [held(POISON, WorkStage.TOKENS, 5)])
     assert not die(suspicion, B, [held(POISON, WorkStage.AGAIN)])
@@ -220,7 +220,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.suspicion = Suspicion(MEMORY_NS)
         self.now_ns = 0
         self.exposed: dict[Prompt, set[Worker]] = {}
-        """Workers that each prompt may have killed, and that have not come back."""
+        """The workers that each prompt may have killed, and that have not returned."""
         self.on: dict[Prompt, set[Worker]] = {}
         self.found: set[Prompt] = set()
         self.incarnations = 0

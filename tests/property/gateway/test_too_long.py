@@ -12,7 +12,7 @@ WORDS = ["the quick brown fox", "aaaa bbbb", "    ", "\n\n", "1234567", "naïve"
 
 
 def trained(*, lacks: str = "") -> tokenizers.Tokenizer:
-    """Of a byte-level vocabulary with merges; `lacks`: characters that it does not know, as SmolLM2's some."""
+    """Train a byte-level vocabulary with merges; `lacks`: characters unknown to it, as to SmolLM2's."""
     found = tokenizers.Tokenizer(models.BPE())
     steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     found.pre_tokenizer = pre_tokenizers.Sequence(steps)

@@ -88,7 +88,7 @@ def counted(request: EngineRequest, output: int) -> CountedRequest:
 
 
 def history(made: Core, drawn: Any, aborted: Any) -> list[Any]:
-    """All steps with their times, and what came of each sequence."""
+    """Return all steps with their times, and the outcome of each sequence."""
     found: list[Any] = []
     at_ns, arrivals = 0, []
     for number, (gap_ms, prompt, output, prefix, yields) in enumerate(drawn):

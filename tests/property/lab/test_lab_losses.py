@@ -25,7 +25,7 @@ from tests.lab_rig import BLOCK, MS, figures, requests, shape, trace_of
 pytestmark = pytest.mark.usefixtures("quiet_lab")
 
 pools = st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from([0, 64, 512]))
-"""Prefill workers, workers that decode, and the prompt budget of these."""
+"""Prefill workers, decode workers, and the prompt budget of the latter."""
 
 
 def losses(most: int) -> Any:
@@ -71,7 +71,7 @@ def test_a_dead_worker_costs_no_request_and_no_token(drawn: Any, pool: Any, lost
 @settings(max_examples=80)
 @given(requests(300), pools, losses(8), st.sampled_from([60, 400]))
 def test_accounts_balance_however_many_workers_die(drawn: Any, pool: Any, lost: Any, kv_blocks: int) -> None:
-    """One that took two workers with it may be refused as poison, as it would be live."""
+    """A request that killed two workers may be refused as poison, as in a live system."""
     trace = trace_of(drawn)
     result = replay(trace, pool, lost, kv_blocks=kv_blocks)
     check(result)
@@ -81,7 +81,7 @@ def test_accounts_balance_however_many_workers_die(drawn: Any, pool: Any, lost: 
 
 
 def drawn_by(seed: int, *, stepwise: bool) -> LabResult:
-    """Some cluster of any roles, in which workers die, take other roles, and have little KV."""
+    """Run a cluster of any roles, in which workers die, change roles, and have little KV."""
     chance = random.Random(seed)
     drawn = [
         (chance.randint(0, chance.choice([3, 60, 300])), chance.randint(1, 700),

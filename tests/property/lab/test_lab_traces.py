@@ -26,7 +26,7 @@ seeds = st.integers(0, 2**32)
 
 @st.composite
 def traces(draw, most_ns: int = 10**11) -> Trace:
-    """Any, with turns of a session in order and prompts that share prefixes."""
+    """Draw any trace, with turns of a session in order and prompts that share prefixes."""
     arrivals = sorted(draw(st.lists(st.integers(0, most_ns), max_size=30)))
     turns: Counter[int] = Counter()
     requests = []
@@ -54,7 +54,7 @@ def traces(draw, most_ns: int = 10**11) -> Trace:
 
 
 def is_sound(trace: Trace) -> None:
-    """Numbered, in order, and turns of each session count from 0."""
+    """Check that requests are numbered and in order, and that turns of each session count from 0."""
     assert [each.number for each in trace.requests] == list(range(len(trace.requests)))
     arrivals = [each.arrival_ns for each in trace.requests]
     assert arrivals == sorted(arrivals)
@@ -68,7 +68,7 @@ def is_sound(trace: Trace) -> None:
 
 
 def bare(request: TraceRequest) -> tuple[object, ...]:
-    """What scaling and cutting leave alone."""
+    """Return the parts that scaling and cutting leave unchanged."""
     return request.input_tokens, request.output_tokens, request.max_output_tokens, request.model, request.service_class
 
 
@@ -175,7 +175,7 @@ def test_a_coarse_clock_is_detected_and_arrivals_stay_in_order_and_in_their_tick
     found = clock_tick_ms(stamps)
     filled = [tick for tick, count in enumerate(counts) if count]
     gaps = np.diff(filled)
-    # A clock of which hardly two ticks in a row have requests cannot be told from a slower one.
+    # A clock whose adjacent ticks hardly ever both have requests cannot be distinguished from a slower one.
     if np.quantile(gaps, 0.1) == 1:
         assert abs(found - tick_ms) <= 1
     if found:

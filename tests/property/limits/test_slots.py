@@ -31,7 +31,7 @@ def test_of_eight_slots_the_first_tenant_gets_four_the_second_two_and_two_more_o
     assert [sum(line.take(tenant) for _ in range(8)) for tenant in "abcd"] == [4, 2, 1, 1]
     assert sum(SlotLine(8, 0, shared=True).take(ANYBODY) for _ in range(1)) == 1
     nobody = SlotLine(8, 0, shared=True)
-    assert sum(nobody.take(ANYBODY) for _ in range(9)) == 8, "without keys nobody is held to a share"
+    assert sum(nobody.take(ANYBODY) for _ in range(9)) == 8, "without keys no tenant is held to a share"
 
 
 STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["come", "come", "done", "leave"])), max_size=80)
@@ -94,7 +94,7 @@ class Apart:
 
 
 def test_a_slot_is_returned_whatever_happens_to_its_request() -> None:
-    """Tasks are cancelled at every moment, the one in which their slot comes included."""
+    """Tasks are cancelled at every moment, including that in which their slot arrives."""
 
     async def run(random: Random) -> None:
         slots = FairSlots(2, 8, "full", tenants=Apart(), max_wait_s=3.0)

@@ -28,7 +28,7 @@ def condition(subject, grade):
 
 
 def run(rule, course):
-    """[(at_ns, transition)] of a course of (ns since the last step, grades)."""
+    """Return [(at_ns, transition)] for a sequence of (ns since the last step, grades)."""
     machine, now_ns, found = AlertStateMachine({NAME: rule}), 10**18, []
     for step_ns, grades in course:
         now_ns += step_ns
@@ -98,7 +98,7 @@ def test_a_figure_that_stays_between_the_thresholds_changes_nothing(threshold, v
 
 @given(st.lists(st.sampled_from(Grade), min_size=600, max_size=600), st.integers(1, 6))
 def test_an_alert_fires_at_most_a_few_times_an_hour(grades, length):
-    """Clear for 30 s at first, then 60, 120, 240, 480, 480 ...: at most 8 fires in any half hour, 14 in an hour."""
+    """Clear times are 30 s at first, then 60, 120, 240, 480, 480 ...: at most 8 fires in half an hour, 14 an hour."""
     rule = Rule(0, 30 * S)
     course = [(S, {"a": grade}) for grade in grades for _ in range(length)]
     fires = [now_ns for now_ns, each in run(rule, course) if each.ended_ns is None]

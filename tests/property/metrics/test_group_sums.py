@@ -39,7 +39,7 @@ ranks = st.lists(
 
 
 def batch_of(number: int, rank: tuple) -> StepBatch:
-    """What a rank did from 0 until its pieces or `SPAN_MS` end."""
+    """Return a rank's batch from 0 until its pieces or `SPAN_MS` end."""
     group, model, gpus, done, dummies, depth = rank
     steps, waits, now = [], [], 0
     for kind, duration in done:
@@ -60,7 +60,7 @@ def batch_of(number: int, rank: tuple) -> StepBatch:
 
 
 class Kept:
-    """What a metrics service makes of batches."""
+    """The figures that a metrics service computes from batches."""
 
     def __init__(self, batches: list[StepBatch]) -> None:
         self.fleet, self.rollups, self.members = FleetTelemetry(prefill_shares), RollUps(), Members()
@@ -126,7 +126,7 @@ def test_dummy_steps_are_otherwise_idle_time_and_change_no_other_phase(ranks: li
 
 
 def taken(batch: StepBatch) -> list[int]:
-    """Milliseconds in which a step ran or KV was awaited."""
+    """Return the milliseconds in which a step ran or KV was awaited."""
     starts, ends = (memoryview(column).cast("Q") for column in (batch.steps.start_unix_ns, batch.steps.end_unix_ns))
     ran = [Interval(start_unix_ns=start, end_unix_ns=end) for start, end in zip(starts, ends, strict=True)]
     return [ms for span in (*ran, *batch.kv_waits) for ms in span_ms(span)]

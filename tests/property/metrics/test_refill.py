@@ -32,7 +32,7 @@ from services.metrics.state import MetricsState
 WORKERS = ("a", "b", "c")
 BATCH_MS = 100
 MARGIN = MARGIN_NS // 10**6 // BATCH_MS * len(WORKERS)
-"""Records."""
+"""The margin in records."""
 
 
 def new_state() -> MetricsState:
@@ -60,7 +60,7 @@ def telemetry(worker: str, step_ms: int, idle_ms: int, until_ms: int, reborn_at_
 
 
 def live(state: MetricsState, batches: list[StepBatch], since_ms: int, until_ms: int) -> None:
-    """As they come: windows are written as time goes, whether anything tells of them or not."""
+    """Feed batches as they arrive: windows are written as time passes, with data or without."""
     waiting = iter(batches)
     batch = next(waiting, None)
     for now in range(since_ms, until_ms + 1, BATCH_MS):
@@ -77,7 +77,7 @@ def chunks_of(gap: Stretch[int], size: int) -> Iterator[GapChunk[int]]:
 
 
 def tiers(state: MetricsState, until_ms: int) -> list[list[list[list[int]]]]:
-    """By tier, what is known of every worker in every window."""
+    """Return the known figures of every worker in every window, by tier."""
     return [state.rollups.read(tier.window_ns, at(0), at(until_ms), WORKERS).times_ns.tolist() for tier in TIERS[1:3]]
 
 
@@ -90,7 +90,7 @@ def tiers(state: MetricsState, until_ms: int) -> list[list[list[list[int]]]]:
 )
 @pytest.mark.parametrize("until_ms", [30_000, pytest.param(140_000, marks=pytest.mark.slow)])
 def test_a_filled_gap_gives_the_windows_of_a_reader_that_missed_nothing(until_ms, cut, chunk, shapes, reborn_at_ms):
-    """At 140 s part of it lies beyond the finest windows."""
+    """At 140 s a part of it is older than the finest windows."""
     reborn_at_ms -= reborn_at_ms % BATCH_MS
     all_of = [
         batch
@@ -112,7 +112,7 @@ def test_a_filled_gap_gives_the_windows_of_a_reader_that_missed_nothing(until_ms
     state.history.advance(at(until_ms))
     assert tiers(state, until_ms) == tiers(whole, until_ms)
     assert state.fleet.kv_bytes == whole.fleet.kv_bytes
-    if reborn_at_ms <= start // len(WORKERS) * BATCH_MS:  # else what came of the earlier process counts as lost
+    if reborn_at_ms <= start // len(WORKERS) * BATCH_MS:  # otherwise data of the earlier process count as lost
         assert not any(state.fleet.directory.lost_batches(worker) for worker in WORKERS)
 
 
@@ -125,7 +125,7 @@ def test_an_unfilled_gap_lowers_coverage():
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50_000)), max_size=200), st.floats(0.1, 1e12))
 def test_every_skipped_record_has_exactly_one_fate(jumps, rate):
-    """And the chunks of a gap are next to each other, the newest first."""
+    """The chunks of a gap are also adjacent, with the newest first."""
     gaps, at_offset, total = Gaps(), [0] * 4, 0
     for number, (partition, length) in enumerate(jumps):
         gap = Stretch(partition, at_offset[partition], at_offset[partition] + length)
@@ -177,7 +177,7 @@ def test_a_gap_is_read_once_later_telemetry_has_come_and_without_what_the_broker
 
 @given(st.integers(1, 10**6), st.integers(0, MARGIN_NS // 2))
 def test_a_chunk_with_short_margins_is_read_with_doubled_margins_until_they_suffice(records, before_ns):
-    """Telemetry that comes too thick for the margins that were read: each try reads more, and there is a last one."""
+    """Telemetry is too dense for the margins that were read: each try reads more, and the tries are bounded."""
     gaps: Gaps[int] = Gaps()
     gaps.add(Stretch(0, 10**9, 10**9 + 5_000_000), 0)
     margins = []

@@ -25,11 +25,11 @@ from services.metrics.stream import TICK_NS
 WORKERS = 3
 ROUNDS = 75
 OVERLAP = 30
-"""Rounds that are read again by who takes over ..."""
+"""Rounds that are read again by an instance that takes over ..."""
 SLOWEST = 3
-"""... so many of them a round, or more."""
+"""... this many of them per round, or more."""
 SETTLED = BEHIND_NS // TICK_NS + 2 + OVERLAP // (SLOWEST - 1)
-"""Rounds after which who has given a worker up knows so too, and who took it over has read what there was."""
+"""Rounds after which a worker's former reader knows of its loss, and the new one has read the existing records."""
 
 
 class Instance:
@@ -57,18 +57,18 @@ class Instance:
             self.state.sharing.take_heard(self.state.fleet, self.state.rollups, now_ns)
 
     def figures(self, end_ns: int, rounds: int) -> Any:
-        """Whole nanoseconds of every worker and window."""
+        """Return the whole nanoseconds of every worker and window."""
         ids = [f"worker-{number}" for number in range(WORKERS)]
         series = self.state.rollups.read(TICK_NS, end_ns - rounds * TICK_NS, end_ns, ids)
         return series.times_ns.tolist(), series.roles.tolist()
 
 
 owners = st.lists(st.tuples(st.integers(1, 15), st.sampled_from([0, 1, 2])), max_size=6)
-"""(rounds, who reads the workers: one, the other, or both)."""
+"""(rounds, readers of the workers: one, the other, or both)."""
 outages = st.sets(st.integers(0, ROUNDS - SETTLED)) | st.builds(
     range, st.integers(0, 20), st.integers(20, ROUNDS - SETTLED)
 )
-"""Rounds in which the broker takes nothing of an instance."""
+"""The rounds in which the broker accepts nothing from an instance."""
 
 
 HANDED_OVER_IN_AN_OUTAGE = {
@@ -79,7 +79,7 @@ HANDED_OVER_IN_AN_OUTAGE = {
     "pace": OVERLAP,
     "heard_first": False,
 }
-"""What nobody else has read of a worker can be told only once others have read it for long."""
+"""Records of a worker that no other instance has read can be sent only after others have read it for long."""
 
 
 @settings(deadline=None, max_examples=examples(40))

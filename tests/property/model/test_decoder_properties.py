@@ -18,7 +18,7 @@ BYTE_0 = len(WORDS)
 
 
 def byte_fallback() -> Tokenizer:
-    """As Llama 2's: characters that the vocabulary lacks are written byte by byte, one token each."""
+    """Build a tokenizer like Llama 2's: characters outside the vocabulary are written byte by byte, one token each."""
     names = [*WORDS, *(f"<0x{byte:02X}>" for byte in range(256))]
     vocab = {name: token_id for token_id, name in enumerate(names)}
     inner = InnerTokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
@@ -87,7 +87,7 @@ def test_invalid_bytes_lose_nothing(token_ids: list[int]) -> None:
 
 
 def whole_characters(found: bytes) -> str:
-    """The longest beginning that is text, all of it if that is; a literal U+FFFD at its end waits for what follows."""
+    """Return the longest prefix that is text; a literal U+FFFD at its end waits for the next token."""
     for length in range(len(found), -1, -1):
         try:
             text = found[:length].decode()

@@ -73,7 +73,7 @@ documents = st.builds(
 
 
 def answer(schema: dict[str, Any], seed: int) -> Any:
-    """Some text that the schema lets be written, a byte a token, its ends preferred; None where it has none soon."""
+    """Draw text that the schema allows, one byte per token and with ends preferred; None if it does not end soon."""
     matcher, draw, found = (
         LLMatcher(BYTES, f"start: {json_rule(schema)}\n", log_level=0),
         random.Random(seed),

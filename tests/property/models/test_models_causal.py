@@ -21,7 +21,7 @@ def forecasts(log):
 
 
 def changed_after(log, origin_s, rng):
-    """What is known at the origin is as it was; what runs then may end at any later time, and anything may come."""
+    """Draw a change after the origin: running requests may end at any later time, and anything may arrive."""
     t_s, model, exec_s, gpus = log.t_s.copy(), log.model.copy(), log.exec_s.copy(), log.gpus.copy()
     is_running = (t_s < origin_s) & (t_s + exec_s >= origin_s)
     exec_s[is_running] = origin_s - t_s[is_running] + rng.exponential(100.0, int(is_running.sum()))

@@ -138,7 +138,7 @@ def test_a_worker_that_has_just_loaded_its_model_keeps_it(known: list[PlacedMode
 
 @st.composite
 def with_lines(draw: st.DrawFn) -> list[PlacedModel]:
-    """Models of which some are asked by batch jobs too, or by them alone."""
+    """Draw models of which some are requested by batch jobs too, or by them alone."""
     return [
         replace(
             each, lines_waiting=draw(st.integers(0, each.waiting)), lines_in_flight=draw(st.integers(0, each.in_flight))
@@ -158,7 +158,7 @@ def test_batch_lines_take_no_worker_that_people_wait_for(known: list[PlacedModel
         wanted, evicted = by_name.get(order.model), by_name.get(order.evicts)
         if wanted is None or order.why not in (Why.ASKED, Why.TURN) or wanted.people_wait or not wanted.waiting:
             continue
-        # Whoever of the people could have had that worker has one, or gets one.
+        # Every person who could have had that worker has one, or gets one.
         if evicted is None:
             assert all(each.name in served or each.blocked for each in known if each.people_wait)
         elif evicted.is_busy and not evicted.runs_for_lines_alone:

@@ -61,7 +61,7 @@ def some_work(kind: str, random: np.random.Generator) -> StepWork:
 def measured(
     truth: StepTimeModel, kinds: str, steps: int, *, noise: float = 0.03, outliers: float = 0.0, seed: int = 0
 ) -> StepSamples:
-    """Steps with noise, some of them many times too slow."""
+    """Return steps with noise, some of them many times too slow."""
     random = np.random.default_rng(seed)
     samples = StepSamples()
     for index in range(steps):
@@ -74,7 +74,7 @@ def measured(
 
 
 def errors(model: StepTimeModel, truth: StepTimeModel, kinds: str, seed: int = 9) -> Sequence[float]:
-    """Relative errors on steps that no fit has seen."""
+    """Return the relative errors on steps that no fit has seen."""
     random = np.random.default_rng(seed)
     works = [some_work(kind, random) for kind in kinds for _ in range(200)]
     return [abs(model.step_ns(work) / truth.step_ns(work) - 1) for work in works]

@@ -18,7 +18,7 @@ models = st.builds(
 
 @st.composite
 def works(draw: st.DrawFn) -> StepWork:
-    """Any step: prompt chunks with cached context, decodes, both or neither."""
+    """Draw any step: prompt chunks with cached context, decodes, both or neither."""
     chunks = draw(st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 100_000)), max_size=4))
     decodes = draw(st.lists(st.integers(1, 100_000), max_size=8))
     return StepWork(sum(tokens for tokens, _ in chunks), len(chunks), sum(map(sum, chunks)), len(decodes), sum(decodes))

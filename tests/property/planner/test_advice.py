@@ -66,7 +66,7 @@ def test_unusually_long_prompts_must_start_within_a_second_whatever_their_target
         usual = usual.seen(of(1.0, 0.5), second * 1_000_000_000)
     assert usual.workers == pytest.approx(1.5, rel=0.05)
     assert usual.judged(of(1.0, 3.0)) == of(1.0, 3.0)
-    assert settled(of(1.0, 3.0)).prompts == pytest.approx(1.3), "the queue within ten seconds, what arrives in full"
+    assert settled(of(1.0, 3.0)).prompts == pytest.approx(1.3), "the queue within ten seconds, and all arrivals"
     flood = usual.judged(replace(of(1.0, 4.0), held_prompts=prompts_wanted(0.0, 1e9, 2e9)))
     assert (flood.prompts, flood.held_prompts, flood.due_ns) == (pytest.approx(5.0), 1.0, 1e9)
     assert usual.judged(of(9.0, 9.0, due_s=1.0)) == of(9.0, 9.0, due_s=1.0)

@@ -140,7 +140,7 @@ def test_under_a_nearly_constant_load_decisions_settle(
 
 @given(works, st.floats(-0.05, 0.05))
 def test_an_oscillating_load_moves_no_worker_back_and_forth(work: Workload, by: float) -> None:
-    """Workers may follow those that moved, as decodes make room for them; none comes back."""
+    """Workers may follow those that moved, as decodes make room for them; none moves back."""
     settled, workers, memory = at_rest(ENGINE, work, pool(4, 4))
     other = replace(
         settled,

@@ -46,7 +46,7 @@ def test_a_moved_worker_may_return_once_telemetry_is_newer_than_its_pay_back(age
     moved = {each.worker_id for each in first.moves if each.role is Role.PREFILL}
     assert moved and moved == set(first.memory.paid_ns)
     then = after(workers, first)
-    # Whoever has only workers that rest to move keeps them; all others are pinned.
+    # If all movable workers rest, they stay; the others are pinned.
     then = [each._replace(pinned=each.id not in moved) for each in then]
     paid_ns = max(first.memory.paid_ns.values())
     memory = replace(first.memory, turn=NO_TURN)  # which would hold them for a second

@@ -71,7 +71,7 @@ def test_starting_decode_pressure_takes_one_worker_if_one_suffices() -> None:
 
 
 class _Roles:
-    """Workers of a model, which take the roles that are decided."""
+    """Workers of a model that take the decided roles."""
 
     def __init__(self) -> None:
         self.workers = pool(6, 2)
@@ -221,7 +221,7 @@ TO_PREFILL, TO_MIXED = -1, 1
 
 
 def taken_back(times: int, work: Workload, at_ns: int = START_NS) -> tuple[RoleTurn, int]:
-    """Move to prefill and back so often, ten seconds apart; return the state and the time of the last move."""
+    """Move to prefill and back that often, ten seconds apart; return the state and the time of the last move."""
     turn = RoleTurn()
     for _ in range(times):
         turn = turn.after(TO_PREFILL, work, at_ns).after(TO_MIXED, work, at_ns + TURN_NS)

@@ -17,7 +17,7 @@ from tests.property.policy.chunks import first_chunks
 
 PROMPTS = 1500
 LOAD = 0.75
-"""Of the plateau."""
+"""The load as a share of the plateau."""
 
 
 @given(st.integers(1, 512), st.floats(1, 1e5), st.integers(1, 8192), st.floats(1e-4, 10), st.floats(1.1, 10))
@@ -36,7 +36,7 @@ def test_a_prefill_worker_has_prompts_for_two_steps_and_a_hand_over_and_at_most_
 
 
 def mean_ttft_s(model: StepTimeModel, chunk_tokens: int, at_s: list[float], lengths: list[int]) -> float:
-    """Prompts computed first come, first served, in steps of at most so many tokens, with nothing between steps."""
+    """Return the mean TTFT of prompts computed in order, in steps of at most that many tokens without pauses."""
     now_s, first, come, computed, waited_s = 0.0, 0, 0, 0, 0.0
     while first < len(at_s):
         now_s = max(now_s, at_s[first])

@@ -26,7 +26,7 @@ events = st.tuples(
 
 
 class Cluster:
-    """Workers that send 100 ms at a time; what each says of itself changes with events."""
+    """Workers that send 100 ms at a time; events change what each reports."""
 
     def __init__(self):
         self.fleet, self.now_ms = FleetTelemetry(prefill_shares), 0
@@ -53,7 +53,7 @@ class Cluster:
 
 
 def told_anew(roll, now_ns):
-    """What the list says if it is made of everybody's newest words."""
+    """Return the list made from the newest reports of all workers."""
     by_id = {facts.worker_id: facts for facts in roll.known()}
     heard = [by_id[facts.worker_id] for facts in roll.listed(now_ns)]
     return [

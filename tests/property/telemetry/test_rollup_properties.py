@@ -132,7 +132,7 @@ def test_late_batches_give_the_same_roll_ups_as_punctual_ones(order, ends_ms):
 
 
 def coarse(rollups, end):
-    """What the coarse tiers hold, by tier and worker."""
+    """Return the content of the coarse tiers, by tier and worker."""
     found = {}
     for tier in TIERS[1:]:
         series = rollups.read(tier.window_ns, 0, end + tier.window_ns)

@@ -32,7 +32,7 @@ def to_ms(draw, low_ms, high_ms):
 
 @st.composite
 def layouts(draw):
-    """What workers send: batches that mostly go on where the last one ended, with what makes them do otherwise."""
+    """Draw batches of workers, which mostly continue where the last one ended, with all exceptions."""
     batches = []
     for worker in WORKERS:
         now_ms, role, incarnation = float(draw(st.integers(0, 99))), "decode", 1

@@ -20,7 +20,7 @@ pieces = st.lists(
 
 
 def lay_out(layout):
-    """Each piece after the other: (kind, start_ms, end_ms)."""
+    """Return the pieces one after another: (kind, start_ms, end_ms)."""
     spans, now_ms = [], 0
     for kind, length in layout:
         spans.append((kind, now_ms, now_ms + length))
@@ -53,7 +53,7 @@ def batches_of(layout, cuts):
 
 
 def reference(spans, covers, low_ms, high_ms):
-    """(covered, busy, wait) in ms, one millisecond after the other."""
+    """Return (covered, busy, wait) in ms, counted millisecond by millisecond."""
     covered = busy = wait = 0
     for moment in range(low_ms, high_ms):
         if any(start <= moment < end for start, end in covers):

@@ -26,7 +26,7 @@ LLAMA_8B = Compute(
 
 
 def step_effort(work: StepWork, share: float) -> Effort:
-    """Of one step."""
+    """Return the effort of one step."""
     return effort_of(LLAMA_8B, work, prefill_steps=share, decode_steps=1 - share)
 
 

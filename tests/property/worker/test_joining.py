@@ -46,7 +46,7 @@ def lengths(*ended: int) -> AnswerLengths:
 
 
 def decoding(tokens: int, left: int, *, ahead_ms: int = 0, target_ms: int = 100) -> Decoding:
-    """On its line, or ahead of it."""
+    """Draw a sequence that is on schedule, or ahead of it."""
     line = TokenLine(NOW_NS + (ahead_ms - target_ms * tokens) * MS, target_ms * MS, tokens)
     return Decoding(tokens, left, target_ms * MS, line)
 

@@ -12,7 +12,7 @@ ORDERS = st.sampled_from(["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
 
 
 def theirs(reader: KvSplit, source: KvSplit) -> bool:
-    """Whether a decode side of one reads a prefill side of the other, by the checks of vLLM's NIXL connector."""
+    """Return whether a decode side of one width reads a prefill side of the other, by vLLM's NIXL connector."""
     wide, narrow = max(reader.width, source.width), min(reader.width, source.width)
     if wide % narrow or (reader.order != source.order and not reader.is_latent):
         return False

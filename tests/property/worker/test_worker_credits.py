@@ -33,7 +33,7 @@ class Gateway:
         self.balance.grant(grant)
 
     def answer(self) -> None:
-        """As a link does wherever something may have come free."""
+        """Answer as a link does whenever a credit may have become free."""
         for kind, count in (("return", self.balance.give_back()), ("spent", self.balance.take_spent())):
             if count:
                 self.outbox.append((kind, count))

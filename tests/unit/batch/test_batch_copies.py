@@ -30,7 +30,7 @@ MAX_BYTES = 1_000
 
 
 class SmallTopics(MemoryWork):
-    """Clients' topics that take small records, or none."""
+    """Clients' topics that accept small records, or none."""
 
     def __init__(self, takes: bool) -> None:
         super().__init__(BATCH_SHARES)
@@ -50,7 +50,7 @@ class SmallTopics(MemoryWork):
 
 
 class Answers:
-    """Answers each line, some at length."""
+    """A requester that answers each line, some at length."""
 
     def __init__(self, large: Container[int]) -> None:
         self._large = large

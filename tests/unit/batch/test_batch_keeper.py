@@ -48,7 +48,7 @@ class CountingWork(MemoryWork):
         super().__init__(topic)
         self.read: Counter[str] = Counter()
         self.first: dict[str, int] = {}
-        """Offset at which the last reader of a topic began."""
+        """The offset at which the last reader of a topic began."""
 
     async def follow(
         self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None

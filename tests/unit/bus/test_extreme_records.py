@@ -85,7 +85,7 @@ def records(topic: Topic, now_ns: int) -> Iterator[bytes]:
 
 
 def taken(topic: Topic, now_ns: int) -> list[Message]:
-    """Extremes of a topic that readers do not skip."""
+    """Return the extremes of a topic that readers do not skip."""
     schema = [(SCHEMA_HEADER, topic.value.DESCRIPTOR.full_name.encode())]
     decoded = [decode(topic, value, schema) for value in records(topic, now_ns)]
     return [each for each in decoded if not isinstance(each, str)]
@@ -259,7 +259,7 @@ async def test_submissions_of_any_bytes_do_not_prevent_other_submissions() -> No
 
 
 def answers(work: MemoryWork) -> Counter[str]:
-    """Answers by job."""
+    """Return the answers by job."""
     return Counter(each.job_id for each in work.values_of(BATCH_RESULTS) if isinstance(each, Result))
 
 

@@ -38,7 +38,7 @@ HARDWARE = resolve("llama-3.1-8b", "h100")
 
 
 def daily(days: int = 6) -> PlanInput:
-    """Arrivals with a hump at two in the afternoon."""
+    """Return arrivals with a peak at two in the afternoon."""
     hours = np.arange(days * 96) / 4 % 24
     noise = np.exp(np.random.default_rng(1).normal(0, 0.05, len(hours)))
     requests = (20 + 180 * np.exp(-(((hours - 14) / 3) ** 2))) * noise
@@ -50,7 +50,7 @@ def daily(days: int = 6) -> PlanInput:
 
 
 def table_folder(folder: Path, found: PlanInput, asked: PlanQuery) -> Path:
-    """Tables as if the lab had measured 0.6, 1.4 and 3.2 workers' worth of work on 1, 2 and 4."""
+    """Write tables as if the lab had measured 0.6, 1.4 and 3.2 workers' worth of work on 1, 2 and 4."""
     table = {"workers": [1, 2, 4], "work": [0.6, 1.4, 3.2]}
     name = fingerprint(rounded(bench_of(found, asked, HARDWARE)))
     (folder / f"{name}.json").write_text(json.dumps({"prefill": table, "decode": table}))

@@ -32,7 +32,7 @@ class Gateway(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: list[str] = []
         self.sent = b""
-        """Body of the last POST."""
+        """The body of the last POST."""
         self.refuses = ""
         """The reason why it refuses a job."""
         self.breaks: list[int] = []

@@ -13,7 +13,7 @@ from libs.cli.main import QUICK, app, plain_call
 
 
 def called(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[Any, ...]]:
-    """Calls of what a command does, in place of doing it."""
+    """Record the calls of a command instead of making them."""
     calls: list[tuple[Any, ...]] = []
 
     def record(*given: Any, **named: Any) -> None:
@@ -26,7 +26,7 @@ def called(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[Any, ...]]:
 
 
 def asked(name: str) -> list[str]:
-    """Arguments that the command cannot do without."""
+    """Return the arguments that the command requires."""
     return ["gpu-1", "gpu-2", "prefill"] if QUICK[name].words else []
 
 

@@ -12,7 +12,7 @@ PREFILL, DECODE = Assignment(role=ROLE_PREFILL), Assignment(role=ROLE_MIXED)
 
 
 def listed(**roles: str) -> list[dict[str, Any]]:
-    """Workers as the planner lists them; a colon names a budget."""
+    """Return workers as the planner lists them; a colon names a budget."""
     found = []
     for name, role in roles.items():
         word, _, budget = role.partition(":")

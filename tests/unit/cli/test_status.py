@@ -197,7 +197,7 @@ def test_events_since_a_time_omit_earlier_ones(tmp_path: Path) -> None:
 
 @contextmanager
 def a_service(answers: dict[str, Any], tmp_path: Path) -> Iterator[list[str]]:
-    """Options that name a suite whose services all answer this."""
+    """Yield options that name a suite whose services all give this answer."""
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: Any) -> None: ...

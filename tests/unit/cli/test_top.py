@@ -362,7 +362,7 @@ async def test_an_event_is_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def inside(app: Top) -> list[str]:
-    """Ranks of the open group; none until its table has the focus."""
+    """Return the ranks of the open group; none until its table has the focus."""
     table = app.screen.focused
     if not (isinstance(app.screen, GroupDetail) and isinstance(table, Workers)):
         return []

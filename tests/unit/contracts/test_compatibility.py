@@ -14,7 +14,7 @@ from libs.contracts.topics import Topic
 from libs.stores.registry import Unusable, read_worker
 
 NEW_FIELD = b"\x80\xfa\x01\x01"
-"""Field 4000, a number: no message has one."""
+"""Field 4000, a number that no message uses."""
 # Values that are in range, where an empty message is not.
 VALID = {topics.CAPACITY: CapacityPlan(step_s=60)}
 OWN_SCHEMA = [topic for topic in topics.ALL if not topic.wraps]

@@ -66,7 +66,7 @@ class Rig:
         self.keeper.take(Record(DEMAND, "g", message, 0, 0), at_ns)
 
     async def get(self, path: str, **params: str) -> httpx.Response:
-        """Ask."""
+        """Send a GET."""
         transport = httpx.ASGITransport(self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://m") as client:
             return await client.get(path, params=params)

@@ -34,7 +34,7 @@ sys.stdin.read()
 
 
 def mapped() -> list[str]:
-    """Mappings of pool files by this process."""
+    """Return the mappings of pool files by this process."""
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if PREFIX in line]
 
 

@@ -48,7 +48,7 @@ CURVE = PrefillCurve(Saturation(208, 1000.0, (Point(208, 1000.0, 1000.0),), TRUE
 
 
 class HeldUp(SimRunner):
-    """Prompt steps of a size that are held up once each, the first one and others in turn."""
+    """A runner whose prompt steps of one size are delayed once each: the first, and others in turn."""
 
     def __init__(self, config: EngineConfig, tokens: int, held_up: frozenset[int]) -> None:
         super().__init__(config)
@@ -57,7 +57,7 @@ class HeldUp(SimRunner):
         self._seen = 0
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
-        """100 times as long where it is held up."""
+        """Take 100 times as long if the step is delayed."""
         if batch.work.prefill_tokens == self._size:
             self._seen += 1
             if self._seen in self._held_up:
@@ -74,7 +74,7 @@ class Beside(SimRunner):
         self._random = Random(1)
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
-        """Up to three times as long."""
+        """Take up to three times as long."""
         if asyncio.get_running_loop().time() < self._until_s:
             await asyncio.sleep(TRUE.prefill_ns(batch.work) / 1e9 * 2 * self._random.random())
         return await super().run(batch)
@@ -84,13 +84,13 @@ class Wide(SimRunner):
     """Another variant of the same device."""
 
     async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """As of four GPUs."""
+        """Return the capabilities of four GPUs."""
         return replace(await super().load(identity, progress), variant="tp4")
 
 
 @dataclass
 class Worker:
-    """What of a worker its tuner stands on."""
+    """The parts of a worker that its tuner uses."""
 
     engine: LocalEngine
     tuner: PrefillTuner
@@ -100,7 +100,7 @@ class Worker:
 
     @property
     def trials(self) -> list[int]:
-        """Prompt tokens of the steps so far."""
+        """Return the prompt tokens of the steps so far."""
         steps = [event.step for event in self.events if event.step and event.step.end_unix_ns]
         return [step.prefill_tokens for step in steps if step.prefill_tokens and not step.decode_sequences]
 
@@ -304,10 +304,10 @@ def test_delayed_steps_do_not_prevent_a_measurement(held_up: set[int]) -> None:
 
 
 class Slow(RecordingStepTimes):
-    """Curves come late."""
+    """A store whose curves come late."""
 
     async def load_curve(self, key: StepTimeKey) -> PrefillCurve | None:
-        """After a second."""
+        """Load after a second."""
         await asyncio.sleep(1)
         return await super().load_curve(key)
 

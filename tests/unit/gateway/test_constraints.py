@@ -28,7 +28,7 @@ def completion(**fields: Any) -> ParsedRequest:
 
 
 def written(rule: str, seed: int) -> str:
-    """Some text that the rule lets be written, a byte a token."""
+    """Return text that the rule allows, one byte per token."""
     matcher, draw, found = LLMatcher(BYTES, f"start: {rule}\n"), random.Random(seed), []
     while not matcher.is_stopped():
         mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")

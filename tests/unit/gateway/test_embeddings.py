@@ -16,7 +16,7 @@ from services.gateway.request.intake import Arrival
 from services.gateway.request.parse import ParsedRequest
 
 ARRIVAL = cast(Arrival, None)
-"""No reader looks at it."""
+"""No code under test reads it."""
 
 
 def read(path: str, **body: Any) -> ParsedRequest:

@@ -24,7 +24,7 @@ class Known(OneForAll):
 
 
 def counted(metrics: GatewayMetrics) -> dict[str, float]:
-    """Answers by status."""
+    """Return the answers by status."""
     return {
         sample.labels["status"]: sample.value
         for metric in metrics.responses.collect()

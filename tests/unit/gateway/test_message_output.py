@@ -129,7 +129,7 @@ def rebuilt(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 @st.composite
 def answers(draw: st.DrawFn) -> list[AnswerRun]:
-    """Runs of an answer in any order, its calls' arguments cut anywhere."""
+    """Draw runs of an answer in any order, with its calls' arguments cut anywhere."""
     runs: list[AnswerRun] = []
     for number in range(draw(st.integers(0, 5))):
         kind = draw(st.sampled_from([PartKind.CONTENT, PartKind.REASONING, PartKind.CALL]))

@@ -63,7 +63,7 @@ class Gateway:
         return (self.places.asked("m", queued, self.waiting, self.free, now_ns) if contested else queued).waiting
 
     def turn(self, now_ns: int) -> list[Generation]:
-        """Bind what may be bound; those that give way."""
+        """Bind what may be bound, and return the preempted choices."""
         ready = self.places.within("m", list(self.queue), self.waiting, self.free, now_ns)
         for each in [found for found, _ in zip(ready, range(self.free), strict=False)]:
             self.queue.remove(each)

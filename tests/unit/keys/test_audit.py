@@ -54,7 +54,7 @@ class World:
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url="http://127.0.0.1")
 
     async def answer(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Reads all of the body first, as routes do."""
+        """Read all of the body first, as routes do."""
         while (await receive()).get("more_body"):
             pass
         await send({"type": "http.response.start", "status": 200, "headers": []})

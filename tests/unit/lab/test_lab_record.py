@@ -45,7 +45,7 @@ async def with_events(broker: MemoryBroker, events: Sequence[RequestEvent]) -> M
 
 
 def quiet(line: str) -> None:
-    """Say nothing."""
+    """Print nothing."""
 
 
 async def test_all_stored_records_are_read_without_waiting_for_more() -> None:
@@ -91,7 +91,7 @@ async def test_an_unreachable_broker_is_reported_at_once() -> None:
 
 
 def reads(monkeypatch: pytest.MonkeyPatch, events: Sequence[RequestEvent], *, breaks_off: bool = False) -> None:
-    """Put these events in a broker's place."""
+    """Replace a broker by these events."""
 
     async def read(broker: EventBroker, found: Recording, seconds: float, note: Note) -> None:
         found.events += events

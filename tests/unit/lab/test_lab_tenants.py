@@ -91,7 +91,7 @@ def test_ttft_at_p99_does_not_depend_on_the_load_of_another_tenant(
 
 
 def test_ttft_at_p99_depends_on_the_load_if_tenants_are_not_separated() -> None:
-    """Otherwise the flood would be none."""
+    """Otherwise the test above would pass without a real flood."""
     (_, usual_ms, _), (_, flooded_ms, answered) = (
         ttft_ms([pair((1.0, part * 5.0), ("all", "all"), seconds=60.0)], "fulcrum:2:2", 8) for part in (SHARE, FLOOD)
     )

@@ -33,7 +33,7 @@ class World:
         self.table.replace(self.book.with_limits("a", limits), 0)
 
     async def admitted(self, count: int) -> list[Allowance]:
-        """Those that are let in of `count` requests, dealt to the gateways in turn."""
+        """Return the accepted ones of `count` requests, dealt to the gateways in turn."""
         found: list[Allowance] = []
         for number in range(count):
             with suppress(RateLimited):

@@ -47,7 +47,7 @@ class LoopClock:
 
 
 class MemoryBus:
-    """LiveBus between the services of one test: every reader gets what is published from its subscription on."""
+    """A LiveBus between the services of one test: every reader gets the records from its subscription on."""
 
     def __init__(self) -> None:
         self.published: list[Any] = []
@@ -87,7 +87,7 @@ class Plane:
     """Both services, beside a worker that is busy for a quarter of its time."""
 
     def __init__(self, seed: int, **ports: Any) -> None:
-        """`ports`: further ones of the metrics service."""
+        """`ports`: additional ones of the metrics service."""
         self.ports = ports
         self.loop = SimLoop(Random(seed))
         self.clock = LoopClock(self.loop)

@@ -52,7 +52,7 @@ def phase(shape: str, name: str, minutes: list[Minute], fresh_p99_s: float = 0.3
 
 
 def steady(shape: str, name: str, points: float, growth: float = 0.0, **more: object) -> Phase:
-    """Eleven minutes, of which the first took five times as much."""
+    """Return eleven minutes, of which the first took five times as much."""
     grown = [points + growth * number / 60 for number in range(11)]
     return phase(
         shape,
@@ -260,7 +260,7 @@ def test_a_paced_client_sends_only_at_its_times_and_skips_missed_ones(due: int, 
 
 
 class Answering(asyncio.Protocol):
-    """Answers requests in turn with what it was given, and ends the connection where it was given nothing."""
+    """A server that answers requests in turn with given answers, and closes the connection for a missing one."""
 
     def __init__(self, answers: list[bytes]) -> None:
         self.answers = answers

@@ -122,14 +122,14 @@ class Service:
         self.keeper = HistoryKeeper(self.state, self.file)
 
     def live(self, from_ms, to_ms, **worker):
-        """Half of each 100 ms is prefill."""
+        """Send batches of which half of each 100 ms is prefill."""
         for start in range(from_ms, to_ms, 100):
             batch = step_batch(start // 100, (start, start + 100), [step(start, start + 50, prefill=8)], **worker)
             self.state.take(Record(STEPS, "key", batch, 0, 0), at(start + 100))
             self.state.history.advance(at(start + 100))
 
     def leave(self, at_ms, **worker):
-        """End cleanly."""
+        """Leave cleanly."""
         batch = step_batch(at_ms // 100, (at_ms, at_ms + 1), **worker)
         batch.last = True
         self.state.take(Record(STEPS, "key", batch, 0, 0), at(at_ms + 1))

@@ -77,7 +77,7 @@ class Rig:
         self.cluster = Cluster(self.loop, self.net, self.stores, engine=engine)
 
     def run(self, work: Callable[["Rig"], Awaitable[T]]) -> T:
-        """What comes of it once the three have found each other."""
+        """Return the result once the three have found each other."""
 
         async def settled() -> T:
             self.cluster.start_gateway("g0")
@@ -94,7 +94,7 @@ class Rig:
             structlog.reset_defaults()
 
     async def watch(self) -> tuple[Counter[str], list[Any]]:
-        """Wake-ups by node, and records, of some idle seconds."""
+        """Return wake-ups by node, and records, of some idle seconds."""
         self.loop.woken.clear()
         since_unix_ns = self.cluster.clock.now_ns()
         await asyncio.sleep(WATCHED_S)
@@ -104,7 +104,7 @@ class Rig:
         ]
 
     async def ask(self, tokens: int) -> None:
-        """One request, answered."""
+        """Send one request, and wait for its answer."""
         client = Node("client")
         self.loop.add(client)
         ask = ClientCall(
@@ -114,7 +114,7 @@ class Rig:
         assert outcome is not None and check(outcome) == []
 
     def batches(self, worker: str) -> list[StepBatch]:
-        """Its telemetry so far."""
+        """Return its telemetry so far."""
         told = self.stores.records(STEPS)
         return [each for each in told if isinstance(each, StepBatch) and each.worker_id == worker]
 

@@ -74,7 +74,7 @@ def two_workers(live, until_ms=400):
 
 
 async def next_messages(messages, count):
-    """(event, data) of so many messages."""
+    """Return (event, data) of that many messages."""
     found = []
     async with asyncio.timeout(5):
         while len(found) < count:

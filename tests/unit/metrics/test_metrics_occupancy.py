@@ -21,7 +21,7 @@ from services.metrics.accounting.series import MIN_WINDOW_NS, parse_scope, parse
 
 
 class Told:
-    """What has come of workers, written as windows of the first `ms`."""
+    """The telemetry of workers, written as windows of the first `ms`."""
 
     def __init__(self, *batches, ms=2000):
         self.fleet, self.rollups, self.members = fleet_of(*batches), RollUps(), Members()
@@ -80,7 +80,7 @@ def encoding(start_ms, end_ms):
 
 @pytest.mark.parametrize("batch_ms", [100, 500])
 def test_encoding_images_is_a_part_of_prefill_that_adds_up_over_workers_and_pools(batch_ms):
-    """Where batches are gathered and added up, and where each is sorted in."""
+    """This holds for batches added together, and for batches sorted in one by one."""
     steps = [encoding(0, 30), step(30, 80, prefill=64), step(80, 90, decode=4)]
     seeing = [
         step_batch(

@@ -23,7 +23,7 @@ HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """(where it stands, PromQL) of every rule and panel."""
+    """Yield (place, PromQL) of every rule and panel."""
     rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())
     for group in rules["groups"]:
         for rule in group["rules"]:

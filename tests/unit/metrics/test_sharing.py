@@ -64,7 +64,7 @@ class Instance:
         self.state.take(Record(STEPS, batch.worker_id, batch, 0, 0), at(now_ms) + self.ahead_ns)
 
     def live(self, worker: str, from_ms: int, to_ms: int, **more: Any) -> None:
-        """Half of each 100 ms is decode."""
+        """Send batches of which half of each 100 ms is decode."""
         for start in range(from_ms, to_ms, 100):
             batch = step_batch(
                 start // 100, (start, start + 100), [step(start, start + 50, decode=1)], worker=worker, **more
@@ -91,7 +91,7 @@ class Instance:
 
 
 def exchange(reader: Instance, hearer: Instance, from_ms: int, to_ms: int, worker: str = "w") -> None:
-    """One instance reads a worker's telemetry, and the other receives it tick by tick."""
+    """Let one instance read a worker's telemetry, and the other receive it tick by tick."""
     for start in range(from_ms, to_ms, 100):
         reader.live(worker, start, start + 100)
         hearer.hear(reader.tick(start + 100), start + 100)
@@ -120,7 +120,7 @@ def test_a_worker_seen_only_in_a_replay_does_not_count_as_alive() -> None:
     told = list(dead.told)
     hearer.hear(told, 100 + MAX_APART_NS // MS)
     assert hearer.sharing.shares.alive(at(100) + MAX_APART_NS) == ["b"]
-    assert hearer.covered_ms(TICK_NS, 0, 100) == 100  # what it told holds all the same
+    assert hearer.covered_ms(TICK_NS, 0, 100) == 100  # its messages still apply
     hearer.hear(told, 200)
     assert hearer.sharing.shares.alive(at(200)) == ["a", "b"]
 
@@ -235,7 +235,7 @@ def test_data_held_back_include_workers_that_others_read_by_then() -> None:
     assert second.covered_ms(TICK_NS, 0, 6_000) == 6_000
     facts = second.fleet.directory.facts("w")
     assert second.fleet.directory.is_own("w") and facts is not None and facts.covered_to_unix_ns == at(6_000)
-    assert [len(message.workers) for message in first.tick(6_500)] == [0]  # once told they are others' alone
+    assert [len(message.workers) for message in first.tick(6_500)] == [0]  # once sent they belong to others
 
 
 def test_data_held_back_include_workers_that_fell_silent_meanwhile() -> None:
@@ -349,7 +349,7 @@ def test_another_instance_with_the_same_id_is_warned_about_once() -> None:
 
 @pytest.mark.parametrize("silent_ms", [20_000, 50])
 def test_workers_of_a_dead_instance_are_missed_and_stay_in_coverage(silent_ms: int) -> None:
-    """The worker dies before its instance, by more than whoever takes over reads back, or with it."""
+    """The worker dies long before its instance, or with it."""
     dead, lives = Instance("a"), Instance("b")
     died_ms = 30_000
     for start in range(0, died_ms, 100):

@@ -57,10 +57,10 @@ class Cluster:
         self.moved: set[str] = set()
         """Workers moved to prefill by another actor."""
         self.told = lambda queues, now_ns: None
-        """Who hears of gateways' queues too."""
+        """A consumer that receives gateways' queues too."""
         self.denied = 0
         self.frozen = frozenset()
-        """Workers that stand still, and report nothing."""
+        """Workers that are frozen, and report nothing."""
         self.sent = [0] * 6
         self.since = {}
         """The time at which each of them stopped, in ms."""
@@ -75,7 +75,7 @@ class Cluster:
         self, tenths, *, running=4, waiting_tokens=0, late=False, come=0, awaiting_ready=0, starved=False, batch=0,
         refused=0, awaited=None, cpu_wait=None, encodes=False,
     ):  # fmt: skip
-        """Decode workers run so many sequences each, so many prompt tokens wait at the gateway and come a tenth."""
+        """Run decode workers with that many sequences each, and prompt tokens waiting at the gateway and arriving."""
         for _ in range(tenths):
             start, self.tenth = 100 * self.tenth, self.tenth + 1
             self.arrived += come

@@ -27,7 +27,7 @@ def gaps_to_times(rng, cv, rate_per_s, seconds):
 
 
 def learned(times, seconds):
-    """Laws of models with these arrivals, after so long."""
+    """Return the laws of models with these arrivals, after that long."""
     laws = ArrivalLaws(MINUTE_S / 16)
     laws.grow(len(times), 0.0)
     for begin_s in np.arange(0.0, seconds, MINUTE_S).tolist():
@@ -150,7 +150,7 @@ def test_calibration_follows_a_change_of_the_law():
 
 
 def test_a_forecast_of_mostly_zeros_is_calibrated_without_a_large_reserve():
-    """Windows in which nothing comes lie at the very end of every forecast."""
+    """Windows without arrivals are at the very end of every forecast."""
     rng, seldom = np.random.default_rng(11), sum_distribution(np.full((1, 40), 0.02), np.ones(40, dtype=np.int64))[0]
     came = rng.poisson(0.4, 6000) * (rng.random(6000) < 0.5)
     assert 0.985 <= covered(calibrator := Calibrator(0.99), seldom, came) <= 0.999

@@ -20,7 +20,7 @@ RUN = CliRunner()
 
 
 def exposition(second: float) -> list[str]:
-    """Eight sequences that decode, a step each 10 ms, from the start on."""
+    """Return the metrics of eight decoding sequences with steps of 10 ms, from the start on."""
     steps = round(second * 100)
     values = {
         "iteration_tokens_total_count": steps,

@@ -38,7 +38,7 @@ class Engine:
         self.next_s = 0.0
 
     def run(self, until_s: float, rate: float, isl: int, osl: int) -> None:
-        """Serve requests that come by chance, so many a second."""
+        """Serve requests with random arrivals, that many per second."""
         while self.now_s < until_s:
             while self.next_s <= self.now_s:
                 self.prompts.append(max(1, int(self.random.gamma(4.0, isl / 4))))

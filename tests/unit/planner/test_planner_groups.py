@@ -114,7 +114,7 @@ def test_a_person_who_names_one_rank_moves_its_whole_group() -> None:
 
 
 def grouped() -> Cluster:
-    """Two ranks that prefill and four, of two groups, that decode."""
+    """Build two prefill ranks and four decode ranks, of two groups."""
     cluster = Cluster(p0="prefill", p1="prefill", d0="decode", d1="decode", e0="decode", e1="decode")
     for name, worker in cluster.workers.items():
         worker.group = f"10.0.0.1:{name[0]}"

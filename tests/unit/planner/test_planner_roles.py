@@ -125,7 +125,7 @@ async def test_refusals_give_the_reason() -> None:
 
 
 def test_a_planner_name_that_workers_would_mistake_for_a_person_is_refused() -> None:
-    """Its moves would be taken again after a restart of their workers, as those of people are."""
+    """Its moves would be restored after a restart of their workers, like those of people."""
     assert PlannerSettings(id="planner-7").id == "planner-7"
     with pytest.raises(ValidationError, match="begins with 'planner', or its moves count as made by a person"):
         PlannerSettings(id="gpu-planner")

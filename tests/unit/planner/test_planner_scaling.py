@@ -32,7 +32,7 @@ START_UP_NS = 2_000_000_000
 
 
 class RigClock:
-    """That of a rig."""
+    """The clock of a rig."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -88,7 +88,7 @@ class Town:
 
     @property
     def told(self) -> list[Decision]:
-        """Decisions that were published beside those about roles."""
+        """Return the published decisions that are not about roles."""
         return [each for each in self.bus.published if isinstance(each, Decision)]
 
     def roles(self) -> dict[str, str]:

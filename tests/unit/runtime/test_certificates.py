@@ -191,7 +191,7 @@ def test_key_and_certificate_are_never_of_two_rotations(tmp_path: Path, first: s
 
 @pytest.mark.system
 async def test_a_channel_uses_the_last_certificate_while_its_file_is_written(tmp_path: Path) -> None:
-    """Whoever connects anew meanwhile is no reason to stop a service."""
+    """A client that connects meanwhile is no reason to stop a service."""
     issue(tmp_path, "local", now=now(), names=NAMES)
     gateway = settings_of(tmp_path, "gateway")
     async with served(settings_of(tmp_path, "worker")) as address:

@@ -18,7 +18,7 @@ LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)(?:#[^)]*)?\)")
 
 
 def named(page: Path) -> list[Path]:
-    """Every path of the repository that a page names, by itself, as a module or in a link."""
+    """Return every path of the repository that a page names, by itself, as a module or in a link."""
     text = PAST.sub("", page.read_text())
     found = [ROOT / path.rstrip("./-") for path in PATH.findall(re.sub(r"\]\([^)]*\)", "", text))]
     found += [ROOT / module.replace(".", "/") for module in MODULE.findall(text)]

@@ -11,7 +11,7 @@ from services.planner.settings import PlannerSettings
 
 @pytest.fixture
 def limits() -> Iterator[tuple[int, int]]:
-    """(soft, hard), as they were once the test has ended."""
+    """Yield (soft, hard), and restore them at the end."""
     found = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield found
     resource.setrlimit(resource.RLIMIT_NOFILE, found)

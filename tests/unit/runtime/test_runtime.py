@@ -203,7 +203,7 @@ class Machine:
         self.clock = SystemClock(lambda: int(self.wall_s * 1e9), lambda: int(self.steady_s * 1e9))
 
     def passes(self, passed_s: float, *, step_s: float = 0.0) -> float:
-        """Time goes on, and the wall clock by `step_s` more; how far the clock came, in seconds."""
+        """Advance time, and the wall clock by `step_s` more; return the seconds that the clock advanced."""
         before_ns = self.clock.now_ns()
         self.wall_s, self.steady_s = self.wall_s + passed_s + step_s, self.steady_s + passed_s
         return (self.clock.now_ns() - before_ns) / 1e9

@@ -20,7 +20,7 @@ TOKEN = (("authorization", "Bearer right"),)
 
 
 class Admin(worker_pb2_grpc.WorkerAdminServiceServicer):
-    """Answers."""
+    """A service that answers."""
 
     async def Describe(self, request: object, context: object) -> worker_pb2.DescribeResponse:  # noqa: N802
         return worker_pb2.DescribeResponse()

@@ -28,7 +28,7 @@ H100, A10, LOST = "h100", "a10", "lost"
 
 
 class NvmlError(Exception):
-    """NVML's own."""
+    """An error of NVML's own."""
 
 
 class Metric(Structure):

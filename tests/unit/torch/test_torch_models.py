@@ -35,7 +35,7 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Saves a random model of a config class and returns its folder."""
+    """Save a random model of a config class, and return its folder."""
 
     def save(config_class: str, **changes: Any) -> Path:
         torch.manual_seed(1)

@@ -40,7 +40,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def prompts(folder: Path) -> list[list[int]]:
-    """Real text, different for each length."""
+    """Return real text, different for each length."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = ["".join(TEXT.format(n=n + i, y=1700 + 7 * n + i) for i in range(12)) for n in range(len(LENGTHS))]
     return [
@@ -94,7 +94,7 @@ class Sequence:
 
 
 async def advance(runner: TorchRunner, sequences: list[Sequence], output_tokens: int) -> None:
-    """Steps over all unfinished sequences until each has that many tokens after its prompt."""
+    """Step over all unfinished sequences until each has that many tokens after its prompt."""
     while batch := [one for one in sequences if len(one.tokens) < one.prompt + output_tokens]:
         chunks = [one.chunk() for one in batch]
         sampled = await runner.run(Batch(tuple(chunks)))
@@ -109,7 +109,7 @@ async def advance(runner: TorchRunner, sequences: list[Sequence], output_tokens:
 
 
 def tables(count: int, seed: int = 5) -> list[NDArray[np.int32]]:
-    """Scattered blocks for each sequence, none shared."""
+    """Return scattered blocks for each sequence, none shared."""
     order = np.random.default_rng(seed).permutation(POOL_BLOCKS).astype(np.int32)
     return [order[TABLE_BLOCKS * i : TABLE_BLOCKS * (i + 1)] for i in range(count)]
 

@@ -30,7 +30,7 @@ def logits(rows: int, seed: int = 0) -> "torch.Tensor":
 
 
 def draw(scores: "torch.Tensor", params: SamplingParams, times: int) -> np.ndarray:
-    """Counts of tokens over `times` seeds."""
+    """Return the counts of tokens over `times` seeds."""
     chunks = [row(replace(params, seed=seed)) for seed in range(times)]
     tokens = [one.token_id for one in sample(scores.expand(times, -1), chunks)]
     return np.bincount(tokens, minlength=VOCAB)

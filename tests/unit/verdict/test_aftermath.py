@@ -99,7 +99,7 @@ def test_ranges_are_ordered_finite_and_grow_with_the_backlog(rate, waits_s, more
 
 
 def pressing(**more):
-    """Prompts that press, of which a queue of 9 s of one worker waits."""
+    """Build pressure of prompts with a queue of 9 s of one worker."""
     usual = state(prompts=5.0, decodes=20, waits_s=3.0)
     return replace(usual, arrival_rate=3.5, arrival_error=0.05, prompt_tokens=400.0, **more)
 
@@ -113,7 +113,7 @@ def test_the_sentence_names_the_end_of_the_backlog_and_ttft_from_then_on():
 
 
 def follow(watch, start_ms, *, gone_s, ttft_ms):
-    """Advise, move, have the backlog last `gone_s` from then on, and answer requests; return what was promised."""
+    """Advise, move, let the backlog last `gone_s`, and answer requests; return the prediction."""
     for at_ms in range(start_ms, start_ms + 2_000, 100):
         found = watch.look([pressing()], at_ms * MS)
     action = found.causes[0].action

@@ -25,7 +25,7 @@ def pressed(watch):
 
 
 def follow(watch, start_ms, *, prompts=PROMPTS, acts=False):
-    """Advise, have the workers move, and let as many prompts come as said from then on; return the action."""
+    """Advise, move the workers, and let that many prompts arrive from then on; return the action."""
     action = advised(watch, start_ms)
     count = len(action.workers)
     after = state(prompts=prompts, decodes=20, prefill=3 + count, mixed=5 - count)

@@ -346,7 +346,7 @@ def test_a_cluster_that_is_too_small_stays_so_until_some_split_would_leave_room(
 
 
 def watched(watch, subjects, *, from_ms=0):
-    """Look at one state each tenth of a second; return what the last look said."""
+    """Look at one state every tenth of a second, and return the last result."""
     for number, subject in enumerate(subjects):
         found = watch.look([subject], (from_ms + 100 * number) * MS)
     return found

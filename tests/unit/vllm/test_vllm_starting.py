@@ -19,7 +19,7 @@ FAILS = f"{REGISTERS}; import logging\ntry: 1 / 0\nexcept Exception: logging.get
 
 
 def child(code: str) -> int:
-    """Pid of a process that has run this on the leash."""
+    """Return the pid of a process that has run this on the leash."""
     env = {**os.environ, LEASH_VARIABLE: str(os.getpid())}
     with subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.DEVNULL) as process:
         return process.pid

@@ -103,7 +103,7 @@ def test_a_bound_decode_counts_on_its_instance_from_its_arrival() -> None:
     seen: list[tuple[int, int]] = []
 
     class Watched:
-        """Arrow's router, and what it saw."""
+        """Arrow's router, which records the looks it gets."""
 
         def __init__(self, router: RivalRouter) -> None:
             self.router = router

@@ -27,7 +27,7 @@ class Cluster:
         self.now_ms = 0
         self.sequences = {}
         self.under_way = deque()
-        """(when it comes, record) of what the reader has not come to."""
+        """(arrival, record) of what the reader has not read yet."""
         self.told = []
         self.desk.observers.append(self.told.extend)
 

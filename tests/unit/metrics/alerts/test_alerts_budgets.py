@@ -76,7 +76,7 @@ def test_a_budget_that_burns_fast_over_both_windows_fires_until_the_burn_stops()
 
 
 def burn_of(age_s, bad_shares):
-    """100 requests in each window, of which so many are bad."""
+    """Return the burn of 100 requests in each window with that many bad ones."""
     return Burn("m", "ttft", {window: RequestCount(100, bad_shares[duration(window)]) for window in WINDOWS_S}, age_s)
 
 

@@ -143,7 +143,7 @@ async def test_a_fleet_without_servers_is_unknown_rather_than_idle() -> None:
 
 
 async def test_time_is_unknown_and_no_server_is_stuck_while_step_costs_are_learned() -> None:
-    """Prompts that may have overlapped teach nothing."""
+    """Prompts that may have overlapped cannot be learned from."""
     observed = suite({"p0": Load(prompts_per_s=20)}, {"p0": "prefill"})
     await observed.run(15)
     assert observed.fleet.server("p0").state is ServerState.LEARNING

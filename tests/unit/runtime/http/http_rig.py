@@ -31,7 +31,7 @@ async def served(
 
 
 async def send(app: Any, *parts: bytes, bounds: HttpBounds | None = None) -> bytes:
-    """Each part leaves by itself, once the server has had its turn."""
+    """Send each part separately, once the server has had its turn."""
     async with served(app, bounds) as sock:
         reader, writer = await asyncio.open_connection(*sock.getsockname())
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -49,7 +49,7 @@ def web_app() -> Any:
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the request's line and body."""
+    """Answer with the request's line and body."""
     body = b""
     while True:
         message = await receive()

@@ -19,12 +19,12 @@ ONCE = (
     b"access-control-request-method", b"authorization", b"content-type", b"cookie", b"idempotency-key",
     b"if-modified-since", b"if-range", b"origin", b"range", b"x-api-key", b"x-request-id",
 )  # fmt: skip
-"""Named here too: taken from SINGLE alone, a header that falls out of it would be missed by nothing."""
+"""Repeated here, so that a header dropped from SINGLE by mistake is noticed."""
 OWN = (b"x-fulcrum-tenant", b"x-fulcrum-class", b"x-fulcrum-details", b"x-fulcrum-ttft-deadline-ms")
 
 
 async def heads(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the headers and the body that it was given."""
+    """Answer with the received headers and body."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -35,7 +35,7 @@ async def heads(scope: Any, receive: Any, send: Any) -> None:
 
 
 def answer(line: bytes, *headers: bytes, body: bytes = b"") -> tuple[int, str]:
-    """Status and body of the answer to a request with these header lines."""
+    """Return status and body of the answer to a request with these header lines."""
     sent = line + b"\r\n" + b"".join(each + b"\r\n" for each in headers) + CLOSE + b"\r\n" + body
     head, _, shown = exchange(heads, sent).partition(b"\r\n\r\n")
     found = re.match(rb"HTTP/1.1 (\d{3}) ", head)
