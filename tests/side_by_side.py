@@ -10,9 +10,8 @@ MARK = "pytest.mark.alone"
 
 
 class AloneLast(LoadScopeScheduling):
-    """A module is a unit of work. Those in which MARK stands are one together, which waits until all others have ended.
-
-    The process that schedules collects no tests: it has their ids, and their files.
+    """A scheduler whose unit of work is a module. Modules with MARK form one unit, which waits until all others have
+    ended. The scheduling process collects no tests, but has their ids and their files.
     """
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:

@@ -152,10 +152,10 @@ _guard = _Guard()
 
 
 def _load_profile(*, few: bool) -> None:
-    """How many examples properties try, where nobody says it otherwise: random ones, but in CI always the same.
+    """Set the default number of examples of properties, without a deadline, as speed is no property.
 
-    One commit must get one verdict there. Elsewhere each run tries others, and what fails is tried again (.hypothesis):
-    many short runs see more than one long one that never changes. No deadline: speed is no property.
+    Examples are random, but in CI always the same, since one commit must get one verdict there. Elsewhere each run
+    tries others, and failed ones are tried again (.hypothesis), so that many short runs see more than one long one.
     """
     from hypothesis import settings  # not where the engines' own tests run
 
@@ -199,9 +199,9 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Also where what was tested has taken the guard's word for an error of its own.
+    """Fail a test whose code took the guard's failure for an error of its own.
 
-    What ends now may be the stores that tests before this one have shared.
+    Teardown is not guarded, as it may end stores that earlier tests shared.
     """
     _guard.test = ""
     result = yield

@@ -1,6 +1,6 @@
-"""`docker compose --profile gpu up` on a machine without a GPU, as far as it goes: the engine hands out GPUs by a
-stand-in of NVIDIA's hook (deploy/images/nvidia_stand_in), every container starts as it is meant to, and the workers say
-in a sentence what is missing."""
+"""Test of `docker compose --profile gpu up` on a machine without a GPU. A stand-in of NVIDIA's hook
+(deploy/images/nvidia_stand_in) hands out GPUs, every container starts as intended, and the workers say in a sentence
+what is missing."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""Every actuator starts and ends workers alike: names in memory, processes of a launcher, containers of an engine, pods
-of a Kubernetes cluster."""
+"""Contract tests of the actuators of workers: names in memory, processes of a launcher, containers of Docker, and
+pods of a Kubernetes cluster."""
 
 import asyncio
 import json

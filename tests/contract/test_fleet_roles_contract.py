@@ -1,4 +1,4 @@
-"""Every implementation of the port that changes roles in a fleet of others: in memory, pods of a Kubernetes cluster by
+"""Contract tests of the port that changes roles in an observed fleet: in memory, pods of a Kubernetes cluster by
 their label, and servers behind the real sglang-router."""
 
 import asyncio

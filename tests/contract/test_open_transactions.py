@@ -18,8 +18,8 @@ def kafka() -> Iterator[KafkaServer]:
 
 
 class DyingBroker:
-    """Passes what is asked on to a broker, and kills that one before it hands out its first answer about the cluster:
-    whoever gets it knows a broker that is not there."""
+    """A proxy of a broker that kills the broker before it returns its first metadata, so that clients learn of a
+    broker that no longer exists."""
 
     def __init__(self, kafka: KafkaServer) -> None:
         self._kafka = kafka

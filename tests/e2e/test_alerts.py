@@ -1,4 +1,5 @@
-"""A whole suite whose load shifts, and of which one worker falls silent: ratio, alert, coverage, webhook and topic."""
+"""Tests of a whole suite whose load shifts, and one of whose workers falls silent: ratio, alert, coverage, webhook
+and topic."""
 
 import asyncio
 import json
@@ -33,11 +34,9 @@ PHASES = ("prefill", "decode")
 WITHIN_MS = 1_000
 """Bound on the time from a shift of load to the ratio that shows it."""
 ALERT_WITHIN_MS = 3_000
-"""From a shift of load to its alert, which waits until the verdict has lasted. The default waits ten seconds more
-(ALERT_FOR_MS), so that bursts alert nobody.
-
-By telemetry's time always. By the clock the quickest of `MAX_SHIFTS`: on a machine that has no core left a tick comes
-late, and tells of all there is.
+"""Bound on the time from a shift of load to its alert, which waits until the verdict has lasted. The default
+(ALERT_FOR_MS) waits ten seconds more, so that bursts raise no alert. By telemetry's time it holds for each shift. By
+the clock it holds for the quickest of `MAX_SHIFTS`, since ticks come late on an overloaded machine.
 """
 MAX_SHIFTS = 3
 HEAVY = {"prefill": (900, 1, 64), "decode": (5, 300, 20)}
@@ -151,8 +150,8 @@ async def watch(suite: RunningSuite, windows: Windows) -> None:
 
 
 async def shift(windows: Windows, phase: str) -> tuple[int, int, int]:
-    """ms from the start of the first window of which a phase had most: by telemetry's time until it is told and until
-    its imbalance is; and the latter by the service's clock."""
+    """Return the ms from the start of the first window with that phase as the largest: by telemetry's time until its
+    report and until its imbalance, and the latter also by the service's clock."""
     ticks, since = windows.ticks, len(windows.ticks)
     await until(lambda: any(phase in t.fired for t in ticks[since:]), timeout_s=SETTLED_S, what=f"imbalance of {phase}")
     most = next(tick for tick in ticks[since:] if phase in tick.most)

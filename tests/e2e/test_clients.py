@@ -1,5 +1,5 @@
-"""Clients that people have, unmodified, against suites: each that agents are written with streams, has a tool called
-and a schema filled, on simulated tokens and on a real model's."""
+"""Tests of unmodified clients against suites: each agent client streams, has a tool called and a schema filled, on
+simulated tokens and on a real model's."""
 
 import json
 import os

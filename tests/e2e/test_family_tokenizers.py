@@ -1,5 +1,5 @@
-"""Families' own tokenizers: their format is known by them, their published answers are read from their own tokens, and
-guides over their vocabularies lead to calls that are read."""
+"""Tests of families' own tokenizers: they identify the family's format, published answers are parsed from their
+tokens, and guides over their vocabularies lead to calls that can be parsed."""
 
 import json
 import os

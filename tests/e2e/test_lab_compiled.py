@@ -1,4 +1,4 @@
-"""The lab compiled by `load/lab/compile_lab.py` says what the lab in plain Python says.
+"""Tests that the lab compiled by `load/lab/compile_lab.py` gives the results of the lab in plain Python.
 
 By default only what decides is compiled, which takes a minute; with FULCRUM_TEST_COMPILED all that a run uses.
 """

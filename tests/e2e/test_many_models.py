@@ -24,9 +24,9 @@ FAST = {
     "FULCRUM_METRICS_SLO_OBJECTIVE": "0.9999",
     "FULCRUM_METRICS_DAY_S": "600",
 }
-"""16 GB are loaded in less than half a second. A budget of errors that is gone after a few seconds of nothing but bad
-requests: before, a service that has just begun does not judge. Demand is shown by finished bins, of less than a second
-here rather than of a minute."""
+"""Models of 16 GB load in less than half a second. The error budget is used up after a few seconds of bad requests
+alone; before that a new service does not judge. Demand is shown in finished bins, which last less than a second here
+instead of a minute."""
 WAIT_S = 30.0
 
 

@@ -1,5 +1,5 @@
-"""The official JSON Schema test suite, as the sources of package jsonschema carry it: no answer is lax, and no schema
-is refused that was kept to before."""
+"""Tests against the official JSON Schema test suite, as packaged in the sources of jsonschema: no answer violates
+its schema, and no schema that was enforced before is refused."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Services compiled by `load/lab/compile_lab.py --services` answer as services in plain Python do."""
+"""Tests that services compiled by `load/lab/compile_lab.py --services` answer like services in plain Python."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Two metrics services that share the telemetry of a cluster, beside one that reads all of it by itself."""
+"""Test of two metrics services that share the telemetry of a cluster, beside one that reads all of it."""
 
 import asyncio
 import time

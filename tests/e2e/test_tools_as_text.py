@@ -1,4 +1,5 @@
-"""Tools on a model whose chat template takes none, through a whole suite and the official `openai` client."""
+"""Tests of tools on a model whose chat template supports none, through a whole suite and the official `openai`
+client."""
 
 import json
 from collections.abc import Iterator

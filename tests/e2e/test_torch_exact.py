@@ -1,4 +1,4 @@
-"""The torch engine's tokens are those of transformers' `generate`, wherever and beside whomever a sequence runs.
+"""Tests that the torch engine's tokens equal transformers' `generate`, wherever and beside whatever a sequence runs.
 
 A part of the prompts runs by default; `make test-exact` runs all 60, of 1 to 1,500 tokens, and shows how far it is.
 

@@ -32,9 +32,8 @@ KV_LEASE_MS = 10_000
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
-    """A whole suite of processes on the sim engine, with a spare of all that clients depend on.
-
-    It is slow enough to be met at every stage: a prompt of 1,500 tokens takes 0.2 s, and about as long to pull.
+    """A whole suite of processes on the sim engine, with a spare of everything that clients depend on. It is slow
+    enough to be observed at every stage: a prompt of 1,500 tokens takes 0.2 s, and about as long to pull.
     """
     shape = ("--engine", "sim", "--prefill", "2", "--decode", "2", "--gateways", "2")
     slow = {"FULCRUM_WORKER_SIM_SPEEDUP": "0.25", "FULCRUM_WORKER_SIM_LINK_GBPS": "40"}

@@ -1,4 +1,4 @@
-"""Blocks that are good for one reader, as vLLM's: a second one would answer with another prompt's tokens, and not know.
+"""Tests of blocks for one reader, like vLLM's: a second one would answer with another prompt's tokens unnoticed.
 
 So the gateway is held to this: nobody is given blocks that another worker may have begun to read, and none are freed at
 their source while somebody may still read them.
@@ -105,8 +105,8 @@ async def test_blocks_that_a_worker_reports_as_read_are_freed_at_their_source(op
 
 
 async def test_blocks_of_a_client_that_leaves_are_freed_by_their_reader(open_gateway_over: Any) -> None:
-    """Told to both at once, the source might free them first, and another prompt's be read in their place: into the
-    decode worker's prefix cache, should its word come last."""
+    """If both were notified at once, the source might free them first, and another prompt's blocks be read in their
+    place, even into the decode worker's prefix cache."""
     async with AsyncExitStack() as stack:
         prefill, decode = found = await workers(stack, "p0", "d0", d0=(HANGS,))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))

@@ -1,5 +1,5 @@
-"""How soon a frozen or stuck worker is routed round, where time is exact: gateway, workers and engine core on a virtual
-clock, one worker of two standing still at a moment that a seed draws."""
+"""Test in virtual time of how soon a frozen or stuck worker is routed around: gateway, workers and engine core share
+a clock, and one of two workers freezes at a time drawn from a seed."""
 
 import asyncio
 import io
@@ -41,8 +41,8 @@ class Seen:
 
 
 def run(seed: int, still: str, *, pings: bool) -> Seen:
-    """`still`: who stands still; `pings`: whether its connections live on for ever, as those of a process
-    do whose loop alone is stuck."""
+    """`still`: the frozen worker; `pings`: whether its connections stay alive, like those of a process whose loop
+    alone is stuck."""
     loop = SimLoop(Random(f"{seed} turns"))
     structlog.configure(processors=[_drop])
     try:

@@ -1,4 +1,4 @@
-"""A Redis with sentinels whose primary is killed, or frozen and let go on, under a suite with two planners.
+"""Tests of a Redis with sentinels whose primary is killed, or frozen and thawed, under a suite with two planners.
 
 Each primary that comes back is a replica by then.
 """
@@ -216,7 +216,7 @@ def assert_one_led_at_a_time(watch: Watch, fail_overs: int) -> None:
 async def test_a_lost_primary_costs_no_request_and_every_service_recovers_soon(
     redis: ReplicatedRedis, suite: RunningSuite, how: str
 ) -> None:
-    """It comes back as a replica: a killed one is started again, a frozen one goes on and still takes itself for the
+    """The former primary returns as a replica: a killed one is restarted, and a thawed one still believes to be the
     primary.
     """
     async with httpx.AsyncClient(timeout=10) as http:

@@ -50,7 +50,7 @@ def fuzz(pytestconfig: pytest.Config) -> Fuzz:
 
 @pytest.fixture(scope="module")
 def live_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
-    """A suite of processes; when it is left they still run, beside what they start of themselves, and none has logged a
+    """Yield a suite of processes. At the end all still run, apart from children of their own, and none has logged a
     fault."""
     folder = tmp_path_factory.mktemp("fuzz")
     env = {"FULCRUM_CACHE": str(folder / "cache"), "FULCRUM_WORKER_SIM_SPEEDUP": "5000"}

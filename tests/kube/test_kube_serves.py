@@ -1,6 +1,6 @@
-"""The chart on a real control plane, its pods as real processes: a question is answered, the planner has four workers
-decode in place of two under load and two again, an upgrade replaces every pod under load and no request fails. Clients
-find gateways in EndpointSlices.
+"""Test of the chart on a real control plane with its pods as real processes. Requests are answered, the planner
+scales decode from two workers to four under load and back, and an upgrade replaces every pod without a failed
+request. Clients find gateways in EndpointSlices.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""What goes wrong in a cluster under load: pods are evicted, the API server is away, a node is lost. No request fails,
-and roles move meanwhile.
+"""Test of faults in a cluster under load: pods are evicted, the API server is away, and a node is lost. No request
+fails, and roles move meanwhile.
 """
 
 import asyncio

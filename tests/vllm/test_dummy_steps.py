@@ -1,5 +1,5 @@
-"""Dummy steps on vLLM's own EngineCore. On a CPU its experts do not run in a data-parallel group, so the test asks for
-each dummy step by vLLM's own call, as a rank without work makes it in lockstep with the others."""
+"""Tests of dummy steps on vLLM's own EngineCore. On a CPU its experts do not run in a data-parallel group, so the
+test triggers each dummy step by vLLM's own call, as a rank without work does in lockstep with the others."""
 
 import asyncio
 import inspect

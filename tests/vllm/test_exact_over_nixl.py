@@ -225,8 +225,8 @@ async def test_guided_sequences_follow_their_guide_over_a_hand_off_and_resume_fr
 async def test_a_source_that_dies_during_a_pull_costs_the_target_only_that_sequence(
     pair: Pair, cores: list[VllmCore]
 ) -> None:
-    """The last test here: one engine is dead after it. The pull goes against the way of all others, whose first one
-    is a handshake, so that it hangs where the source stands still."""
+    """The last test here, as one engine is dead after it. The pull has the opposite direction of all others, so that
+    it begins with a handshake and hangs at the frozen source."""
     (target, target_reader), (source, source_reader) = pair
     prompt, other = prompts()[5], prompts()[6]
     source.set_prefill_budget(512)

@@ -29,8 +29,8 @@ BLOCK_TOKENS = 32
 LONG_LENGTHS = (199, 231, 263, 295)
 """Lengths of prompts that are sent twice; no other test's prompts are so long."""
 GONE_S = 30.0
-"""A bound for a process that is never killed. Linux kills at once, but on two cores on which other engines compute, the
-memory of two processes of vLLM has taken over a second to be given back."""
+"""A bound for a process that is never killed. Linux kills at once, but on two cores with other engines the memory of
+two vLLM processes has taken over a second to be freed."""
 ENGINE_PROCESSES = 6
 """EngineCore and the computing process of three workers."""
 AFTER_S, MAX_AFTER_SHARE = 0.8, 0.5

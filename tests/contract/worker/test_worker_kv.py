@@ -1,4 +1,5 @@
-"""KV hand-off between real workers with a small torch engine: out of shared memory, and as bytes over gRPC.
+"""Tests of the KV hand-off between real workers with a small torch engine, through shared memory and as bytes over
+gRPC.
 
 Whatever goes wrong on the way ends in KV_LOST and a clean receiver, never in wrong tokens.
 """

@@ -12,12 +12,13 @@ from libs.testing.workers.scripted import scripted_worker
 from services.gateway.batch.run import BatchPorts
 
 LINES = 3_000
-"""Of each of five jobs: twice what the other tenant has in all, which ends before them though turns are not even for
-every moment."""
+"""Lines of each of five jobs: twice what the other tenant has in all. That tenant's job ends before them, though
+turns are not even at every moment."""
 URGENT_LINES = 500
 OTHER_LINES = MAX_OPEN_LINES + 2_500
-"""Of the job that an urgent one overtakes: however fast lines are dealt, not all of them are out when it comes. Shares
-wait in eight partitions, which are read unevenly on a busy machine, so ten of them follow the urgent job's."""
+"""Lines of the job that an urgent one overtakes: however fast they are dealt, some are left when the urgent job
+arrives. Shares wait in eight partitions, which are read unevenly on a busy machine, so ten of them follow the urgent
+job's."""
 ENDED_S = 220.0
 """Bound on all jobs: 17,000 lines over the embedded broker took 98 s on a machine with four times its cores' work."""
 

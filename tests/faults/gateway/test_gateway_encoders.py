@@ -1,4 +1,5 @@
-"""A gateway over workers with an encoder and a cross-encoder: answers are what transformers computes by hand."""
+"""Tests of a gateway over workers with an encoder and a cross-encoder: answers equal those that transformers
+computes."""
 
 from contextlib import AsyncExitStack
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Tenants share the places to decode of a model over all gateways: two gateways, workers and the ledger between them in
-virtual time."""
+"""Tests in virtual time of tenants that share a model's places to decode over two gateways, with workers and the
+ledger between them."""
 
 import asyncio
 import io
@@ -115,8 +115,8 @@ def run(
     gateways: int = 2,
     tokens: int = 300,
 ) -> Watched:
-    """`floods`: by gateway and tenant, how many choices it always asks for there; those of "modest" come second.
-    `away`: the ledger does not answer. `tokens`: of each answer."""
+    """`floods`: by gateway and tenant, the number of choices that it always requests there; those of "modest" come
+    second. `away`: the ledger does not answer. `tokens`: the length of each answer."""
     ledger = SimLedger(away)
     return simulated(ledger, lambda cluster: _run(cluster, floods, gateways, tokens), limits)
 

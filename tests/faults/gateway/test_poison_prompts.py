@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
 WORKERS = ("prefill-1", "prefill-2", "prefill-3", "decode-1", "decode-2", "decode-3")
 DEATHS = (2, 3)
-"""Workers that one prompt takes with it: three where company came along from the first to the second, so that those two
-do not tell which of them it was."""
+"""Workers that one prompt kills: three if neighbours moved with it from the first to the second, so that those two
+losses do not identify it."""
 INNOCENT = {"model": "sim", "max_tokens": 60, "ignore_eos": True}
 
 

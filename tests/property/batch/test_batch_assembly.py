@@ -202,8 +202,8 @@ class Story:
         return {f"file-job-{kind}-{part:016x}" for kind, those in parts.items() for part in those}
 
     async def check(self) -> None:
-        """Each line is in the files once, in the right one, in the order of answers; and the job was cancelled only if
-        a line was."""
+        """Check that each line is in the right file once, in the order of answers, and that the job was cancelled
+        only if a line was."""
         finished = self.finished
         assert finished is not None
         ids = {"output": finished.output_file_id, "errors": finished.error_file_id}

@@ -1,4 +1,5 @@
-"""Two engine cores under any schedule: tokens equal the sequential reference, every block comes back, waits are exact.
+"""Properties of two engine cores under any schedule: tokens equal the sequential reference, every block returns, waits
+are exact.
 
 The device is a checker: it keeps which token's KV lies in which slot, and refuses a step whose context is not there.
 """

@@ -112,8 +112,8 @@ def drawn_by(seed: int, *, stepwise: bool) -> LabResult:
 
 @pytest.mark.parametrize("seed", [843, 1108, 1624, *range(12)])
 def test_every_request_ends_and_the_closed_form_agrees_whatever_workers_do(seed: int) -> None:
-    """843 and 1624: a sequence is bound less than a hop after the last of many steps at once, where the gateway has
-    heard of those before it. 1108: one gets its blocks as another is told that its KV is lost."""
+    """Seeds 843 and 1624: a sequence is bound less than a hop after the last of many steps at once, while the
+    gateway knows of those before. Seed 1108: one gets its blocks while another learns that its KV is lost."""
     closed = drawn_by(seed, stepwise=False)
     assert all(each.outcome is not LabOutcome.UNFINISHED for each in closed.answers)
     assert figures(closed) == figures(drawn_by(seed, stepwise=True))

@@ -40,8 +40,8 @@ def new_state() -> MetricsState:
 
 
 def telemetry(worker: str, step_ms: int, idle_ms: int, until_ms: int, reborn_at_ms: int) -> Iterator[StepBatch]:
-    """Every 100 ms; steps are announced in the batch in which they began, where they outlast it, and end in a later
-    one. From `reborn_at_ms` on it is another process."""
+    """Draw a batch every 100 ms. Steps that outlast their batch are announced in it, and end in a later one. From
+    `reborn_at_ms` on the process is another one."""
     for number, low in enumerate(range(0, until_ms, BATCH_MS)):
         high, steps = low + BATCH_MS, []
         period_ms = step_ms + idle_ms

@@ -40,8 +40,8 @@ def joined(parts: Sequence[list[int]]) -> list[int]:
 
 
 def no_space_byte(token_ids: Sequence[int]) -> bool:
-    """Vocabularies have a word for the space, so no model writes it as a byte; the library may show one twice that is
-    followed by bytes that are no character, as itself and as U+FFFD."""
+    """Vocabularies have a word for the space, so no model writes it as a byte. The library may show a space before
+    invalid bytes twice, as itself and as U+FFFD."""
     return BYTE_0 + 0x20 not in token_ids
 
 
@@ -71,8 +71,8 @@ def test_characters_in_bytes_stream_to_their_decoded_text(token_ids: list[int]) 
 @example([BYTE_0 + 0xC3, BYTE_0 + 0xA9, BYTE_0 + 0xFF, 2])  # "é" was emitted; decoded as a whole its bytes are not "é"
 @example([1, BYTE_0 + 0xFF, 2])
 def test_invalid_bytes_lose_nothing(token_ids: list[int]) -> None:
-    """A run of bytes decodes to its characters, or to U+FFFD for each byte: the part that was emitted before it was
-    spoiled stays, and the rest is as the library decodes it."""
+    """A run of bytes decodes to its characters, or to U+FFFD for each byte. The part emitted before the run became
+    invalid stays, and the rest equals the library's decoding."""
     shown = [token_id for token_id in token_ids if token_id]  # <unk> is special
     expected = ""
     for is_byte, run in groupby(shown, lambda token_id: token_id >= BYTE_0):

@@ -108,9 +108,8 @@ def rides(workers: list[PlannedWorker]) -> bool:
 def at_rest(
     engine: WorkerProfile, work: Workload, workers: list[PlannedWorker]
 ) -> tuple[Workload, list[PlannedWorker], Memory]:
-    """Decided about the same load again and again, decodes having the pace of what was decided, until nobody moves.
-
-    Budgets may change once prompts have been calm, so rest is a longer time than that without a change.
+    """Decide about the same load repeatedly, with decodes at the decided pace, until no worker moves. Budgets may
+    still change once prompts have been calm, so rest means a longer time without a change.
     """
     memory, changed = Memory(), 10
     for turn in range(10, 100, 2):
@@ -253,7 +252,7 @@ def test_the_most_decodes_are_the_largest_batch(model: StepTimeModel, tpot_ns: i
 
 
 def test_if_prompts_and_decodes_add_up_long_prompts_stay_off_decode_workers() -> None:
-    """Prompts beside decodes make each step as long as TPOT allows: three times the decodes are there at once, with
+    """Prompts beside decodes make each step as long as TPOT allows. Three times the decodes then run at once, with
     their KV, and take workers from the prompts."""
     work = Workload(prompts=40.0, decodes=180, kv_tokens=3_300_000, tpot_ns=50 * MS)
     assigned = assign(ENGINE, work, pool(6, 10), Memory(), 10 * TURN_NS)

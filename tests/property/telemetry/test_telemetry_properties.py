@@ -33,8 +33,8 @@ def as_step(kind, start_ms, end_ms):
 
 
 def batches_of(layout, cuts):
-    """What a worker sends that cuts its covers at `cuts`: steps with the cover they began in, announced when they run
-    over its end, and told again with their end in the cover that it falls into.
+    """Return the batches of a worker that cuts its covers at `cuts`. A step is in the cover it began in, announced
+    if it outlasts that, and reported again in the cover of its end.
     """
     spans, end_ms = lay_out(layout)
     edges = sorted({0, end_ms, *(cut for cut in cuts if 0 < cut < end_ms)})

@@ -1,4 +1,5 @@
-"""A worker keeps the promise of its measured chunk in virtual time: prompts fill its steps, however late they come."""
+"""Test in virtual time that a worker's measured chunk keeps its promise: prompts fill its steps, however late they
+come."""
 
 import asyncio
 import io

@@ -1,6 +1,6 @@
-"""Answers in each family's published format, token by token: a real vocabulary cuts them, with the family's markers as
-one token each or as text, and no cut changes what a client sees. Vocabulary and cuts are SmolLM2's; those of some
-families are in tests/e2e/test_family_tokenizers.py."""
+"""Tests of answers in each family's published format, token by token. A real vocabulary cuts them, with the family's
+markers as one token each or as text, and no cut changes what a client receives. Vocabulary and cuts are SmolLM2's;
+those of some families are in tests/e2e/test_family_tokenizers.py."""
 
 import json
 from itertools import groupby

@@ -1,5 +1,5 @@
-"""A modest tenant's first tokens come as soon beside a tenant that asks for ten times its share as beside one that asks
-for its share: the live dispatcher in virtual time, so that nothing depends on the machine."""
+"""Tests of the live dispatcher in virtual time: a modest tenant's TTFT is the same beside a tenant that sends ten
+times its share as beside one that sends its share."""
 
 from collections.abc import Sequence
 from dataclasses import replace

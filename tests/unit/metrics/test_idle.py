@@ -47,8 +47,8 @@ UNHEARD_MS = 0.5
 
 
 class WatchedLoop(SimLoop):
-    """Notes when each node's timers fire; those of one moment wake a process once, and a message that is on its way
-    wakes nobody."""
+    """A loop that records when each node's timers fire. Timers of one instant wake a process once, and a message in
+    flight wakes none."""
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)

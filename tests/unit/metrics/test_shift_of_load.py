@@ -1,4 +1,4 @@
-"""Load that shifts from prefill-heavy to decode-heavy, in virtual time: how long until ratio and alert say so.
+"""Test in virtual time of a load that shifts from prefill-heavy to decode-heavy, and of the delay of ratio and alert.
 
 Workers cut a batch every 100 ms, each at a phase of its own, which comes 30 ms later; the service ticks as it does.
 """
@@ -71,8 +71,8 @@ class Watched(Hub):
     ids=["at once", "by default"],
 )
 def test_ratio_and_alert_follow_a_shift_of_load(settings: MetricsSettings, alert_ms: tuple[int, int]) -> None:
-    """The ratio within half a second; the alert within a second where it waits for nothing, and by default once the
-    imbalance has lasted for ten."""
+    """The ratio follows within half a second. The alert follows within a second without a delay, and by default once
+    the imbalance has lasted ten."""
     state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()))
     desk = AlertEvaluator(state, settings.alert_limits(), lag_ns=settings.live_lag_ms * MS)
     hub, writer = Watched(), TickWriter(window_ns=TICK_NS, settled_ns=settings.lag_ms * MS)

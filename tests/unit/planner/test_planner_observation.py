@@ -41,8 +41,8 @@ CAN = Capabilities(block_size_tokens=16, kv_blocks=1_000, max_sequences=64, chun
 
 
 class Said:
-    """What a worker said last: it is registered, has spent so large a share of the window on prompts, and was heard so
-    long ago, in so many lives; None: it said nothing of its step times."""
+    """The last report of a worker: it is registered, has spent that share of the window on prompts, and reported
+    that long ago in that many incarnations. None: it has not reported its step times."""
 
     def __init__(
         self,

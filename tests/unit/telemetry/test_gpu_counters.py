@@ -1,4 +1,4 @@
-"""GPU counters: what is absent stays absent, one sampler a host, and the way to `/v1/occupancy`.
+"""Tests of GPU counters: missing ones stay missing, one process per host samples them, and they reach `/v1/occupancy`.
 
 No GPU is needed: `RecordedNvml` answers as NVML's documentation says an H100 and an A10 do.
 """

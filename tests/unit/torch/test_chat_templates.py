@@ -129,10 +129,9 @@ def ours(tokenizer: Tokenizer, chat: list[dict[str, Any]], tools: Any = None, **
 
 
 def theirs(reference: PreTrainedTokenizerFast, family: Family, chat: list[Any], **options: Any) -> str | None:
-    """As transformers renders it, from messages written as the family's template takes them; None where it refuses.
-
-    Null content is None for templates that ask for that, as before transformers 5.23, else left out; and an empty text
-    where a template cannot do without.
+    """Return transformers' rendering of messages in the form that the family's template needs, or None if it
+    refuses. Null content is None for templates that need that, as before transformers 5.23, and is else left out, or
+    an empty text if a template cannot do without.
     """
     options.setdefault("add_generation_prompt", "continue_final_message" not in options)
     messages = [_written(message, family) for message in chat]

@@ -41,8 +41,8 @@ async def started(model: Path, adapters: Mapping[str, Path], most: int = 8) -> T
 async def answers(
     runner: TorchRunner, adapters: tuple[str, ...], sources: Mapping[str, Path] = _NONE
 ) -> list[list[int]]:
-    """Greedy tokens of the same prompt under each of these, side by side in every step; `sources`: folders that come
-    with the sequences."""
+    """Return greedy tokens of the same prompt under each adapter, side by side in every step; `sources`: folders
+    that come with the sequences."""
     params = SamplingParams(temperature=0.0, ignore_eos=True, min_tokens=TOKENS)
     tokens = [list(PROMPT) for _ in adapters]
     for _ in range(TOKENS):

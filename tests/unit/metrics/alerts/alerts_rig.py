@@ -32,8 +32,8 @@ class Cluster:
         self.desk.observers.append(self.told.extend)
 
     def run(self, seconds, *workers, gateways=(), behind_ms=0):
-        """Each worker is (id, role, busy share, load) and what else `step_batch` takes; returns what changed. The
-        reader comes to telemetry so late as is said."""
+        """Enter a window and return what changed. Each worker is (id, role, busy share, load) and further arguments
+        of `step_batch`. The reader sees telemetry with the given delay."""
         before = len(self.told)
         for _ in range(round(seconds * 10)):
             start_ms, self.now_ms = self.now_ms, self.now_ms + 100
