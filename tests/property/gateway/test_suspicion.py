@@ -94,7 +94,7 @@ def test_two_losses_at_different_stages_give_no_verdict_and_a_third_does() -> No
     assert die(suspicion, C, [held(POISON, WorkStage.AGAIN)]) == {POISON}
 
 
-def test_a_popular_prompt_is_on_every_lost_worker() -> None:
+def test_a_prompt_that_keeps_ending_well_is_found_only_by_two_losses_in_a_row() -> None:
     suspicion = Suspicion(MEMORY_NS)
     for number in range(10):
         suspicion.ended_well(POISON, number)

@@ -55,7 +55,7 @@ def test_a_longer_target_needs_no_more_workers_and_without_one_the_queue_must_st
     assert prompts_wanted(served, waiting_ns, due_within_ns(min(ttft_ns, 2e9))) == served + waiting_ns / 1e9
 
 
-def test_unusually_long_prompts_must_start_within_a_second_whatever_their_target() -> None:
+def test_prompts_far_beyond_the_usual_load_must_start_within_a_second_whatever_their_target() -> None:
     def of(served: float, waiting_s: float, due_s: float = 2.0) -> Workload:
         prompts = prompts_wanted(served, waiting_s * 1e9, due_s * 1e9)
         return replace(work(prompts), waiting_ns=waiting_s * 1e9, due_ns=due_s * 1e9)

@@ -313,5 +313,5 @@ def test_a_flood_of_prompts_leaves_enough_decode_workers_to_receive_their_kv() -
     assert settled_roles(with_links(0.5), flood, 1, 4) == (2, 3)
 
 
-def test_overloaded_links_are_relieved_while_nothing_else_is_under_pressure() -> None:
+def test_roles_whose_links_are_too_full_stay_while_nothing_else_is_under_pressure() -> None:
     assert settled_roles(with_links(0.5), Workload(2.0, 4, 28_000, 50 * MS), 4, 1) == (4, 1)

@@ -162,7 +162,7 @@ def test_regressions_equal_the_naive_forecast_until_half_a_day_of_outcomes_is_kn
         assert (said["regression"] == said["now"]) == waits
 
 
-def test_constant_lengths_and_falling_arrivals_are_predicted_together() -> None:
+def test_tokens_per_request_stay_constant_when_a_burst_of_arrivals_fades() -> None:
     requests = 100 * _noise(1500, 0.03)
     requests[np.arange(40, 1460, 40)] *= 4  # a burst lasts one bin, with the lengths of always
     requests[-1] = 400

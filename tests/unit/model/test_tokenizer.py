@@ -113,7 +113,7 @@ def test_a_last_message_is_continued_where_its_text_ends(sim: Tokenizer) -> None
         ChatTemplate("{{ messages[0].content | upper }}", {}).render(chat[1:], opens_answer=False, continues=True)
 
 
-def test_a_generation_prefix_is_not_repeated_after_the_continued_message() -> None:
+def test_a_variable_set_within_a_generation_block_is_not_visible_after_it() -> None:
     source = "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"
     assert ChatTemplate(source, {}).render([]) == "21"
 

@@ -44,7 +44,7 @@ def test_a_partition_holds_a_bounded_number_of_bytes(broker: MemoryBroker) -> No
     assert 7 <= span.end - span.start <= 10
 
 
-def test_records_dropped_by_retention_are_not_counted(broker: MemoryBroker) -> None:
+def test_counting_records_fails_if_retention_has_dropped_some(broker: MemoryBroker) -> None:
     put(broker, range(101))
     with pytest.raises(LookupError, match="retention has dropped"):
         broker.values(STEPS, CLUSTER)

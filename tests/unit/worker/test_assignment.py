@@ -77,7 +77,7 @@ def test_requests_are_refused_by_phase_and_all_of_them_while_draining(phase: Pha
         assert role_refusal(assignment, phase, draining=True) is Refusal.DRAINING
 
 
-def test_every_change_out_of_role_mixed_leaves_decodes_behind() -> None:
+def test_every_change_out_of_role_mixed_gives_up_decoding() -> None:
     assert not leaves_decode(CURRENT, draining=False)
     assert leaves_decode(CURRENT, draining=True)
     assert all(leaves_decode(Assignment("m", role, 0, 1), draining=False) for role in (Role.PREFILL, Role.STANDBY))
