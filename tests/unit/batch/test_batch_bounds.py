@@ -275,7 +275,7 @@ async def test_recent_answers_stay_even_if_no_job_is_known(tmp_path: Path) -> No
     assert world.work.trimmed.get(BATCH_RESULTS.stem, [0]) == [0]
 
 
-def test_the_first_of_several_jobs_to_start_bounds_the_trim_of_each_partition(tmp_path: Path) -> None:
+def test_the_earliest_start_among_unfinished_jobs_bounds_the_trim_of_each_partition(tmp_path: Path) -> None:
     view = JobView(MemoryWork(BATCH_JOBS))
     for name, since in (("a", [3, 9]), ("b", [5, 1])):
         view.apply(pb.JobEvent(job_id=name, at_unix_ns=1, created=pb.Created(tenant="a")))

@@ -113,7 +113,7 @@ def test_by_worth_idle_gpu_time_is_traded_for_cold_starts_at_their_price():
     assert found[0].cold_starts > found[1].cold_starts > found[2].cold_starts
 
 
-def test_the_room_is_never_exceeded():
+def test_a_bounded_room_costs_more_cold_starts_and_less_idle_gpu_time():
     log = generate_usage("poisson:models=16,rate=0.01,seconds=5400", seed=2)
     free = replay_worth(log, 3000.0, tick_s=10.0, from_s=1800.0, load_s=5.0)
     bound = replay_worth(log, 3000.0, tick_s=10.0, from_s=1800.0, load_s=5.0, room_gpus=6.0)
