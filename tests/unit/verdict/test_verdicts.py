@@ -147,7 +147,7 @@ def test_a_slow_worker_comes_first_if_it_causes_the_shortage_and_second_otherwis
     assert codes(state(prompts=5.0, decodes=20, **slow)) == [CauseCode.PREFILL_BOUND, CauseCode.SLOW_WORKER]
 
 
-def test_if_most_workers_are_slow_they_are_not_compared_with_their_peers():
+def test_if_most_workers_are_slow_none_is_named_slow():
     slow = {f"gpu_{number}": {"slowness": 2.0} for number in range(6)}
     assert codes(state(prompts=0.5, decodes=20, **slow)) == []
 
