@@ -42,7 +42,7 @@ def kept(draw: st.DrawFn) -> DemandBins:
 
 @given(kept())
 @settings(max_examples=60, deadline=None)
-def test_a_forecast_of_any_stored_demand_has_sorted_finite_bands_or_explains_why_it_has_none(
+def test_whatever_is_kept_a_forecast_has_sorted_finite_bands_or_says_why_it_has_none(
     bins: DemandBins,
 ) -> None:
     found = forecast_report(model_demand(bins, "m"), KIND, horizon_s=43_200, tpot_s=0.05)
