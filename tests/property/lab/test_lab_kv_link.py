@@ -52,7 +52,7 @@ def one_by_one(ready: list[tuple[int, int, int]], dropped: dict[int, int]) -> li
 
 
 @given(drawn, drops)
-def test_computed_turns_equal_turns_taken_one_by_one(ready: list[tuple[int, int, int]], gone: list[Any]) -> None:
+def test_turns_are_reckoned_as_they_would_be_taken(ready: list[tuple[int, int, int]], gone: list[Any]) -> None:
     ready = sorted({(at * 2 + 1, stream): blocks for at, stream, blocks in ready}.items())  # type: ignore[assignment]
     steps = [(at, stream, blocks) for (at, stream), blocks in cast(Any, ready) if at < 9_000]
     dropped = {stream: at * 2 + 1 for at, stream in gone if at * 2 + 1 < 9_000}
